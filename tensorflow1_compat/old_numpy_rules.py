@@ -16,7 +16,8 @@ import numpy
 
 from tensorflow1_compat.journal import say_once
 
-_IS_2 = numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0"
+_VERSION = numpy.lib.NumpyVersion(numpy.__version__)
+_IS_2, _REFUSES_BYTES = _VERSION >= "2.0.0", _VERSION >= "2.3.0"
 
 
 def _array(name: str) -> Any:
@@ -62,7 +63,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *arguments: Any, **opti
 @functools.wraps(numpy.fromstring)
 def fromstring(string: Any, dtype: Any = float, count: int = -1, sep: str = "", **options: Any) -> Any:
     """`numpy.fromstring`, also of bytes."""
-    if sep != "":
+    if sep != "" or not _REFUSES_BYTES:
         return numpy.fromstring(string, dtype, count, sep=sep, **options)
     say_once("numpy.fromstring of bytes", "refused since numpy 2.3; a copy of numpy.frombuffer is used")
     return numpy.frombuffer(string.encode() if isinstance(string, str) else string, dtype, count, **options).copy()
@@ -74,9 +75,13 @@ def _renamed(name: str, old: str, new: str) -> Any:
 
     @functools.wraps(real)
     def call(*arguments: Any, **options: Any) -> Any:
-        if old in options:
-            say_once(f"numpy.{name}({old}=)", f"gone; it is {new}= now")
-            options[new] = options.pop(old)
+        try:
+            return real(*arguments, **options)
+        except TypeError as error:
+            if old not in options or "unexpected keyword" not in str(error):
+                raise
+        say_once(f"numpy.{name}({old}=)", f"gone; it is {new}= now")
+        options[new] = options.pop(old)
         return real(*arguments, **options)
 
     return call
@@ -89,7 +94,7 @@ percentile, quantile = (
 )
 nanpercentile = _renamed("nanpercentile", "interpolation", "method")
 nanquantile = _renamed("nanquantile", "interpolation", "method")
-reshape = _renamed("reshape", "newshape", "shape") if _IS_2 else numpy.reshape
+reshape = _renamed("reshape", "newshape", "shape")
 
 
 def _of_sequence(name: str) -> Any:
@@ -149,9 +154,9 @@ def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axi
     from_a, from_b = (axisa, axisb) if axis is None else (axis, axis)
     first, second = numpy.moveaxis(numpy.asarray(a), from_a, -1), numpy.moveaxis(numpy.asarray(b), from_b, -1)
     lengths = first.shape[-1], second.shape[-1]
-    if 2 not in lengths or not {2, 3}.issuperset(lengths):
+    if 2 not in lengths or not {2, 3}.issuperset(lengths) or not _IS_2:
         return numpy.cross(a, b, axisa, axisb, axisc, axis)
-    say_once("numpy.cross of vectors with 2 components", "refused since numpy 2.5; the answer is as it was")
+    say_once("numpy.cross of vectors with 2 components", "on their way out since numpy 2; the answer is as it was")
     if lengths == (2, 2):
         return first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
     first, second = (
@@ -164,7 +169,7 @@ def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axi
 @functools.wraps(numpy.sum)
 def sum(a: Any, *arguments: Any, **options: Any) -> Any:
     """`numpy.sum`, also of a generator, whose values are added by Python."""
-    if isinstance(a, types.GeneratorType):
+    if isinstance(a, types.GeneratorType) and _IS_2:
         say_once("numpy.sum of a generator", "refused since numpy 2.4; Python's sum is used, as it was")
         return builtins.sum(a)
     return numpy.sum(a, *arguments, **options)

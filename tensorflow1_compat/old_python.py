@@ -156,14 +156,17 @@ def shuffle(x: Any, random_function: Callable[[], float] | None = None, **option
     return None
 
 
-def _whole(function: str, value: Any) -> Any:
-    """An integer of a float that is one; anything else as it is."""
+def _whole(function: str, value: Any, since: tuple[int, int] = (3, 12)) -> Any:
+    """An integer of a float that is one; anything else, and all that this Python takes, as it is."""
+    if sys.version_info < since:
+        return value
     try:
         return operator.index(value)
     except TypeError:
         if not isinstance(value, (float, fractions.Fraction)) or value != int(value):
             return value
-    say_once(f"{function} of a float", "refused since Python 3.12; the same number as an integer is used")
+    remark = f"refused since Python {'.'.join(map(str, since))}; the same number as an integer is used"
+    say_once(f"{function} of a float", remark)
     return int(value)
 
 
@@ -180,4 +183,4 @@ def randrange(start: Any, stop: Any = None, step: Any = 1) -> int:
 
 def factorial(x: Any) -> int:
     """`math.factorial`, also of a float that is whole."""
-    return math.factorial(_whole("math.factorial", x))
+    return math.factorial(_whole("math.factorial", x, (3, 10)))

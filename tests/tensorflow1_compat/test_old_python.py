@@ -11,7 +11,7 @@ import pytest
 
 from tensorflow1_compat import proxies, removed_names
 from tensorflow1_compat.tree import SourceTree
-from tests.launch.launching import npu_run, write_script
+from tests.launch.launching import ROOT, npu_run, write_script
 from tests.tensorflow1_compat.old_scripts import answer_of
 
 # What a script says -> what it got.
@@ -242,3 +242,12 @@ def lacks():
     assert hasattr(numpy, "product") == has_product and not hasattr(numpy, "float")
     return ["product", "float"]
 """
+
+
+def test_the_script_of_the_page_prints_what_the_page_says(tmp_path):
+    page = (ROOT / "docs" / "old_python.md").read_text()
+    script, printed = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "text"))
+    write_script(tmp_path, script)
+    code, output = npu_run("--tf1", "train.py", cwd=tmp_path, PYTHONWARNINGS="ignore")
+    lines = [line for line in output.splitlines() if not line.startswith("npu-run: ")]
+    assert code == 0 and lines == printed.splitlines()
