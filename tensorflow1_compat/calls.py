@@ -17,6 +17,7 @@ __all__ = ["OLD_METHODS", "OLD_MODES", "having", "numpy_version", "old_mode_of",
 OLD_METHODS = frozenset(key.rpartition(".")[2] for key in GONE_METHODS)
 # Modes of `open` for lines with any end, until Python 3.10; a mode of text has been that since Python 3.0.
 OLD_MODES = frozenset({"U", "Ub", "Ur", "Urb", "bU", "rU", "rUb", "rbU", "rtU"})
+_PLAIN = frozenset({bool, float, int, str})
 _NUMBERS = "refused since numpy 2.4; its only element is used, as it was"
 
 
@@ -60,6 +61,8 @@ def having(value: Any, name: str) -> Any:
 
 def single(value: Any) -> Any:
     """What `float(value)` and `int(value)` get: of an array with one element, the element."""
+    if type(value) in _PLAIN:
+        return value
     if _is_single(value):
         say_once("float or int of an array with an axis", _NUMBERS)
         return value.item()

@@ -74,6 +74,8 @@ _SINCE: dict[tuple[int, int], dict[str, str]] = {
     },
     (3, 13): {
         "locale.resetlocale": f"{_PYTHON}:resetlocale",
+        "logging._acquireLock": "logging:_lock.acquire",
+        "logging._releaseLock": "logging:_lock.release",
         "unittest.findTestCases": f"{_PYTHON}:find_test_cases",
         "unittest.getTestCaseNames": f"{_PYTHON}:get_test_case_names",
         "unittest.makeSuite": f"{_PYTHON}:make_suite",

@@ -61,6 +61,8 @@ GONE_SINCE_2: dict[str, str] = {
     **_places("numpy.lib.npyio", "DataSource"),
     **_places("numpy.char", "chararray compare_chararrays"),
     **_places("numpy.rec", "format_parser"),
+    "numpy.lib.format._read_array_header": "numpy.lib._format_impl:_read_array_header",
+    "numpy.lib.stride_tricks._broadcast_shape": "numpy.lib._stride_tricks_impl:_broadcast_shape",
     "numpy.safe_eval": "ast:literal_eval",
 }
 # Modules with names of old, or under names of old.

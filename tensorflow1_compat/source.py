@@ -49,8 +49,10 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
         return _compile(_rewrite_old_proto(tree), path, "exec", dont_inherit=True, optimize=optimize)
     words = set(_WORD.findall(source.decode("latin-1")))
     roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
-    methods = OLD_METHODS & words
-    has_numbers = numpy_version() >= _NO_SINGLES and (b"%" in source or not _OF_NUMBERS.isdisjoint(words))
+    is_compiled = "numba" in words  # functions that it compiles cannot call what is here
+    methods = OLD_METHODS & words if not is_compiled else frozenset()
+    has_numbers = not is_compiled and (b"%" in source or not _OF_NUMBERS.isdisjoint(words))
+    has_numbers = has_numbers and numpy_version() >= _NO_SINGLES
     if roots or methods or has_numbers or "__import__" in words or OLD_MODES & words:
         tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         try:
@@ -143,14 +145,8 @@ class _Redirected(ast.NodeTransformer):
         if mode is not None:
             mode.value = mode.value.replace("U", "") or "r"
         self.generic_visit(node)
-        is_number = isinstance(node.func, ast.Name) and node.func.id in _OF_NUMBERS
-        if (
-            is_number
-            and self._has_numbers
-            and len(node.args) == 1
-            and not node.keywords
-            and _may_be_array(node.args[0])
-        ):
+        is_number = self._has_numbers and isinstance(node.func, ast.Name) and node.func.id in _OF_NUMBERS
+        if is_number and len(node.args) == 1 and not node.keywords and _may_be_array(node.args[0]):
             node.args = [_around("single", node.args[0])]
         return node
 

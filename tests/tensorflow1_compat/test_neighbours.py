@@ -49,7 +49,7 @@ flags.DEFINE_enum(name="implementation", default="keras", enum_values=("keras', 
 assert flags.FLAGS["implementation"].parser.enum_values == ["keras", "graph_rewrite"]
 if HAS_TENSORBOARD:
     import tensorboard.summary
-    assert "image_pb" not in vars(sys.modules["tensorboard.summary"]) and callable(tensorboard.summary.image_pb)
+    assert callable(tensorboard.summary.image_pb) and "image_pb" not in vars(sys.modules["tensorboard.summary"])
 assert not hasattr(sys.modules["collections"], "Iterable") and isinstance([], collections.Iterable)
 assert inspect.getargspec(lambda a, b=2, *c, **d: 0) == (["a", "b"], "c", "d", (2,))
 assert yaml.load("a: [1, 2]") == {"a": [1, 2]} and json.loads("1", encoding="utf-8") == 1

@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from tensorflow1_compat import removed_of_numpy
+from tensorflow1_compat.source import compile_source
 from tests.tensorflow1_compat.old_scripts import answer_of
 
 # What a script says -> what it got, with arrays as lists and types by their names.
@@ -114,6 +115,9 @@ MODULES = {
     "np.core.fromnumeric.product([2, 3])": 6,
     "np.lib.pad([1], 1, 'constant')": [0, 1, 0],
     "np.lib.stride_tricks.as_strided(np.arange(3), (2, 2), (8, 8))": [[0, 1], [1, 2]],
+    "[np.lib.stride_tricks._broadcast_shape([1], [[1, 2]]), np.lib.format._read_array_header.__name__]": [
+        [1, 2], "_read_array_header",
+    ],
     "np.lib.function_base.trapz([1, 3])": 2.0,
     "np.lib.index_tricks.r_[1, 2]": [1, 2],
     "np.lib.arraysetops.in1d([1], [1, 2])": [True],
@@ -235,6 +239,13 @@ def test_errors_of_today_stay_where_they_were_errors_before():
     }.items():
         with pytest.raises(error):
             answer_of(f"import numpy as np\nanswer = {expression}")
+
+
+def test_functions_that_numba_compiles_stay_as_they_are():
+    text = "import numba\ndef f(x):\n    return int(x), '%d' % x, x.ptp()\nanswer = f"
+    namespace = {}
+    exec(compile_source(text.replace("import numba", "numba = 1").encode(), "old_script.py"), namespace)
+    assert namespace["f"].__code__.co_names == ("int", "ptp")
 
 
 def test_only_the_file_has_the_names():

@@ -34,6 +34,7 @@ NAMES = {
     "import xml.etree.cElementTree as ET\nanswer = ET.fromstring('<a b=\"c\"/>').get('b')": "c",
     "import asyncio\n@asyncio.coroutine\ndef f():\n    yield\nanswer = hasattr(f(), 'send')": True,
     "import locale\nanswer = [locale.format('%d', 5), locale.format('%.2f', 1.5, grouping=True)]": ["5", "1.50"],
+    "import logging\nlogging._acquireLock()\nanswer = logging._releaseLock()": None,
     "import configparser\nanswer = configparser.SafeConfigParser().sections()": [],
     "from importlib import find_loader\nanswer = [find_loader('json') is None, find_loader('no_such')]": [False, None],
     "from pkgutil import find_loader\nanswer = [find_loader('json') is None, find_loader('no_such')]": [False, None],
