@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.metadata
+import os
 import pkgutil
+import re
+import sys
 import types
 from typing import Any
 
@@ -17,18 +19,19 @@ __all__ = ["OLD_METHODS", "OLD_MODES", "having", "numpy_version", "old_mode_of",
 OLD_METHODS = frozenset(key.rpartition(".")[2] for key in GONE_METHODS)
 # Modes of `open` for lines with any end, until Python 3.10; a mode of text has been that since Python 3.0.
 OLD_MODES = frozenset({"U", "Ub", "Ur", "Urb", "bU", "rU", "rUb", "rbU", "rtU"})
+_NUMPY = re.compile(r"^numpy-(\d+)\.(\d+).*\.(?:dist|egg)-info$", re.MULTILINE)
 _PLAIN = frozenset({bool, float, int, str})
 _NUMBERS = "refused since numpy 2.4; its only element is used, as it was"
 
 
 @functools.cache
 def numpy_version() -> tuple[int, int]:
-    """Of the numpy that is installed, which need not be loaded; (0, 0) without one."""
-    try:
-        first, second, *_ = importlib.metadata.version("numpy").split(".")
-    except importlib.metadata.PackageNotFoundError:
-        return 0, 0
-    return int(first), int(second)
+    """Of the numpy that is installed; (0, 0) without one. It is not loaded, nor is what reads packages' metadata."""
+    for folder in filter(os.path.isdir, sys.path):
+        found = _NUMPY.search("\n".join(os.listdir(folder)))
+        if found is not None:
+            return int(found[1]), int(found[2])
+    return 0, 0
 
 
 def old_mode_of(call: ast.Call) -> ast.Constant | None:

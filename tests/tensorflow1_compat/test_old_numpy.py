@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from tensorflow1_compat import removed_of_numpy
+from tensorflow1_compat.calls import numpy_version
 from tensorflow1_compat.source import compile_source
 from tests.tensorflow1_compat.old_scripts import answer_of
 
@@ -239,6 +240,10 @@ def test_errors_of_today_stay_where_they_were_errors_before():
     }.items():
         with pytest.raises(error):
             answer_of(f"import numpy as np\nanswer = {expression}")
+
+
+def test_the_version_of_numpy_is_known_without_loading_it():
+    assert numpy_version() == tuple(map(int, numpy.__version__.split(".")[:2]))
 
 
 def test_functions_that_numba_compiles_stay_as_they_are():
