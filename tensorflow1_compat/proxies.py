@@ -202,21 +202,21 @@ def _find(at: ModuleProxy, name: str) -> Any:
     try:
         value = _in_base(full, base, name)
     except _Absent:
-        value = None if inner else _above(full) or _around(full)
+        value = None if inner else _around(full)
     if inner is not None and not isinstance(value, types.ModuleType):
         value = importlib.import_module(inner)
     return _dressed(full, value)
 
 
-def _above(full: str) -> Any:
-    """What the module has that a part of it had as well; None where no such part is asked."""
-    module, _, name = full.rpartition(".")
-    above = next((up for part, up in removed_names.UP.items() if f"{module}.".startswith(f"{part}.")), None)
-    return above and _find(proxy(above), name)
-
-
 def _around(full: str) -> Any:
-    """What an inside of contrib has from a neighbour, or had itself, and is in the module of contrib here."""
+    """What the module above has, where a part of it had the same; and for an inside of contrib, the module here.
+
+    An inside of contrib may have it from a neighbour, or had it itself.
+    """
+    module, _, name = full.rpartition(".")
+    for part, above in removed_names.UP.items():
+        if f"{module}.".startswith(f"{part}."):
+            return _find(proxy(above), name)
     parts = full.split(".")
     if not full.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
         raise _Absent

@@ -109,7 +109,9 @@ NAMES = {
 MODULES = {
     "np.core.umath_tests.inner1d([[1, 2], [3, 4]], [[5, 6], [7, 8]])": [17, 53],
     "np.core.umath_tests.matrix_multiply([[1, 2]], [[3], [4]])": [[11]],
-    "[np.core.float_, np.core.numeric.Inf, np.core.numerictypes.string_]": ["float64", math.inf, "bytes_"],
+    "[np.core.float_, np.core.numeric.Inf, np.core.numerictypes.string_, np.core.PZERO]": [
+        "float64", math.inf, "bytes_", 0.0,
+    ],
     "np.core.defchararray.add(['a'], ['b'])": ["ab"],
     "np.core.multiarray.concatenate([[1], [2]])": [1, 2],
     "np.core.records.fromarrays([[1, 2]], names='a').a": [1, 2],
