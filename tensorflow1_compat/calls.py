@@ -20,6 +20,7 @@ OLD_METHODS = frozenset(key.rpartition(".")[2] for key in GONE_METHODS)
 # Modes of `open` for lines with any end, until Python 3.10; a mode of text has been that since Python 3.0.
 OLD_MODES = frozenset({"U", "Ub", "Ur", "Urb", "bU", "rU", "rUb", "rbU", "rtU"})
 _NUMPY = re.compile(r"^numpy-(\d+)\.(\d+).*\.(?:dist|egg)-info$", re.MULTILINE)
+_CONVERSION = re.compile(r"%(?:\((.*?)\))?[-#0 +]*(\*|\d*)(\.\*|\.\d*)?[hlL]?([a-zA-Z%])")
 _PLAIN = frozenset({bool, float, int, str})
 _NUMBERS = "refused since numpy 2.4; its only element is used, as it was"
 
@@ -72,20 +73,24 @@ def single(value: Any) -> Any:
     return value
 
 
-def singles(values: Any) -> Any:
-    """The same for what is on the right of a text and `%`."""
-    if isinstance(values, tuple):
-        is_any, new = any(map(_is_single, values)), [v.item() if _is_single(v) else v for v in values]
-        values = tuple(new) if is_any else values
-    elif isinstance(values, dict):
-        is_any = any(map(_is_single, values.values()))
-        values = {key: v.item() if _is_single(v) else v for key, v in values.items()} if is_any else values
-    else:
-        is_any = _is_single(values)
-        values = values.item() if is_any else values
-    if is_any:
-        say_once("text % an array with an axis", _NUMBERS)
-    return values
+def singles(values: Any, text: str) -> Any:
+    """What `text % values` gets: the same for what the text writes as a number; `%s` shows the array."""
+    several = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else [values]
+    if not any(map(_is_single, several)):
+        return values
+    say_once("text % an array with an axis", _NUMBERS)
+    names, kinds = [], []
+    for name, width, precision, kind in _CONVERSION.findall(text):
+        if kind != "%":
+            names.append(name)
+            kinds += ["d"] * (width + precision).count("*") + [kind]
+    if isinstance(values, dict):
+        numbers = {name for name, kind in zip(names, kinds) if kind not in "sra"}
+        return {key: value.item() if key in numbers and _is_single(value) else value for key, value in values.items()}
+    if len(several) != len(kinds):
+        return values  # an error, which Python says
+    found = [value.item() if kind not in "sra" and _is_single(value) else value for value, kind in zip(several, kinds)]
+    return tuple(found) if isinstance(values, tuple) else found[0]
 
 
 def _is_single(value: Any) -> bool:

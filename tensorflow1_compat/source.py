@@ -154,7 +154,7 @@ class _Redirected(ast.NodeTransformer):
         self.generic_visit(node)
         is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
         if self._has_numbers and isinstance(node.op, ast.Mod) and is_text and _may_be_array(node.right):
-            node.right = _around("singles", node.right)
+            node.right = _around("singles", node.right, ast.Constant(node.left.value))
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:

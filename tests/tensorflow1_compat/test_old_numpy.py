@@ -199,6 +199,10 @@ NUMBERS = {
     "'%d of %s' % (np.array([3]), 'x')": "3 of x",
     "'%(a)d' % {'a': np.array([3])}": "3",
     "'%s' % np.array([3, 4])": "[3 4]",
+    "['%s' % np.array([3]), '%r' % np.array([3]), '%s' % (np.array([3]),)]": ["[3]", "array([3])", "[3]"],
+    "'%s %5.1f %% %d' % (np.array([3]), np.array([1.25]), np.array([[2]]))": "[3]   1.2 % 2",
+    "'%*d %-4.*f|' % (3, np.array([5]), 1, np.array([2.5]))": "  5 2.5 |",
+    "'%(a)s %(b)e' % {'a': np.array([3]), 'b': np.array([1.0])}": "[3] 1.000000e+00",
     "[float('1.5'), int('0x10', 16), float(2), int(np.float32(2.5))]": [1.5, 16, 2.0, 2],
 }
 BEGIN = "import io\nimport numpy as np\nout = io.StringIO()\na = np.zeros((2, 2), int)\n"
