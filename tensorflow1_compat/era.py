@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tensorflow1_compat.calls import numpy_version
 from tensorflow1_compat.eras import ONLY_1, ONLY_2
 from tensorflow1_compat.reading import METHODS_OF_LEGACY, Use, read_tree
-from tensorflow1_compat.removed_names import GONE_MODULES, GONE_NAMES
+from tensorflow1_compat.removed_names import OLD_ANYWHERE, OLD_BESIDE_NUMPY_2, REUSED
+from tensorflow1_compat.removed_of_numpy import KEYWORDS
 from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
 __all__ = ["Evidence", "evidence_of"]
@@ -23,7 +25,7 @@ _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_in
 _NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "sparse_placeholder", "Session")}
 # What a script of TensorFlow 2 may have from a time when it was younger.
 _OLD_OF_2 = frozenset({
-    *OF_2.modules, *OF_2.names, *GONE_NAMES, *GONE_MODULES, "yaml.load",
+    *OF_2.modules, *OF_2.names, *OLD_ANYWHERE, "yaml.load",
     "google.protobuf.descriptor.Descriptor", "google.protobuf.descriptor.EnumDescriptor",  # of old protoc modules
     *(f"tensorflow_addons.optimizers.{name}" for name in (  # around an optimizer of the legacy generation
         "AveragedOptimizerWrapper", "Lookahead", "MovingAverage", "MultiOptimizer", "SWA",
@@ -31,6 +33,7 @@ _OLD_OF_2 = frozenset({
     )),
     METHODS_OF_LEGACY,
 }) - LEGACY_OPTIMIZERS.keys()  # fmt: skip
+_OLD_BESIDE_NUMPY_2 = (_OLD_OF_2 | OLD_BESIDE_NUMPY_2) - REUSED
 # Keywords that what is below a module took then, and refuses or leaves out now.
 _OLD_KEYWORDS = {"optimizers": {"decay", "lr"}, "skimage": {"multichannel"}}
 _MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {
@@ -108,12 +111,15 @@ def _is_plain(use: Use) -> bool:
 
 def _has_old_keywords(use: Use) -> bool:
     given = use.call.keywords if use.call else ()
+    if numpy_version() >= (2, 0) and not KEYWORDS.get(use.name, frozenset()).isdisjoint(given):
+        return True
     return any(word in _OLD_KEYWORDS.get(part, ()) for part in use.name.split(".") for word in given)
 
 
 def _is_old(name: str) -> bool:
     """Whether a name or what it is in was elsewhere; that `tensorflow.compat.v2` was `tensorflow` is no news."""
-    while name and name not in _OLD_OF_2:
+    old = _OLD_BESIDE_NUMPY_2 if numpy_version() >= (2, 0) else _OLD_OF_2
+    while name and name not in old:
         name = name.rpartition(".")[0]
     return bool(name)
 

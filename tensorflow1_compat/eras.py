@@ -135,7 +135,7 @@ ONLY_1 = _by_namespace("""
 """)
 
 ONLY_2 = _by_namespace("""
-    tf: autodiff dtensor eig eigvals get_current_name_scope inside_function optimizers security tools tsl
+    tf: autodiff dtensor eig eigvals get_current_name_scope inside_function optimizers security tools
     tf.random: set_seed
     tf.keras.mixed_precision: Policy global_policy set_global_policy
     tf.keras.optimizers: Adafactor AdamW Lion experimental

@@ -14,7 +14,9 @@ from tensorflow1_compat import proxies, removed_names
 __all__ = ["UserExtensionLoader"]
 
 _OLD_NAMES = {
-    name.partition(".")[2]: place for name, place in removed_names.GONE_NAMES.items() if name.startswith("numpy.")
+    name.partition(".")[2]: place
+    for name, place in removed_names.GONE_NAMES.items()
+    if name.startswith("numpy.") and name.count(".") == 1
 }
 
 

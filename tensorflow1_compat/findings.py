@@ -35,7 +35,11 @@ _PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")
 _SET_FOR_RANKS = (*environment.RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_SIZE")
 _INSTALLED_AS = {
     "Crypto": "pycryptodome", "PIL": "pillow", "cv2": "opencv-python-headless", "skimage": "scikit-image",
-    "sklearn": "scikit-learn", "yaml": "pyyaml",
+    "audioop": "audioop-lts", "sklearn": "scikit-learn", "yaml": "pyyaml",
+    **{name: f"standard-{name}" for name in (  # that Python had until 3.11 or 3.12
+        "aifc", "asynchat", "asyncore", "cgitb", "chunk", "crypt", "mailcap", "nntplib", "smtpd", "sndhdr", "sunau",
+        "telnetlib", "uu", "xdrlib",
+    )},
 }  # fmt: skip
 _KNOWN_TO_WORK = {
     "PIL", "absl", "cv2", "google", "hccl", "horovod", "keras", "matplotlib", "npu_bridge", "npu_device", "numpy",
@@ -140,6 +144,9 @@ def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:
             yield from _of_our_name(use)
         elif era == 1 and use.name.startswith(_TENSORFLOW):
             yield from _of_tensorflow_name(use)
+        elif era == 1 and use.name.startswith(f"{removed_names.OF_OLD}."):
+            remark = "what took its place is used where it is gone"
+            yield Finding("healed", f"{use.name.replace('.', ' ')}", remark, use.place)
         elif era == 1:
             for table in (removed_names.GONE_NAMES, removed_names.GONE_MODULES):
                 if use.name in table:
@@ -245,7 +252,8 @@ def _folder_of_helper(package: str) -> str | None:
 
 
 def _is_installed(package: str) -> bool:
-    if package in sys.stdlib_module_names or package in MODULES or package in OF_1.same:
+    known = package in sys.stdlib_module_names or package in MODULES or package in OF_1.same
+    if known or package in removed_names.GONE_MODULES or package in removed_names.WRAPPED:
         return True
     spec = importlib.util.find_spec(package)
     # `python -m` adds the current folder, for this command alone.

@@ -1,4 +1,4 @@
-"""What imports in the user's files call: each gives what the statement in the file would bind.
+"""What imports in the user's files call: each gives what the statement would bind. `calls.py` is for what else calls.
 
 Modules that the user's tree has under the same name (a folder `keras` beside the script) are the user's.
 """
@@ -7,11 +7,23 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from typing import Any
 
 from tensorflow1_compat import proxies
+from tensorflow1_compat.calls import having, single, singles
 
-__all__ = ["import_by_call", "import_module", "load", "load_root", "take", "take_all"]
+__all__ = [
+    "having",
+    "import_by_call",
+    "import_module",
+    "load",
+    "load_root",
+    "single",
+    "singles",
+    "take",
+    "take_all",
+]
 
 
 def load(name: str) -> Any:
@@ -45,6 +57,9 @@ def take_all(module: str) -> None:
     namespace = sys._getframe(1).f_globals
     if isinstance(source, proxies.ModuleProxy):
         namespace.update(source.public_names())
+        # Names that are gone only where the file says them, since each is reported.
+        gone = proxies.removed_from(module) & _said_in(sys._getframe(1).f_code)
+        namespace.update({name: source.take(name) for name in gone - namespace.keys()})
         return
     names = getattr(source, "__all__", None)
     for name in names if names is not None else [name for name in dir(source) if not name.startswith("_")]:
@@ -63,6 +78,11 @@ def import_module(name: str, package: str | None = None) -> Any:
     if name.partition(".")[0] in proxies.ROOTS:
         return load(name)
     return importlib.import_module(name, package)
+
+
+def _said_in(code: types.CodeType) -> set[str]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*map(_said_in, inner))
 
 
 def _take(source: Any, module: str, name: str) -> Any:

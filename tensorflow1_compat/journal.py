@@ -15,7 +15,7 @@ __all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silen
 
 # What is below `contrib` asks like anybody else.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_MODULES = ("proxies", "shims", "imports", "journal", "missing")
+_MODULES = ("proxies", "shims", "imports", "journal", "missing", "old_imp", "old_numpy_rules", "old_python", "calls")
 _NOT_ASKING = (*(os.path.join(_FOLDER, f"{name}.py") for name in _MODULES), "<frozen")
 _ENTRIES: dict[tuple[str, str], Entry] = {}
 # A byte for each thing said, by its checksum, in memory that forked children share.

@@ -7,6 +7,7 @@ the user's files set on a proxy is set on the base as well, as it would be witho
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import types
@@ -18,7 +19,7 @@ from tensorflow1_compat.insides import inner_module, module_around, moved
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "proxy", "is_plain", "serve"]
+__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy", "removed_from", "serve"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
@@ -27,7 +28,11 @@ _INTERFACES = ("tensorflow._api", "tensorflow.compat", f"{KERAS}.api")
 # Bases that do not change once they are loaded, whose names can be kept.
 _CONSTANT = ("tensorflow._api", f"{KERAS}.api", "npu_bridge")
 _REMOVED = (*removed_names.GONE_NAMES, *removed_names.GONE_MODULES, *removed_names.WRAPPED)
-_BELOW_REMOVED = {key.rpartition(".")[0] for key in _REMOVED} | set(removed_names.GONE_MODULES)
+_BELOW_REMOVED = {key.rpartition(".")[0] for key in _REMOVED if "." in key}.union(
+    removed_names.GONE_MODULES,
+    removed_names.UP,
+    (key for key, place in removed_names.WRAPPED.items() if ":" not in place),
+)
 # Names for which a file's import of a root is redirected; roots that are not here always are, since files hand them on.
 MENTIONS: dict[str, set[str]] = {}
 for _key in _REMOVED:
@@ -62,6 +67,17 @@ def is_plain(name: str) -> bool:
     if root == "npu_bridge":
         return f"{name}.tf" not in _tables.same
     return not _has_removed_names(name)
+
+
+def is_of_tree(path: str) -> bool:
+    """Whether a file is one of the user's that are served."""
+    return _tree is not None and _tree.holds(path)
+
+
+def removed_from(module: str) -> set[str]:
+    """Names that `from module import *` gave and no longer does."""
+    own = {key.rpartition(".")[2] for key in removed_names.GONE_NAMES if key.rpartition(".")[0] == module}
+    return own - vars(builtins).keys()
 
 
 def proxy(name: str) -> ModuleProxy:
@@ -169,9 +185,11 @@ def _find(at: ModuleProxy, name: str) -> Any:
         return _dressed(full, _import(_tables.names[full]))
     if full in removed_names.WRAPPED:
         return _import(removed_names.WRAPPED[full])
-    if full in removed_names.GONE_NAMES and name not in base.__dict__:
+    is_reused = full in removed_names.REUSED and _tables is OF_1
+    if full in removed_names.GONE_NAMES and (is_reused or name not in base.__dict__):
         place = removed_names.GONE_NAMES[full]
-        journal.say_once(full, f"{base.__name__} no longer has it; {place.replace(':', '.')} is used")
+        fate = "means something else by it now" if name in base.__dict__ else "no longer has it"
+        journal.say_once(full, f"{base.__name__} {fate}; {place.replace(':', '.')} is used")
         return _import(place)
     if name.startswith("__"):
         try:
@@ -191,7 +209,14 @@ def _find(at: ModuleProxy, name: str) -> Any:
 
 
 def _around(full: str) -> Any:
-    """What an inside of contrib has from a neighbour, or had itself, and is in the module of contrib here."""
+    """What the module above has, where a part of it had the same; and for an inside of contrib, the module here.
+
+    An inside of contrib may have it from a neighbour, or had it itself.
+    """
+    module, _, name = full.rpartition(".")
+    for part, above in removed_names.UP.items():
+        if f"{module}.".startswith(f"{part}."):
+            return _find(proxy(above), name)
     parts = full.split(".")
     if not full.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
         raise _Absent
@@ -255,7 +280,9 @@ def _dressed(full: str, value: Any) -> Any:
 
 def _base_of(name: str) -> types.ModuleType:
     target = _tables.modules.get(name)
-    if target is None and name in removed_names.GONE_MODULES:
+    if target is None and ":" not in removed_names.WRAPPED.get(name, ":"):
+        target = removed_names.WRAPPED[name]
+    elif target is None and name in removed_names.GONE_MODULES:
         target = name if _is_there(name) else removed_names.GONE_MODULES[name]
         if target != name:
             journal.say_once(name, f"no longer there; {target} is used")
@@ -292,6 +319,8 @@ def _is_there(name: str) -> bool:
 
 
 def _has_removed_names(name: str) -> bool:
+    if any(name.startswith(f"{part}.") for part in removed_names.UP):
+        return True
     return any(below == name or below.startswith(f"{name}.") for below in _BELOW_REMOVED)
 
 

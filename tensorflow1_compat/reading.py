@@ -15,9 +15,11 @@ from typing import NamedTuple
 from npu_bridge.base.machine import own_packages
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
+from tensorflow1_compat.calls import OLD_METHODS, old_mode_of
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.reach import Definitions, asked_in, definitions_in
+from tensorflow1_compat.removed_names import OF_OLD
 
 __all__ = ["ANY", "METHODS_OF_LEGACY", "SET", "Call", "FileFacts", "Use", "added_by", "read_file", "read_tree"]
 
@@ -303,12 +305,16 @@ class _Reader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if self._dotted(node.func) in ("os.environ.update", "os.environ.setdefault", "os.putenv"):
             self.variables[ANY] = SET
+        if old_mode_of(node) is not None:
+            self._use(f"{OF_OLD}.open", node)
         self._call = node
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         name = self._dotted(node)
         if name is None:
+            if node.attr in OLD_METHODS:
+                self._use(f"{OF_OLD}.{node.attr}", node)
             self.generic_visit(node)
             return
         first = node.value

@@ -1,13 +1,22 @@
 """Names that Python, numpy and others had when TensorFlow 1.15 was new, and where they are found now.
 
-Data only. They are healed for the user's files, and each is said once.
+Data only. They are healed for the user's files, and each is said once. Those of numpy are in `removed_of_numpy.py`.
 """
 
 from __future__ import annotations
 
 import collections.abc
+import sys
+from collections.abc import Iterable
 
-__all__ = ["GONE_MODULES", "GONE_NAMES", "WRAPPED"]
+from tensorflow1_compat import removed_of_numpy
+
+__all__ = [
+    "GONE_METHODS", "GONE_MODULES", "GONE_NAMES", "OF_OLD", "OLD_ANYWHERE", "OLD_BESIDE_NUMPY_2", "REUSED", "UP",
+    "WRAPPED",
+]  # fmt: skip
+
+_SHIMS, _PYTHON = "tensorflow1_compat.shims", "tensorflow1_compat.old_python"
 
 _OF_SCIPY_MISC = (
     "bytescale", "derivative", "fromimage", "imread", "imresize", "imrotate", "imsave", "imshow", "toimage",
@@ -24,7 +33,8 @@ GONE_NAMES: dict[str, str] = {
         for name in collections.abc.__all__
         if name not in vars(collections)
     },
-    **{f"numpy.{name}": f"builtins:{name}" for name in ("bool", "complex", "float", "int", "object", "str")},
+    **removed_of_numpy.GONE_BEFORE_2,
+    **removed_of_numpy.GONE_SINCE_2,
     **{f"scipy.misc.{name}": f"tensorflow1_compat.scipy_misc:{name}" for name in _OF_SCIPY_MISC},
     **{f"tensorboard.summary.{name}": f"tensorboard.summary.v1:{name}" for name in _OF_TENSORBOARD},
     "PIL.Image.ANTIALIAS": "PIL.Image:LANCZOS",
@@ -32,19 +42,18 @@ GONE_NAMES: dict[str, str] = {
     "PIL.Image.LINEAR": "PIL.Image:BILINEAR",
     "base64.decodestring": "base64:decodebytes",
     "base64.encodestring": "base64:encodebytes",
-    "cgi.escape": "html:escape",
-    "fractions.gcd": "math:gcd",
-    "inspect.getargspec": "tensorflow1_compat.shims:getargspec",
-    "networkx.adj_matrix": "tensorflow1_compat.shims:adjacency_matrix",
+    "asyncio.coroutine": "types:coroutine",
+    "cgi.escape": "tensorflow1_compat.old_cgi:escape",
+    "fractions.gcd": f"{_PYTHON}:gcd",
+    "inspect.getargspec": f"{_SHIMS}:getargspec",
+    "networkx.adj_matrix": f"{_SHIMS}:adjacency_matrix",
     "networkx.from_numpy_matrix": "networkx:from_numpy_array",
     "networkx.from_scipy_sparse_matrix": "networkx:from_scipy_sparse_array",
-    "networkx.to_numpy_matrix": "tensorflow1_compat.shims:to_numpy_matrix",
-    "networkx.to_scipy_sparse_matrix": "tensorflow1_compat.shims:to_scipy_sparse_matrix",
-    "numpy.asscalar": "tensorflow1_compat.shims:asscalar",
-    "numpy.long": "builtins:int",
-    "numpy.typeDict": "numpy:sctypeDict",
-    "numpy.unicode": "builtins:str",
-    "platform.linux_distribution": "tensorflow1_compat.shims:linux_distribution",
+    "networkx.to_numpy_matrix": f"{_SHIMS}:to_numpy_matrix",
+    "networkx.to_scipy_sparse_matrix": f"{_SHIMS}:to_scipy_sparse_matrix",
+    "os.errno": "errno",
+    "platform.dist": f"{_PYTHON}:dist",
+    "platform.linux_distribution": f"{_SHIMS}:linux_distribution",
     "scipy.interp": "numpy:interp",
     "scipy.misc.comb": "scipy.special:comb",
     "scipy.misc.factorial": "scipy.special:factorial",
@@ -53,9 +62,32 @@ GONE_NAMES: dict[str, str] = {
     "skimage.measure.compare_mse": "skimage.metrics:mean_squared_error",
     "skimage.measure.compare_nrmse": "skimage.metrics:normalized_root_mse",
     "skimage.measure.compare_psnr": "skimage.metrics:peak_signal_noise_ratio",
-    "skimage.measure.compare_ssim": "tensorflow1_compat.shims:structural_similarity",
+    "skimage.measure.compare_ssim": f"{_SHIMS}:structural_similarity",
     "time.clock": "time:perf_counter",
 }
+# By the version of Python that took them away. Before, they are what they were.
+_SINCE: dict[tuple[int, int], dict[str, str]] = {
+    (3, 12): {
+        "configparser.SafeConfigParser": "configparser:ConfigParser",
+        "importlib.find_loader": f"{_PYTHON}:find_loader",
+        "locale.format": f"{_PYTHON}:format_number",
+    },
+    (3, 13): {
+        "locale.resetlocale": f"{_PYTHON}:resetlocale",
+        "logging._acquireLock": "logging:_lock.acquire",
+        "logging._releaseLock": "logging:_lock.release",
+        "unittest.findTestCases": f"{_PYTHON}:find_test_cases",
+        "unittest.getTestCaseNames": f"{_PYTHON}:get_test_case_names",
+        "unittest.makeSuite": f"{_PYTHON}:make_suite",
+    },
+    (3, 14): {
+        "pkgutil.find_loader": f"{_PYTHON}:find_loader",
+        "pkgutil.get_loader": f"{_PYTHON}:get_loader",
+    },
+}
+for _version, _names in _SINCE.items():
+    if sys.version_info >= _version:
+        GONE_NAMES.update(_names)
 
 # Used where the installed package no longer has the module.
 GONE_MODULES: dict[str, str] = {
@@ -66,29 +98,88 @@ GONE_MODULES: dict[str, str] = {
     "sklearn.externals.six": "six",
     "sklearn.grid_search": "sklearn.model_selection",
     "xml.etree.cElementTree": "xml.etree.ElementTree",
+    **removed_of_numpy.GONE_MODULES,
 }
+_MODULES_SINCE: dict[tuple[int, int], dict[str, str]] = {
+    (3, 12): {"distutils": "setuptools._distutils"},
+    (3, 13): {
+        "cgi": "tensorflow1_compat.old_cgi",
+        "imghdr": "tensorflow1_compat.old_imghdr",
+        "pipes": "shlex",
+    },
+}
+for _version, _names in _MODULES_SINCE.items():
+    if sys.version_info >= _version:
+        GONE_MODULES.update(_names)
+# A module without the name -> another that has it: numpy 1 had all of its names below these as well.
+UP: dict[str, str] = {"numpy.core": "numpy", "numpy.lib": "numpy", "numpy.matlib": "numpy"}
+
+# What objects had: "module.Class.method" -> the method of today, or "module:function", which gets the object first.
+_ASSERTIONS = {
+    "assertAlmostEquals": "assertAlmostEqual", "assertEquals": "assertEqual",
+    "assertNotAlmostEquals": "assertNotAlmostEqual", "assertNotEquals": "assertNotEqual",
+    "assertNotRegexpMatches": "assertNotRegex", "assertRaisesRegexp": "assertRaisesRegex",
+    "assertRegexpMatches": "assertRegex", "assert_": "assertTrue", "failIf": "assertFalse",
+    "failIfAlmostEqual": "assertNotAlmostEqual", "failIfEqual": "assertNotEqual", "failUnless": "assertTrue",
+    "failUnlessAlmostEqual": "assertAlmostEqual", "failUnlessEqual": "assertEqual", "failUnlessRaises": "assertRaises",
+    "assertDictContainsSubset": f"{_PYTHON}:assert_dict_contains_subset",
+}  # fmt: skip
+_METHODS_SINCE_3_12 = {
+    **{f"unittest.case.TestCase.{old}": new for old, new in _ASSERTIONS.items()},
+    "configparser.RawConfigParser.readfp": f"{_PYTHON}:read_fp",
+}
+GONE_METHODS: dict[str, str] = {
+    **removed_of_numpy.METHODS,
+    **(_METHODS_SINCE_3_12 if sys.version_info >= (3, 12) else {}),
+    "array.array.fromstring": "frombytes",
+    "array.array.tostring": "tobytes",
+    "html.parser.HTMLParser.unescape": f"{_PYTHON}:unescape",
+    "threading.Thread.isAlive": "is_alive",
+    "xml.etree.ElementTree.Element.getchildren": f"{_PYTHON}:children_of",
+    "xml.etree.ElementTree.Element.getiterator": f"{_PYTHON}:elements_of",
+    "unittest.case.TestCase.assertItemsEqual": f"{_PYTHON}:assert_count_equal",  # TensorFlow's own tests still have it
+    "xml.etree.ElementTree.ElementTree.getiterator": f"{_PYTHON}:elements_of",
+}
+
+# Names that mean something else by now: scripts of TensorFlow 1 get what `GONE_NAMES` says all the same.
+REUSED = frozenset({"numpy.bool", "numpy.long"})
+
+# What tells an old script, as `reading.py` names it; some of it only where numpy 2 is installed.
+OF_OLD = "an old"  # comes before a method, and before a mode of `open`
+
+
+def _said_of(methods: Iterable[str]) -> frozenset[str]:
+    return frozenset(f"{OF_OLD}.{name.rpartition('.')[2]}" for name in methods) - {f"{OF_OLD}.assertItemsEqual"}
+
+
+OLD_BESIDE_NUMPY_2 = _said_of(removed_of_numpy.METHODS).union(
+    removed_of_numpy.GONE_SINCE_2, removed_of_numpy.GONE_MODULES, ("numpy.fromstring", "numpy.lib.pad")
+)
+_OTHERS = (f"{OF_OLD}.open", "numpy.core.umath_tests", *(("imp",) if sys.version_info >= (3, 12) else ()))
+OLD_ANYWHERE = _said_of(GONE_METHODS).union(GONE_NAMES, GONE_MODULES, _OTHERS) - OLD_BESIDE_NUMPY_2
 
 # Taken the place of always: what was accepted then is an error or something else now.
 WRAPPED: dict[str, str] = {
-    "absl.flags.DEFINE_enum": "tensorflow1_compat.shims:define_enum",
+    "absl.flags.DEFINE_enum": f"{_SHIMS}:define_enum",
     "importlib.import_module": "tensorflow1_compat.imports:import_module",
-    "json.load": "tensorflow1_compat.shims:json_load",
-    "json.loads": "tensorflow1_compat.shims:json_loads",
-    "matplotlib.use": "tensorflow1_compat.shims:matplotlib_use",
-    "networkx.adjacency_matrix": "tensorflow1_compat.shims:adjacency_matrix",
-    "networkx.laplacian_matrix": "tensorflow1_compat.shims:laplacian_matrix",
-    "networkx.normalized_laplacian_matrix": "tensorflow1_compat.shims:normalized_laplacian_matrix",
-    "numpy.array": "tensorflow1_compat.shims:array",
-    "numpy.asarray": "tensorflow1_compat.shims:asarray",
-    "numpy.loadtxt": "tensorflow1_compat.shims:loadtxt",
-    "numpy.save": "tensorflow1_compat.shims:save",
-    "numpy.savez": "tensorflow1_compat.shims:savez",
-    "numpy.savez_compressed": "tensorflow1_compat.shims:savez_compressed",
-    "random.sample": "tensorflow1_compat.shims:sample",
-    "skimage.filters.gaussian": "tensorflow1_compat.shims:gaussian",
-    "skimage.metrics.structural_similarity": "tensorflow1_compat.shims:structural_similarity",
-    "skimage.transform.rescale": "tensorflow1_compat.shims:rescale",
-    "tfdeterminism.patch": "tensorflow1_compat.shims:deterministic",
-    "yaml.load": "tensorflow1_compat.shims:yaml_load",
-    "yaml.load_all": "tensorflow1_compat.shims:yaml_load_all",
+    "json.load": f"{_SHIMS}:json_load",
+    "json.loads": f"{_SHIMS}:json_loads",
+    "matplotlib.use": f"{_SHIMS}:matplotlib_use",
+    "networkx.adjacency_matrix": f"{_SHIMS}:adjacency_matrix",
+    "networkx.laplacian_matrix": f"{_SHIMS}:laplacian_matrix",
+    "networkx.normalized_laplacian_matrix": f"{_SHIMS}:normalized_laplacian_matrix",
+    "imp": "tensorflow1_compat.old_imp",  # whose files of the user's are loaded like those that are imported
+    "math.factorial": f"{_PYTHON}:factorial",
+    "random.randint": f"{_PYTHON}:randint",
+    "random.randrange": f"{_PYTHON}:randrange",
+    "random.sample": f"{_SHIMS}:sample",
+    "random.seed": f"{_PYTHON}:seed",
+    "random.shuffle": f"{_PYTHON}:shuffle",
+    "skimage.filters.gaussian": f"{_SHIMS}:gaussian",
+    "skimage.metrics.structural_similarity": f"{_SHIMS}:structural_similarity",
+    "skimage.transform.rescale": f"{_SHIMS}:rescale",
+    "tfdeterminism.patch": f"{_SHIMS}:deterministic",
+    "yaml.load": f"{_SHIMS}:yaml_load",
+    "yaml.load_all": f"{_SHIMS}:yaml_load_all",
+    **removed_of_numpy.WRAPPED,
 }

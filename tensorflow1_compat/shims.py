@@ -8,7 +8,6 @@ import functools
 import importlib
 import inspect
 import json
-import os
 import platform
 import random
 import re
@@ -32,11 +31,6 @@ def to_numpy_matrix(graph: Any, *arguments: Any, **options: Any) -> Any:
     """A graph's adjacency as a `numpy.matrix`."""
     numpy, networkx = importlib.import_module("numpy"), importlib.import_module("networkx")
     return numpy.asmatrix(networkx.to_numpy_array(graph, *arguments, **options))
-
-
-def asscalar(array: Any) -> Any:
-    """The only element of an array."""
-    return array.item()
 
 
 def linux_distribution(*_: Any, **__: Any) -> tuple[str, str, str]:
@@ -81,26 +75,6 @@ def matplotlib_use(backend: str, *_: Any, **options: Any) -> None:
     importlib.import_module("matplotlib").use(backend, **options)
 
 
-def _ragged(name: str) -> Any:
-    numpy = importlib.import_module("numpy")
-    real = getattr(numpy, name)
-
-    @functools.wraps(real)
-    def make(*arguments: Any, **options: Any) -> Any:
-        try:
-            return real(*arguments, **options)
-        except ValueError as error:
-            if "inhomogeneous" not in str(error) or len(arguments) > 1 or options.get("dtype") is not None:
-                raise
-            say_once(
-                f"numpy.{name} of rows of different lengths",
-                "refused since numpy 1.24; dtype=object is used, as it was",
-            )
-            return real(*arguments, **{**options, "dtype": object})
-
-    return make
-
-
 def _sparse_matrix(name: str, new_name: str | None = None) -> Any:
     """A function of networkx that returns a SciPy matrix, as before networkx 3; sums of an array have one axis less."""
     networkx = importlib.import_module("networkx")
@@ -116,47 +90,6 @@ def _sparse_matrix(name: str, new_name: str | None = None) -> Any:
         return getattr(sparse, f"{made.format}_matrix")(made)
 
     return make
-
-
-def _save() -> Any:
-    numpy = importlib.import_module("numpy")
-
-    @functools.wraps(numpy.save)
-    def save(file: Any, arr: Any, *arguments: Any, **options: Any) -> None:
-        if isinstance(arr, (list, tuple)):  # before the file is opened: one that cannot be written stays as it was
-            arr = _ragged("asarray")(arr)
-        numpy.save(file, arr, *arguments, **options)
-
-    return save
-
-
-def _load_text() -> Any:
-    """`numpy.loadtxt`, also with a delimiter of several characters."""
-    numpy = importlib.import_module("numpy")
-    real = numpy.loadtxt
-    one_character = "\x1f"  # which ASCII has for this, and texts do not
-
-    @functools.wraps(real)
-    def load(*arguments: Any, **options: Any) -> Any:
-        given = inspect.signature(real).bind(*arguments, **options).arguments
-        delimiter = _decoded(given.get("delimiter"))
-        if not isinstance(delimiter, str) or len(delimiter) < 2:
-            return real(*arguments, **options)
-        say_once("numpy.loadtxt(delimiter=) of several characters", "refused since numpy 1.23; it splits as it did")
-        with contextlib.ExitStack() as files:
-            lines, encoding = given.pop("fname"), given.get("encoding", "bytes")
-            if isinstance(lines, (str, os.PathLike)):
-                encoding = "latin1" if encoding == "bytes" else encoding
-                opened = numpy.lib.npyio.DataSource(None).open(os.fspath(lines), "rt", encoding=encoding)
-                lines = files.enter_context(opened)
-            changed = (_decoded(line).replace(delimiter, one_character) for line in lines)
-            return real(changed, **{**given, "delimiter": one_character})
-
-    return load
-
-
-def _decoded(text: Any) -> Any:
-    return text.decode("latin1") if isinstance(text, bytes) else text
 
 
 def _deterministic() -> Any:
@@ -181,19 +114,6 @@ def _with_channels(module: str, name: str) -> Any:
         return real(*arguments, **options)
 
     return make
-
-
-def _save_several(name: str) -> Any:
-    real = getattr(importlib.import_module("numpy"), name)
-
-    def whole(value: Any) -> Any:
-        return _ragged("asarray")(value) if isinstance(value, (list, tuple)) else value
-
-    @functools.wraps(real)
-    def save(file: Any, *values: Any, **named: Any) -> None:
-        real(file, *map(whole, values), **{key: whole(value) for key, value in named.items()})
-
-    return save
 
 
 def _define_enum() -> Any:
@@ -225,8 +145,6 @@ def _yaml(name: str) -> Any:
 
 _LATE = {
     "define_enum": _define_enum,
-    "array": lambda: _ragged("array"),
-    "asarray": lambda: _ragged("asarray"),
     "adjacency_matrix": lambda: _sparse_matrix("adjacency_matrix"),
     "laplacian_matrix": lambda: _sparse_matrix("laplacian_matrix"),
     "normalized_laplacian_matrix": lambda: _sparse_matrix("normalized_laplacian_matrix"),
@@ -235,10 +153,6 @@ _LATE = {
     "rescale": lambda: _with_channels("skimage.transform", "rescale"),
     "structural_similarity": lambda: _with_channels("skimage.metrics", "structural_similarity"),
     "deterministic": _deterministic,
-    "loadtxt": _load_text,
-    "save": _save,
-    "savez": lambda: _save_several("savez"),
-    "savez_compressed": lambda: _save_several("savez_compressed"),
     "yaml_load": lambda: _yaml("load"),
     "yaml_load_all": lambda: _yaml("load_all"),
 }

@@ -1,7 +1,8 @@
 """Compiling the user's files so that their imports of TensorFlow and of a few others go through `imports.py`.
 
-Only import statements are replaced, at their own lines and columns; what is run, shown in tracebacks, stepped through
-and profiled is the file as it is. A file without such imports is compiled as ever.
+Only import statements are replaced, at their own lines and columns, and where a file says them, methods of old, modes
+of old of `open`, and from numpy 2.4 on what `float`, `int` and `%` get (`calls.py`). What is run, shown in tracebacks,
+stepped through and profiled is the file as it is. A file without any of these is compiled as ever.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import types
 from typing import Any
 
+from tensorflow1_compat.calls import OLD_METHODS, OLD_MODES, numpy_version, old_mode_of
 from tensorflow1_compat.proxies import MENTIONS, ROOTS
 
 __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
@@ -23,6 +25,8 @@ __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
 ENTRANCE = "__tf1__"
 _compile = functools.partial(importlib._bootstrap._call_with_frames_removed, compile)
 _WORD = re.compile(r"\w+")
+_OF_NUMBERS = frozenset({"complex", "float", "int"})
+_NO_SINGLES = (2, 4)  # from this numpy on, an array with an axis is no number
 _OF_DESCRIPTION = """
 from google.protobuf.internal import builder as _builder
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
@@ -45,10 +49,15 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
         return _compile(_rewrite_old_proto(tree), path, "exec", dont_inherit=True, optimize=optimize)
     words = set(_WORD.findall(source.decode("latin-1")))
     roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
-    if roots or "__import__" in words:
+    is_compiled = "numba" in words  # functions that it compiles cannot call what is here
+    methods = OLD_METHODS & words if not is_compiled else frozenset()
+    has_numbers = not is_compiled and (b"%" in source or not _OF_NUMBERS.isdisjoint(words))
+    has_numbers = has_numbers and numpy_version() >= _NO_SINGLES
+    if roots or methods or has_numbers or "__import__" in words or OLD_MODES & words:
         tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         try:
-            return _compile(_Redirected(roots).visit(tree), path, "exec", dont_inherit=True, optimize=optimize)
+            tree = _Redirected(roots, methods, has_numbers).visit(tree)
+            return _compile(tree, path, "exec", dont_inherit=True, optimize=optimize)
         except RecursionError:  # an expression too deep for a tree, in a file of data
             pass
     return _compile(source, path, "exec", dont_inherit=True, optimize=optimize)
@@ -98,8 +107,10 @@ def _look_like_imports(*functions: Any) -> None:
 class _Redirected(ast.NodeTransformer):
     """Import statements of redirected modules become assignments from calls, at the same place in the file."""
 
-    def __init__(self, roots: set[str]):
+    def __init__(self, roots: set[str], methods: frozenset[str], has_numbers: bool):
         self._roots = roots
+        self._methods = methods
+        self._has_numbers = has_numbers
 
     def visit_Import(self, node: ast.Import) -> Any:
         if not any(_root(alias.name) in self._roots for alias in node.names):
@@ -123,6 +134,29 @@ class _Redirected(ast.NodeTransformer):
         targets = [ast.Name(id=alias.asname or alias.name, ctx=ast.Store()) for alias in node.names]
         return _placed(ast.Assign(targets=[ast.Tuple(elts=targets, ctx=ast.Store())], value=call), node)
 
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        self.generic_visit(node)
+        if node.attr in self._methods and isinstance(node.ctx, ast.Load):
+            node.value = _around("having", node.value, ast.Constant(node.attr))
+        return node
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        mode = old_mode_of(node)
+        if mode is not None:
+            mode.value = mode.value.replace("U", "") or "r"
+        self.generic_visit(node)
+        is_number = self._has_numbers and isinstance(node.func, ast.Name) and node.func.id in _OF_NUMBERS
+        if is_number and len(node.args) == 1 and not node.keywords and _may_be_array(node.args[0]):
+            node.args = [_around("single", node.args[0])]
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        self.generic_visit(node)
+        is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+        if self._has_numbers and isinstance(node.op, ast.Mod) and is_text and _may_be_array(node.right):
+            node.right = _around("singles", node.right, ast.Constant(node.left.value))
+        return node
+
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id == "__import__" and isinstance(node.ctx, ast.Load):
             return _placed(_entrance("import_by_call"), node)
@@ -130,6 +164,15 @@ class _Redirected(ast.NodeTransformer):
 
 
 _look_like_imports(compile_source, UserLoader.get_code)
+
+
+def _may_be_array(node: ast.expr) -> bool:
+    return not isinstance(node, (ast.Constant, ast.JoinedStr, ast.Starred))
+
+
+def _around(function: str, node: ast.expr, *more: ast.expr) -> ast.expr:
+    """A call with an expression of the file, which stays where it is."""
+    return ast.fix_missing_locations(ast.copy_location(_call(function, node, *more), node))
 
 
 def _root(module: str | None) -> str:

@@ -334,3 +334,15 @@ def test_a_script_that_looks_functions_up_may_call_any(tmp_path, monkeypatch):
     monkeypatch.chdir(write_script(tmp_path, text).parent)
     findings = json.loads(checked(tmp_path, "--json")[1])["findings"]
     assert [each["severity"] for each in findings if each["what"] == "tf.contrib.never"] == ["stops it"]
+
+
+def test_modules_that_python_had_are_given_or_their_package_is_named(tmp_path):
+    text = "import tensorflow as tf\nimport imp, distutils.version, cgi, telnetlib\ntf.placeholder\nx.tostring()\n"
+    write_script(tmp_path, text)
+    output = checked(tmp_path)[1]
+    lines = [line for line in output.splitlines() if "pip install" in line]
+    is_there = "telnetlib" in sys.stdlib_module_names
+    assert [line.partition("pip install ")[2].partition(",")[0] for line in lines] == (
+        [] if is_there else ["standard-telnetlib"]
+    )
+    assert "train.py:4: an old tostring" in output

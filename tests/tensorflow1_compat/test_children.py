@@ -16,7 +16,8 @@ tf.placeholder(tf.float32)
 assert os.system("python3 -u steps/data.py 7 > data.txt") == 0
 print("file:", open("data.txt").read())
 print("code:", subprocess.check_output(["python3", "-c", "from steps import names; print(names.found)"], text=True))
-print("code of TensorFlow 1:", subprocess.getoutput("python3 -c 'import tensorflow as tf; print(tf.Session.__name__)'"))
+OF_1 = "python3 -c 'import tensorflow as tf; print(tf.Session.__name__)' 2> /dev/null"
+print("code of TensorFlow 1:", subprocess.getoutput(OF_1))
 print("plain:", subprocess.check_output(["python", "-m", "json.tool", "rows.json", "--compact"], text=True))
 print("without arguments:", subprocess.run(["python3"], input="print(6 * 7)", stdout=-1, text=True).stdout)
 assert subprocess.run(["python3", "steps/data.py", "fails"], stderr=-3).returncode == 1

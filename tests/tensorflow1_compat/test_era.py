@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import types
 
+import numpy
 import pytest
 import tensorflow as tf
 
@@ -112,3 +114,37 @@ def test_tables_say_what_tensorflow_has(table, there, not_there):
 def test_what_a_younger_tensorflow_2_had_is_noted(tmp_path, line, name):
     (tmp_path / "train.py").write_text(line)
     assert list(evidence_of(str(tmp_path / "train.py"), [str(tmp_path)]).old_of_2) == ([name] if name else [])
+
+
+IS_NUMPY_2, IS_3_12 = int(numpy.__version__.partition(".")[0]) > 1, sys.version_info >= (3, 12)
+
+
+@pytest.mark.parametrize(
+    "line, name, is_old",
+    [
+        ("import numpy as np\nnp.float", "numpy.float", True),
+        ("import numpy as np\nnp.bool", "numpy.bool", not IS_NUMPY_2),  # numpy 2 has its own
+        ("import numpy as np\nnp.product([1])", "numpy.product", IS_NUMPY_2),
+        ("import numpy as np\nnp.lib.pad", "numpy.lib.pad", IS_NUMPY_2),
+        ("import numpy as np\nnp.lib.function_base.insert", "numpy.lib.function_base.insert", IS_NUMPY_2),
+        ("import numpy as np\nnp.array(1, copy=False)", "numpy.array", IS_NUMPY_2),
+        ("import numpy as np\nnp.array(1)", "numpy.array", False),
+        ("import numpy as np\nnp.reshape(1, newshape=(1,))", "numpy.reshape", IS_NUMPY_2),
+        ("import numpy as np\nnp.fromstring(b'1')", "numpy.fromstring", IS_NUMPY_2),
+        ("x = f()\nx.tostring()", "an old.tostring", IS_NUMPY_2),
+        ("x = f()\nx.isAlive()", "an old.isAlive", True),
+        ("open('x', 'rU')", "an old.open", True),
+        ("open('x', 'r')", "an old.open", False),
+        ("import imp", "imp", IS_3_12),
+        ("from distutils import version", "distutils.version", IS_3_12),
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def f(self): self.assertEquals()",
+            "an old.assertEquals",
+            IS_3_12,
+        ),
+        ("import tensorflow as tf\nclass T(tf.test.TestCase):\n    def f(self): self.assertItemsEqual()", "", False),
+    ],
+)
+def test_what_an_older_numpy_or_python_had_is_noted_where_it_is_gone(tmp_path, line, name, is_old):
+    (tmp_path / "train.py").write_text(line)
+    assert list(evidence_of(str(tmp_path / "train.py"), [str(tmp_path)]).old_of_2) == ([name] if is_old else [])

@@ -1,0 +1,97 @@
+"""What methods, `float` and `%` of the user's files go through: old methods, and arrays that were taken for numbers."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import pkgutil
+import re
+import sys
+import types
+from typing import Any
+
+from tensorflow1_compat.journal import say_once
+from tensorflow1_compat.removed_names import GONE_METHODS
+
+__all__ = ["OLD_METHODS", "OLD_MODES", "having", "numpy_version", "old_mode_of", "single", "singles"]
+
+OLD_METHODS = frozenset(key.rpartition(".")[2] for key in GONE_METHODS)
+# Modes of `open` for lines with any end, until Python 3.10; a mode of text has been that since Python 3.0.
+OLD_MODES = frozenset({"U", "Ub", "Ur", "Urb", "bU", "rU", "rUb", "rbU", "rtU"})
+_NUMPY = re.compile(r"^numpy-(\d+)\.(\d+).*\.(?:dist|egg)-info$", re.MULTILINE)
+_CONVERSION = re.compile(r"%(?:\((.*?)\))?[-#0 +]*(\*|\d*)(\.\*|\.\d*)?[hlL]?([a-zA-Z%])")
+_PLAIN = frozenset({bool, float, int, str})
+_NUMBERS = "refused since numpy 2.4; its only element is used, as it was"
+
+
+@functools.cache
+def numpy_version() -> tuple[int, int]:
+    """Of the numpy that is installed; (0, 0) without one. It is not loaded, nor is what reads packages' metadata."""
+    for folder in filter(os.path.isdir, sys.path):
+        found = _NUMPY.search("\n".join(os.listdir(folder)))
+        if found is not None:
+            return int(found[1]), int(found[2])
+    return 0, 0
+
+
+def old_mode_of(call: ast.Call) -> ast.Constant | None:
+    """The mode that a call of `open`, written out, passes, if it is one of `OLD_MODES`."""
+    if getattr(call.func, "attr", getattr(call.func, "id", None)) != "open":
+        return None
+    given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    return next((one for one in given if isinstance(one, ast.Constant) and one.value in OLD_MODES), None)
+
+
+def having(value: Any, name: str) -> Any:
+    """What is asked for an old method in the place of an object: the object, or a stand-in if it lacks the method."""
+    if hasattr(value, name):
+        return value
+    is_class = isinstance(value, type)
+    of = value if is_class else type(value.__self__ if isinstance(value, super) else value)
+    for kind in of.__mro__:
+        full = f"{kind.__module__}.{kind.__qualname__}.{name}"
+        if full in GONE_METHODS:
+            break
+    else:
+        return value
+    place = GONE_METHODS[full]
+    say_once(full, f"gone; {place.replace(':', '.')} is used")
+    if ":" not in place:
+        return types.SimpleNamespace(**{name: getattr(value, place)})
+    function = pkgutil.resolve_name(place)
+    return types.SimpleNamespace(**{name: function if is_class else types.MethodType(function, value)})
+
+
+def single(value: Any) -> Any:
+    """What `float(value)` and `int(value)` get: of an array with one element, the element."""
+    if type(value) in _PLAIN:
+        return value
+    if _is_single(value):
+        say_once("float or int of an array with an axis", _NUMBERS)
+        return value.item()
+    return value
+
+
+def singles(values: Any, text: str) -> Any:
+    """What `text % values` gets: the same for what the text writes as a number; `%s` shows the array."""
+    several = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else [values]
+    if not any(map(_is_single, several)):
+        return values
+    say_once("text % an array with an axis", _NUMBERS)
+    names, kinds = [], []
+    for name, width, precision, kind in _CONVERSION.findall(text):
+        if kind != "%":
+            names.append(name)
+            kinds += ["d"] * (width + precision).count("*") + [kind]
+    if isinstance(values, dict):
+        numbers = {name for name, kind in zip(names, kinds) if kind not in "sra"}
+        return {key: value.item() if key in numbers and _is_single(value) else value for key, value in values.items()}
+    if len(several) != len(kinds):
+        return values  # an error, which Python says
+    found = [value.item() if kind not in "sra" and _is_single(value) else value for value, kind in zip(several, kinds)]
+    return tuple(found) if isinstance(values, tuple) else found[0]
+
+
+def _is_single(value: Any) -> bool:
+    return type(value).__module__.startswith("numpy") and getattr(value, "ndim", 0) > 0 and value.size == 1

@@ -1,0 +1,78 @@
+"""Helpers for Python 2 and 3 that `numpy.compat` had until numpy 1.26."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from contextlib import nullcontext as contextlib_nullcontext
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "Path", "asbytes", "asbytes_nested", "asstr", "asunicode", "asunicode_nested", "basestring", "bytes",
+    "contextlib_nullcontext", "getexception", "integer_types", "is_pathlib_path", "isfileobj", "long",
+    "npy_load_module", "os_PathLike", "os_fspath", "pickle", "sixu", "strchar", "unicode",
+]  # fmt: skip
+
+long, unicode, basestring, bytes = int, str, str, bytes
+integer_types = (int,)
+strchar = "U"
+os_fspath, os_PathLike = os.fspath, os.PathLike
+
+
+def asunicode(s: Any) -> str:
+    """A text, of bytes in Latin-1."""
+    return s.decode("latin1") if isinstance(s, bytes) else str(s)
+
+
+asstr = asunicode
+
+
+def asbytes(s: Any) -> bytes:
+    """Bytes in Latin-1, of a text."""
+    return s if isinstance(s, bytes) else str(s).encode("latin1")
+
+
+def asbytes_nested(x: Any) -> Any:
+    """`asbytes` of all that lists and tuples hold."""
+    return _nested(x, asbytes)
+
+
+def asunicode_nested(x: Any) -> Any:
+    """`asunicode` of all that lists and tuples hold."""
+    return _nested(x, asunicode)
+
+
+def _nested(x: Any, convert: Any) -> Any:
+    return (
+        [_nested(y, convert) for y in x] if hasattr(x, "__iter__") and not isinstance(x, (bytes, str)) else convert(x)
+    )
+
+
+def sixu(s: str) -> str:
+    """The text itself."""
+    return s
+
+
+def isfileobj(f: Any) -> bool:
+    """Whether something is an open file of the system."""
+    return isinstance(f, (io.FileIO, io.BufferedReader, io.BufferedWriter))
+
+
+def is_pathlib_path(obj: Any) -> bool:
+    """Whether something is a `Path`."""
+    return isinstance(obj, Path)
+
+
+def getexception() -> Any:
+    """The exception that is being handled."""
+    return sys.exc_info()[1]
+
+
+def npy_load_module(name: str, fn: str, info: Any = None) -> Any:
+    """The module of a file."""
+    from tensorflow1_compat.old_imp import load_source
+
+    return load_source(name, fn)

@@ -1,0 +1,250 @@
+"""Functions of numpy that refuse what scripts of numpy 1.16 pass, or answer otherwise: here they do as they did."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import inspect
+import operator
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from tensorflow1_compat.journal import say_once
+
+_VERSION = numpy.lib.NumpyVersion(numpy.__version__)
+_IS_2, _REFUSES_BYTES = _VERSION >= "2.0.0", _VERSION >= "2.3.0"
+
+
+def _array(name: str) -> Any:
+    """`array` or `asarray`, also of rows of different lengths, of numbers beyond the type, and with `copy=False`."""
+    real = getattr(numpy, name)
+
+    @functools.wraps(real)
+    def make(*arguments: Any, **options: Any) -> Any:
+        try:
+            return real(*arguments, **options)
+        except ValueError as error:
+            if _IS_2 and options.get("copy") is False and "avoid copy" in str(error):
+                say_once(f"numpy.{name}(copy=False)", "refused since numpy 2 where a copy is needed; it copies")
+                return make(*arguments, **{**options, "copy": None})
+            if "inhomogeneous" not in str(error) or len(arguments) > 1 or options.get("dtype") is not None:
+                raise
+            say_once(
+                f"numpy.{name} of rows of different lengths",
+                "refused since numpy 1.24; dtype=object is used, as it was",
+            )
+            return real(*arguments, **{**options, "dtype": object})
+        except OverflowError as error:
+            if "out of bounds" not in str(error):
+                raise
+            say_once(f"numpy.{name} of numbers beyond the type", "refused since numpy 2; they wrap around, as they did")
+            kind = arguments[1] if len(arguments) > 1 else options.pop("dtype")
+            return real(arguments[0], None, *arguments[2:], **options).astype(kind)
+
+    return make
+
+
+array, asarray = _array("array"), _array("asarray")
+
+
+@functools.wraps(numpy.full)
+def full(shape: Any, fill_value: Any, dtype: Any = None, *arguments: Any, **options: Any) -> Any:
+    """`numpy.full`, in which a number beyond the type wraps around."""
+    if dtype is not None and isinstance(fill_value, int):
+        fill_value = array(fill_value, dtype)[()]
+    return numpy.full(shape, fill_value, dtype, *arguments, **options)
+
+
+@functools.wraps(numpy.fromstring)
+def fromstring(string: Any, dtype: Any = float, count: int = -1, sep: str = "", **options: Any) -> Any:
+    """`numpy.fromstring`, also of bytes."""
+    if sep != "" or not _REFUSES_BYTES:
+        return numpy.fromstring(string, dtype, count, sep=sep, **options)
+    say_once("numpy.fromstring of bytes", "refused since numpy 2.3; a copy of numpy.frombuffer is used")
+    return numpy.frombuffer(string.encode() if isinstance(string, str) else string, dtype, count, **options).copy()
+
+
+def _renamed(name: str, old: str, new: str) -> Any:
+    """A function whose keyword `old` is called `new` today."""
+    real = getattr(numpy, name)
+
+    @functools.wraps(real)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return real(*arguments, **options)
+        except TypeError as error:
+            if old not in options or "unexpected keyword" not in str(error):
+                raise
+        say_once(f"numpy.{name}({old}=)", f"gone; it is {new}= now")
+        options[new] = options.pop(old)
+        return real(*arguments, **options)
+
+    return call
+
+
+histogram = _renamed("histogram", "normed", "density")
+percentile, quantile = (
+    _renamed("percentile", "interpolation", "method"),
+    _renamed("quantile", "interpolation", "method"),
+)
+nanpercentile = _renamed("nanpercentile", "interpolation", "method")
+nanquantile = _renamed("nanquantile", "interpolation", "method")
+reshape = _renamed("reshape", "newshape", "shape")
+
+
+def _of_sequence(name: str) -> Any:
+    """A function of several arrays, which may come from a generator or `map`."""
+    real = getattr(numpy, name)
+
+    @functools.wraps(real)
+    def call(arrays: Any, *arguments: Any, **options: Any) -> Any:
+        if not hasattr(arrays, "__getitem__") and hasattr(arrays, "__iter__"):
+            say_once(f"numpy.{name} of a generator", "refused since numpy 1.24; a list of it is used")
+            arrays = list(arrays)
+        return real(arrays, *arguments, **options)
+
+    return call
+
+
+column_stack, dstack, hstack = _of_sequence("column_stack"), _of_sequence("dstack"), _of_sequence("hstack")
+stack, vstack = _of_sequence("stack"), _of_sequence("vstack")
+
+
+def _giving_list(name: str) -> Any:
+    """A function that gives several arrays as a list, which is a tuple since numpy 2."""
+    real = getattr(numpy, name)
+
+    @functools.wraps(real)
+    def call(*arguments: Any, **options: Any) -> Any:
+        found = real(*arguments, **options)
+        return list(found) if isinstance(found, tuple) else found
+
+    return call
+
+
+atleast_1d, atleast_2d, atleast_3d = map(_giving_list, ("atleast_1d", "atleast_2d", "atleast_3d"))
+broadcast_arrays, meshgrid = _giving_list("broadcast_arrays"), _giving_list("meshgrid")
+
+
+def _of_number(name: str) -> Any:
+    """`nonzero` or `where`, also of a single number or truth."""
+    real = getattr(numpy, name)
+
+    @functools.wraps(real)
+    def call(a: Any, *arguments: Any) -> Any:
+        if not arguments and numpy.ndim(a) == 0:
+            say_once(f"numpy.{name} of a single value", "refused since numpy 2.1; an array of it is used, as it was")
+            a = numpy.atleast_1d(a)
+        return real(a, *arguments)
+
+    return call
+
+
+nonzero, where = _of_number("nonzero"), _of_number("where")
+
+
+@functools.wraps(numpy.cross)
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Any:
+    """`numpy.cross`, also of vectors in a plane."""
+    from_a, from_b = (axisa, axisb) if axis is None else (axis, axis)
+    first, second = numpy.moveaxis(numpy.asarray(a), from_a, -1), numpy.moveaxis(numpy.asarray(b), from_b, -1)
+    lengths = first.shape[-1], second.shape[-1]
+    if 2 not in lengths or not {2, 3}.issuperset(lengths) or not _IS_2:
+        return numpy.cross(a, b, axisa, axisb, axisc, axis)
+    say_once("numpy.cross of vectors with 2 components", "on their way out since numpy 2; the answer is as it was")
+    if lengths == (2, 2):
+        return first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
+    first, second = (
+        numpy.concatenate([one, numpy.zeros_like(one[..., :1])], -1) if one.shape[-1] == 2 else one
+        for one in (first, second)
+    )
+    return numpy.cross(first, second, axisc=axisc if axis is None else axis)
+
+
+@functools.wraps(numpy.sum)
+def sum(a: Any, *arguments: Any, **options: Any) -> Any:
+    """`numpy.sum`, also of a generator, whose values are added by Python."""
+    if isinstance(a, types.GeneratorType) and _IS_2:
+        say_once("numpy.sum of a generator", "refused since numpy 2.4; Python's sum is used, as it was")
+        return builtins.sum(a)
+    return numpy.sum(a, *arguments, **options)
+
+
+@functools.wraps(numpy.unique)
+def unique(ar: Any, return_index: bool = False, return_inverse: bool = False, *arguments: Any, **options: Any) -> Any:
+    """`numpy.unique`, whose inverse is flat."""
+    found = numpy.unique(ar, return_index, return_inverse, *arguments, **options)
+    if not return_inverse:
+        return found
+    place = 1 + bool(return_index)
+    return (*found[:place], found[place].reshape(-1), *found[place + 1 :])
+
+
+@functools.wraps(numpy.linspace)
+def linspace(start: Any, stop: Any, num: Any = 50, *arguments: Any, **options: Any) -> Any:
+    """`numpy.linspace`, whose number of points may be a float."""
+    try:
+        num = operator.index(num)
+    except TypeError:
+        say_once("numpy.linspace with a float as number of points", "refused since numpy 1.18; it is rounded down")
+        num = int(num)
+    return numpy.linspace(start, stop, num, *arguments, **options)
+
+
+@functools.wraps(numpy.save)
+def save(file: Any, arr: Any, *arguments: Any, **options: Any) -> None:
+    """`numpy.save`, also of rows of different lengths."""
+    if isinstance(arr, (list, tuple)):  # before the file is opened: one that cannot be written stays as it was
+        arr = asarray(arr)
+    numpy.save(file, arr, *arguments, **options)
+
+
+def _saving_several(real: Callable) -> Any:
+    def whole(value: Any) -> Any:
+        return asarray(value) if isinstance(value, (list, tuple)) else value
+
+    @functools.wraps(real)
+    def save(file: Any, *values: Any, **named: Any) -> None:
+        real(file, *map(whole, values), **{key: whole(value) for key, value in named.items()})
+
+    return save
+
+
+savez, savez_compressed = _saving_several(numpy.savez), _saving_several(numpy.savez_compressed)
+
+
+@functools.wraps(numpy.loadtxt)
+def loadtxt(*arguments: Any, **options: Any) -> Any:
+    """`numpy.loadtxt`, also with a delimiter of several characters; converters get bytes."""
+    given = inspect.signature(numpy.loadtxt).bind(*arguments, **options).arguments
+    given.setdefault("encoding", "bytes")  # None since numpy 2
+    delimiter = _decoded(given.get("delimiter"))
+    if not isinstance(delimiter, str) or len(delimiter) < 2:
+        return numpy.loadtxt(**given)
+    say_once("numpy.loadtxt(delimiter=) of several characters", "refused since numpy 1.23; it splits as it did")
+    one_character = "\x1f"  # which ASCII has for this, and texts do not
+    with contextlib.ExitStack() as files:
+        lines, encoding = given.pop("fname"), given["encoding"]
+        if isinstance(lines, (str, os.PathLike)):
+            encoding = "latin1" if encoding == "bytes" else encoding
+            opened = numpy.lib.npyio.DataSource(None).open(os.fspath(lines), "rt", encoding=encoding)
+            lines = files.enter_context(opened)
+        changed = (_decoded(line).replace(delimiter, one_character) for line in lines)
+        return numpy.loadtxt(changed, **{**given, "delimiter": one_character})
+
+
+@functools.wraps(numpy.genfromtxt)
+def genfromtxt(*arguments: Any, **options: Any) -> Any:
+    """`numpy.genfromtxt`, whose texts are bytes where no encoding is given."""
+    given = inspect.signature(numpy.genfromtxt).bind(*arguments, **options).arguments
+    given.setdefault("encoding", "bytes")  # None since numpy 2
+    return numpy.genfromtxt(**given)
+
+
+def _decoded(text: Any) -> Any:
+    return text.decode("latin1") if isinstance(text, bytes) else text

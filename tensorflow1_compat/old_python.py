@@ -1,0 +1,186 @@
+"""Functions of Python 3.5 to 3.11 that today's Python has no more, or that refuse what they took then."""
+
+from __future__ import annotations
+
+import fractions
+import importlib.util
+import locale
+import math
+import operator
+import random
+import sys
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow1_compat.journal import say_once
+
+
+def gcd(a: Any, b: Any) -> Any:
+    """`fractions.gcd`: the greatest common divisor, with the sign of `b` unless that is 0; also of fractions."""
+    if type(a) is int is type(b):
+        return -math.gcd(a, b) if (b or a) < 0 else math.gcd(a, b)
+    while b:
+        a, b = b, a % b
+    return a
+
+
+def dist(*_: Any, **__: Any) -> tuple[str, str, str]:
+    """`platform.dist`: short name, version and code name of the system, empty where it does not say."""
+    from tensorflow1_compat.shims import linux_distribution
+
+    name, version, code_name = linux_distribution()
+    return name.partition(" ")[0].lower(), version, code_name
+
+
+def find_loader(fullname: str, path: Any = None) -> Any:
+    """The loader of a module; None if there is none. What `importlib` and `pkgutil` had under this name."""
+    if path is not None:
+        found = importlib.machinery.PathFinder.find_spec(fullname, path)
+        return found and found.loader
+    try:
+        found = importlib.util.find_spec(fullname)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ImportError(f"Error while finding loader for {fullname!r} ({type(error)}: {error})") from error
+    return found and found.loader
+
+
+def get_loader(module_or_name: Any) -> Any:
+    """The loader of a module or of what has its name; None if there is none."""
+    if isinstance(module_or_name, str):
+        module_or_name = sys.modules.get(module_or_name, module_or_name)
+        if module_or_name is None:
+            return None
+    if isinstance(module_or_name, str):
+        return find_loader(module_or_name)
+    spec = getattr(module_or_name, "__spec__", None)
+    return getattr(module_or_name, "__loader__", None) or (
+        spec.loader if spec else find_loader(module_or_name.__name__)
+    )
+
+
+def format_number(format: str, value: Any, grouping: bool = False, monetary: bool = False, *additional: Any) -> str:
+    """`locale.format`: one number by one `%` sign, as the locale writes it.
+
+    Raises:
+      ValueError: the format is more than one sign.
+    """
+    if not format.startswith("%") or format.count("%") > 1 or not format[-1].isalpha():
+        raise ValueError(f'format() must be given exactly one %char format specifier, "{format}" not valid')
+    return locale.format_string(format, (value, *additional), grouping, monetary)
+
+
+def resetlocale(category: int = locale.LC_ALL) -> None:
+    """`locale.resetlocale`: the locale of the environment."""
+    locale.setlocale(category, "")
+
+
+def _loader_of(prefix: str, sort_using: Callable | None, suite: type) -> unittest.TestLoader:
+    loader = unittest.TestLoader()
+    loader.testMethodPrefix, loader.suiteClass = prefix, suite
+    if sort_using is not None:
+        loader.sortTestMethodsUsing = sort_using
+    return loader
+
+
+def make_suite(
+    test_case: type, prefix: str = "test", sort_using: Callable | None = None, suite: type = unittest.TestSuite
+) -> Any:
+    """`unittest.makeSuite`: a suite of the tests of a class."""
+    return _loader_of(prefix, sort_using, suite).loadTestsFromTestCase(test_case)
+
+
+def find_test_cases(
+    module: Any, prefix: str = "test", sort_using: Callable | None = None, suite: type = unittest.TestSuite
+) -> Any:
+    """`unittest.findTestCases`: a suite of the tests of a module."""
+    return _loader_of(prefix, sort_using, suite).loadTestsFromModule(module)
+
+
+def get_test_case_names(test_case: type, prefix: str, sort_using: Callable | None = None, *_: Any) -> list[str]:
+    """`unittest.getTestCaseNames`: the names of the tests of a class."""
+    return list(_loader_of(prefix, sort_using, unittest.TestSuite).getTestCaseNames(test_case))
+
+
+def assert_count_equal(test: unittest.TestCase, *arguments: Any, **options: Any) -> None:
+    """`assertItemsEqual`, which TensorFlow's tests had of Python 2."""
+    test.assertCountEqual(*arguments, **options)
+
+
+def assert_dict_contains_subset(test: unittest.TestCase, subset: Any, dictionary: Any, msg: Any = None) -> None:
+    """Fails a test unless the dictionary has all entries of `subset`."""
+    test.assertEqual({**dictionary, **subset}, dict(dictionary), msg)
+
+
+def children_of(element: Any) -> list[Any]:
+    """`Element.getchildren`: what is directly below."""
+    return list(element)
+
+
+def elements_of(element: Any, tag: Any = None) -> list[Any]:
+    """`Element.getiterator`: what is below, of one tag or of all."""
+    return list(element.iter(tag))
+
+
+def unescape(_: Any, text: str) -> str:
+    """`HTMLParser.unescape`: the text that HTML stands for."""
+    import html
+
+    return html.unescape(text)
+
+
+def read_fp(parser: Any, fp: Any, filename: str | None = None) -> None:
+    """`ConfigParser.readfp`: reads an open file."""
+    parser.read_file(fp, source=filename)
+
+
+def seed(a: Any = None, version: int = 2) -> None:
+    """`random.seed`, also of what has a hash only: integers of numpy, tuples."""
+    if not isinstance(a, (type(None), int, float, str, bytes, bytearray)):
+        say_once(
+            "random.seed of other than numbers and texts", "refused since Python 3.11; its hash is used, as it was"
+        )
+        a = hash(a)
+    random.seed(a, version)
+
+
+def shuffle(x: Any, random_function: Callable[[], float] | None = None, **options: Any) -> None:
+    """`random.shuffle`, also with a function that gives numbers from 0 to 1."""
+    draw = options.get("random", random_function)
+    if draw is None:
+        return random.shuffle(x)
+    say_once("random.shuffle(x, random)", "gone since Python 3.11; the order is as it was")
+    for i in reversed(range(1, len(x))):
+        j = int(draw() * (i + 1))
+        x[i], x[j] = x[j], x[i]
+    return None
+
+
+def _whole(function: str, value: Any, since: tuple[int, int] = (3, 12)) -> Any:
+    """An integer of a float that is one; anything else, and all that this Python takes, as it is."""
+    if sys.version_info < since:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        if not isinstance(value, (float, fractions.Fraction)) or value != int(value):
+            return value
+    remark = f"refused since Python {'.'.join(map(str, since))}; the same number as an integer is used"
+    say_once(f"{function} of a float", remark)
+    return int(value)
+
+
+def randint(a: Any, b: Any) -> int:
+    """`random.randint`, also between floats that are whole."""
+    return random.randint(_whole("random.randint", a), _whole("random.randint", b))
+
+
+def randrange(start: Any, stop: Any = None, step: Any = 1) -> int:
+    """`random.randrange`, likewise."""
+    start, step = _whole("random.randrange", start), _whole("random.randrange", step)
+    return random.randrange(start, None if stop is None else _whole("random.randrange", stop), step)
+
+
+def factorial(x: Any) -> int:
+    """`math.factorial`, also of a float that is whole."""
+    return math.factorial(_whole("math.factorial", x, (3, 10)))

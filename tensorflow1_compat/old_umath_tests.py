@@ -1,0 +1,15 @@
+"""Products of rows and matrices that scripts took from `numpy.core.umath_tests`, which were made for tests of numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from numpy import matmul as matrix_multiply
+
+__all__ = ["inner1d", "matrix_multiply"]
+
+
+def inner1d(a: Any, b: Any) -> Any:
+    """Products of the rows of two arrays."""
+    return numpy.einsum("...i,...i->...", a, b)

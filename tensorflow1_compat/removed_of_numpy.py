@@ -1,0 +1,115 @@
+"""Names that numpy 1.16 to 1.26 had, and where they are found now.
+
+Data only, for `removed_names.py`. What numpy 2 took away is apart: a script that uses one of these is old only where
+numpy 2 is installed.
+"""
+
+from __future__ import annotations
+
+__all__ = ["GONE_BEFORE_2", "GONE_MODULES", "GONE_SINCE_2", "KEYWORDS", "METHODS", "WRAPPED"]
+
+_OLD = "tensorflow1_compat.old_numpy"
+_RULES = "tensorflow1_compat.old_numpy_rules"
+
+
+def _places(module: str, names: str) -> dict[str, str]:
+    """Old names of numpy that a module has under the same name."""
+    return {f"numpy.{name}": f"{module}:{name}" for name in names.split()}
+
+
+def _renamed(pairs: str) -> dict[str, str]:
+    """Old names with what numpy calls the same thing now, as `old=new`."""
+    split = (pair.split("=") for pair in pairs.split())
+    return {f"numpy.{old}": f"numpy:{new}" for old, new in split}
+
+
+GONE_BEFORE_2: dict[str, str] = {
+    **_places("builtins", "bool complex float int object str"),
+    **_places(_OLD, "alen asscalar mafromtxt ndfromtxt"),
+    **_renamed("bool8=bool_ bytes0=bytes_ int0=intp object0=object_ str0=str_ uint0=uintp void0=void"),
+    **_renamed("typeDict=sctypeDict"),
+    "numpy.loads": "pickle:loads",
+    "numpy.long": "builtins:int",
+    "numpy.math": "math",
+    "numpy.sys": "sys",
+    "numpy.unicode": "builtins:str",
+    "numpy.warnings": "warnings",
+}
+GONE_SINCE_2: dict[str, str] = {
+    **_renamed(
+        "Inf=inf Infinity=inf NAN=nan NaN=nan PINF=inf infty=inf alltrue=all cfloat=complex128 clongfloat=clongdouble "
+        "complex_=complex128 cumproduct=cumprod float_=float64 longcomplex=clongdouble longfloat=longdouble "
+        "mat=asmatrix product=prod round_=round row_stack=vstack singlecomplex=complex64 sometrue=any string_=bytes_ "
+        "trapz=trapezoid unicode_=str_"
+    ),
+    **_places(
+        "numpy.exceptions",
+        "AxisError ComplexWarning ModuleDeprecationWarning RankWarning TooHardError VisibleDeprecationWarning",
+    ),
+    **_places(
+        _OLD,
+        "ALLOW_THREADS BUFSIZE CLIP ERR_CALL ERR_DEFAULT ERR_IGNORE ERR_LOG ERR_PRINT ERR_RAISE ERR_WARN "
+        "FLOATING_POINT_SUPPORT FPE_DIVIDEBYZERO FPE_INVALID FPE_OVERFLOW FPE_UNDERFLOW MAXDIMS MAY_SHARE_BOUNDS "
+        "MAY_SHARE_EXACT NINF NZERO PZERO RAISE SHIFT_DIVIDEBYZERO SHIFT_INVALID SHIFT_OVERFLOW SHIFT_UNDERFLOW "
+        "UFUNC_BUFSIZE_DEFAULT UFUNC_PYVALS_NAME WRAP asfarray cast deprecate deprecate_with_doc disp "
+        "fastCopyAndTranspose find_common_type get_array_wrap geterrobj in1d issctype issubclass_ issubsctype "
+        "kernel_version maximum_sctype msort nbytes numarray obj2sctype oldnumeric recfromcsv recfromtxt sctype2char "
+        "sctypes seterrobj source tracemalloc_domain who",
+    ),
+    **_places("numpy.lib", "add_docstring add_newdoc"),
+    **_places("numpy.lib.array_utils", "byte_bounds"),
+    **_places("numpy.lib.npyio", "DataSource"),
+    **_places("numpy.char", "chararray compare_chararrays"),
+    **_places("numpy.rec", "format_parser"),
+    "numpy.lib.format._read_array_header": "numpy.lib._format_impl:_read_array_header",
+    "numpy.lib.stride_tricks._broadcast_shape": "numpy.lib._stride_tricks_impl:_broadcast_shape",
+    "numpy.safe_eval": "ast:literal_eval",
+}
+# Modules with names of old, or under names of old.
+GONE_MODULES: dict[str, str] = {
+    "numpy.compat": "tensorflow1_compat.old_numpy_compat",
+    "numpy.compat.py3k": "tensorflow1_compat.old_numpy_compat",
+    "numpy.core._methods": "numpy._core._methods",
+    "numpy.fft.fftpack": "numpy.fft",
+    "numpy.fft.helper": "numpy.fft",
+    "numpy.lib.arraypad": "numpy.lib._arraypad_impl",
+    "numpy.lib.arraysetops": "numpy.lib._arraysetops_impl",
+    "numpy.lib.arrayterator": "numpy.lib._arrayterator_impl",
+    "numpy.lib.function_base": "numpy.lib._function_base_impl",
+    "numpy.lib.histograms": "numpy.lib._histograms_impl",
+    "numpy.lib.index_tricks": "numpy.lib._index_tricks_impl",
+    "numpy.lib.nanfunctions": "numpy.lib._nanfunctions_impl",
+    "numpy.lib.polynomial": "numpy.lib._polynomial_impl",
+    "numpy.lib.shape_base": "numpy.lib._shape_base_impl",
+    "numpy.lib.twodim_base": "numpy.lib._twodim_base_impl",
+    "numpy.lib.type_check": "numpy.lib._type_check_impl",
+    "numpy.lib.ufunclike": "numpy.lib._ufunclike_impl",
+    "numpy.lib.utils": "numpy.lib._utils_impl",
+    "numpy.linalg.linalg": "numpy.linalg",
+    "numpy.testing.decorators": "numpy.testing",
+    "numpy.testing.utils": "numpy.testing",
+}
+# "module.Class.method" -> the method of today, or "module:function", which gets the object first.
+METHODS: dict[str, str] = {
+    "numpy.generic.ptp": "numpy:ptp",
+    "numpy.generic.tostring": "tobytes",
+    "numpy.ndarray.itemset": f"{_OLD}:itemset",
+    "numpy.ndarray.newbyteorder": f"{_OLD}:newbyteorder",
+    "numpy.ndarray.ptp": "numpy:ptp",
+    "numpy.ndarray.tostring": "tobytes",
+}
+# Keywords that numpy 2 has no more, or that mean something else.
+KEYWORDS: dict[str, frozenset[str]] = {
+    "numpy.array": frozenset({"copy"}),
+    "numpy.histogram": frozenset({"normed"}),
+    "numpy.percentile": frozenset({"interpolation"}),
+    "numpy.quantile": frozenset({"interpolation"}),
+    "numpy.reshape": frozenset({"newshape"}),
+}
+# What is called as before and refuses, or answers otherwise, since.
+WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_umath_tests"} | _places(
+    _RULES,
+    "array asarray atleast_1d atleast_2d atleast_3d broadcast_arrays column_stack cross dstack fromstring full "
+    "genfromtxt histogram hstack linspace loadtxt meshgrid nanpercentile nanquantile nonzero percentile quantile "
+    "reshape save savez savez_compressed stack sum unique vstack where",
+)
