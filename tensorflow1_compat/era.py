@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tensorflow1_compat.calls import numpy_version
 from tensorflow1_compat.eras import ONLY_1, ONLY_2
+from tensorflow1_compat.old_python.calls import numpy_version
+from tensorflow1_compat.old_python.removed_names import OLD_ANYWHERE, OLD_BESIDE_NUMPY_2, REUSED
+from tensorflow1_compat.old_python.removed_of_numpy import KEYWORDS
 from tensorflow1_compat.reading import METHODS_OF_LEGACY, Use, read_tree
-from tensorflow1_compat.removed_names import OLD_ANYWHERE, OLD_BESIDE_NUMPY_2, REUSED
-from tensorflow1_compat.removed_of_numpy import KEYWORDS
 from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
 __all__ = ["Evidence", "evidence_of"]

@@ -9,7 +9,8 @@ import pkgutil
 import types
 from collections.abc import Iterator
 
-from tensorflow1_compat import proxies, removed_names
+from tensorflow1_compat import proxies
+from tensorflow1_compat.old_python import removed_names
 
 __all__ = ["UserExtensionLoader"]
 

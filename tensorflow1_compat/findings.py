@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
-from tensorflow1_compat import removed_names
 from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
+from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.reach import reached_from
 from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, added_by, read_file, read_tree
 from tensorflow1_compat.signatures import complaint_about

@@ -11,7 +11,7 @@ import types
 from typing import Any
 
 from tensorflow1_compat import proxies
-from tensorflow1_compat.calls import having, single, singles
+from tensorflow1_compat.old_python.calls import having, single, singles
 
 __all__ = [
     "having",

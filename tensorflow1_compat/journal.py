@@ -15,8 +15,8 @@ __all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silen
 
 # What is below `contrib` asks like anybody else.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_MODULES = ("proxies", "shims", "imports", "journal", "missing", "old_imp", "old_numpy_rules", "old_python", "calls")
-_NOT_ASKING = (*(os.path.join(_FOLDER, f"{name}.py") for name in _MODULES), "<frozen")
+_MODULES = ("proxies.py", "imports.py", "journal.py", "missing.py", os.path.join("old_python", ""))
+_NOT_ASKING = (*(os.path.join(_FOLDER, name) for name in _MODULES), "<frozen")
 _ENTRIES: dict[tuple[str, str], Entry] = {}
 # A byte for each thing said, by its checksum, in memory that forked children share.
 _SAID = mmap.mmap(-1, mmap.PAGESIZE)

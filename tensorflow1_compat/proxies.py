@@ -14,8 +14,9 @@ import types
 from typing import Any
 
 from npu_bridge.base.tf_internals.names import KERAS
-from tensorflow1_compat import journal, missing, removed_names
+from tensorflow1_compat import journal, missing
 from tensorflow1_compat.insides import inner_module, module_around, moved
+from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from npu_bridge.base.machine import own_packages
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
-from tensorflow1_compat.calls import OLD_METHODS, old_mode_of
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
+from tensorflow1_compat.old_python.calls import OLD_METHODS, old_mode_of
+from tensorflow1_compat.old_python.removed_names import OF_OLD
 from tensorflow1_compat.reach import Definitions, asked_in, definitions_in
-from tensorflow1_compat.removed_names import OF_OLD
 
 __all__ = ["ANY", "METHODS_OF_LEGACY", "SET", "Call", "FileFacts", "Use", "added_by", "read_file", "read_tree"]
 

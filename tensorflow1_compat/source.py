@@ -15,7 +15,7 @@ import re
 import types
 from typing import Any
 
-from tensorflow1_compat.calls import OLD_METHODS, OLD_MODES, numpy_version, old_mode_of
+from tensorflow1_compat.old_python.calls import OLD_METHODS, OLD_MODES, numpy_version, old_mode_of
 from tensorflow1_compat.proxies import MENTIONS, ROOTS
 
 __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]

@@ -36,8 +36,8 @@ READ_OTHERWISE = {
     "launch/rank/processor_time.py",
     "launch/trials/replay_tf1.py",
     "tensorflow1_compat/contrib/learn/datasets/mnist.py",
-    "tensorflow1_compat/old_numpy.py",  # numpy's own readers, as scripts call them
-    "tensorflow1_compat/old_numpy_rules.py",
+    "tensorflow1_compat/old_python/old_numpy.py",  # numpy's own readers, as scripts call them
+    "tensorflow1_compat/old_python/old_numpy_rules.py",
 }
 READING = (*BESIDE, "boost", "options", "optimizers", "tensorflow1_compat")
 # The way itself, then: a tool that writes a page of the docs, the module that is copied, what a process of the doctor
@@ -47,7 +47,7 @@ PRINT_OTHERWISE = {
     "launch/doctor/trial.py",
     "launch/trials/replay_tf1.py",
     "options/docs_page.py",
-    "tensorflow1_compat/old_numpy.py",
+    "tensorflow1_compat/old_python/old_numpy.py",
 }
 
 # Where a boolean or a number is told from something else otherwise than for the check of an argument.

@@ -13,7 +13,8 @@ import types
 import pytest
 import scipy.sparse
 
-from tensorflow1_compat import proxies, shims
+from tensorflow1_compat import proxies
+from tensorflow1_compat.old_python import shims
 from tests.launch.launching import finish, start, write_script
 
 SCRIPT = """

@@ -8,8 +8,8 @@ import pickle
 import numpy
 import pytest
 
-from tensorflow1_compat import removed_of_numpy
-from tensorflow1_compat.calls import numpy_version
+from tensorflow1_compat.old_python import removed_of_numpy
+from tensorflow1_compat.old_python.calls import numpy_version
 from tensorflow1_compat.source import compile_source
 from tests.tensorflow1_compat.old_scripts import answer_of
 

@@ -9,7 +9,8 @@ import unittest
 
 import pytest
 
-from tensorflow1_compat import proxies, removed_names
+from tensorflow1_compat import proxies
+from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tree import SourceTree
 from tests.launch.launching import ROOT, npu_run, write_script
 from tests.tensorflow1_compat.old_scripts import answer_of

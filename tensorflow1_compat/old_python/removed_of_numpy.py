@@ -8,8 +8,8 @@ from __future__ import annotations
 
 __all__ = ["GONE_BEFORE_2", "GONE_MODULES", "GONE_SINCE_2", "KEYWORDS", "METHODS", "WRAPPED"]
 
-_OLD = "tensorflow1_compat.old_numpy"
-_RULES = "tensorflow1_compat.old_numpy_rules"
+_OLD = "tensorflow1_compat.old_python.old_numpy"
+_RULES = "tensorflow1_compat.old_python.old_numpy_rules"
 
 
 def _places(module: str, names: str) -> dict[str, str]:
@@ -67,8 +67,8 @@ GONE_SINCE_2: dict[str, str] = {
 }
 # Modules with names of old, or under names of old.
 GONE_MODULES: dict[str, str] = {
-    "numpy.compat": "tensorflow1_compat.old_numpy_compat",
-    "numpy.compat.py3k": "tensorflow1_compat.old_numpy_compat",
+    "numpy.compat": "tensorflow1_compat.old_python.old_numpy_compat",
+    "numpy.compat.py3k": "tensorflow1_compat.old_python.old_numpy_compat",
     "numpy.core._methods": "numpy._core._methods",
     "numpy.fft.fftpack": "numpy.fft",
     "numpy.fft.helper": "numpy.fft",
@@ -107,7 +107,7 @@ KEYWORDS: dict[str, frozenset[str]] = {
     "numpy.reshape": frozenset({"newshape"}),
 }
 # What is called as before and refuses, or answers otherwise, since.
-WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_umath_tests"} | _places(
+WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_python.old_umath_tests"} | _places(
     _RULES,
     "array asarray atleast_1d atleast_2d atleast_3d broadcast_arrays column_stack cross dstack fromstring full "
     "genfromtxt histogram hstack linspace loadtxt meshgrid nanpercentile nanquantile nonzero percentile quantile "

@@ -9,14 +9,14 @@ import collections.abc
 import sys
 from collections.abc import Iterable
 
-from tensorflow1_compat import removed_of_numpy
+from tensorflow1_compat.old_python import removed_of_numpy
 
 __all__ = [
     "GONE_METHODS", "GONE_MODULES", "GONE_NAMES", "OF_OLD", "OLD_ANYWHERE", "OLD_BESIDE_NUMPY_2", "REUSED", "UP",
     "WRAPPED",
 ]  # fmt: skip
 
-_SHIMS, _PYTHON = "tensorflow1_compat.shims", "tensorflow1_compat.old_python"
+_SHIMS, _PYTHON = "tensorflow1_compat.old_python.shims", "tensorflow1_compat.old_python.python_names"
 
 _OF_SCIPY_MISC = (
     "bytescale", "derivative", "fromimage", "imread", "imresize", "imrotate", "imsave", "imshow", "toimage",
@@ -35,7 +35,7 @@ GONE_NAMES: dict[str, str] = {
     },
     **removed_of_numpy.GONE_BEFORE_2,
     **removed_of_numpy.GONE_SINCE_2,
-    **{f"scipy.misc.{name}": f"tensorflow1_compat.scipy_misc:{name}" for name in _OF_SCIPY_MISC},
+    **{f"scipy.misc.{name}": f"tensorflow1_compat.old_python.scipy_misc:{name}" for name in _OF_SCIPY_MISC},
     **{f"tensorboard.summary.{name}": f"tensorboard.summary.v1:{name}" for name in _OF_TENSORBOARD},
     "PIL.Image.ANTIALIAS": "PIL.Image:LANCZOS",
     "PIL.Image.CUBIC": "PIL.Image:BICUBIC",
@@ -43,7 +43,7 @@ GONE_NAMES: dict[str, str] = {
     "base64.decodestring": "base64:decodebytes",
     "base64.encodestring": "base64:encodebytes",
     "asyncio.coroutine": "types:coroutine",
-    "cgi.escape": "tensorflow1_compat.old_cgi:escape",
+    "cgi.escape": "tensorflow1_compat.old_python.old_cgi:escape",
     "fractions.gcd": f"{_PYTHON}:gcd",
     "inspect.getargspec": f"{_SHIMS}:getargspec",
     "networkx.adj_matrix": f"{_SHIMS}:adjacency_matrix",
@@ -58,7 +58,7 @@ GONE_NAMES: dict[str, str] = {
     "scipy.misc.comb": "scipy.special:comb",
     "scipy.misc.factorial": "scipy.special:factorial",
     "scipy.misc.logsumexp": "scipy.special:logsumexp",
-    "scipy.ndimage.imread": "tensorflow1_compat.scipy_misc:imread",
+    "scipy.ndimage.imread": "tensorflow1_compat.old_python.scipy_misc:imread",
     "skimage.measure.compare_mse": "skimage.metrics:mean_squared_error",
     "skimage.measure.compare_nrmse": "skimage.metrics:normalized_root_mse",
     "skimage.measure.compare_psnr": "skimage.metrics:peak_signal_noise_ratio",
@@ -91,7 +91,7 @@ for _version, _names in _SINCE.items():
 
 # Used where the installed package no longer has the module.
 GONE_MODULES: dict[str, str] = {
-    "scipy.misc": "tensorflow1_compat.scipy_misc",
+    "scipy.misc": "tensorflow1_compat.old_python.scipy_misc",
     "scipy.sparse.linalg.eigen.arpack": "scipy.sparse.linalg",
     "sklearn.cross_validation": "sklearn.model_selection",
     "sklearn.externals.joblib": "joblib",
@@ -103,8 +103,8 @@ GONE_MODULES: dict[str, str] = {
 _MODULES_SINCE: dict[tuple[int, int], dict[str, str]] = {
     (3, 12): {"distutils": "setuptools._distutils"},
     (3, 13): {
-        "cgi": "tensorflow1_compat.old_cgi",
-        "imghdr": "tensorflow1_compat.old_imghdr",
+        "cgi": "tensorflow1_compat.old_python.old_cgi",
+        "imghdr": "tensorflow1_compat.old_python.old_imghdr",
         "pipes": "shlex",
     },
 }
@@ -168,7 +168,7 @@ WRAPPED: dict[str, str] = {
     "networkx.adjacency_matrix": f"{_SHIMS}:adjacency_matrix",
     "networkx.laplacian_matrix": f"{_SHIMS}:laplacian_matrix",
     "networkx.normalized_laplacian_matrix": f"{_SHIMS}:normalized_laplacian_matrix",
-    "imp": "tensorflow1_compat.old_imp",  # whose files of the user's are loaded like those that are imported
+    "imp": "tensorflow1_compat.old_python.old_imp",  # whose files of the user's are loaded like those that are imported
     "math.factorial": f"{_PYTHON}:factorial",
     "random.randint": f"{_PYTHON}:randint",
     "random.randrange": f"{_PYTHON}:randrange",

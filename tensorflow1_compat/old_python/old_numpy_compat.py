@@ -73,6 +73,6 @@ def getexception() -> Any:
 
 def npy_load_module(name: str, fn: str, info: Any = None) -> Any:
     """The module of a file."""
-    from tensorflow1_compat.old_imp import load_source
+    from tensorflow1_compat.old_python.old_imp import load_source
 
     return load_source(name, fn)

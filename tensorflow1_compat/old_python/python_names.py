@@ -27,7 +27,7 @@ def gcd(a: Any, b: Any) -> Any:
 
 def dist(*_: Any, **__: Any) -> tuple[str, str, str]:
     """`platform.dist`: short name, version and code name of the system, empty where it does not say."""
-    from tensorflow1_compat.shims import linux_distribution
+    from tensorflow1_compat.old_python.shims import linux_distribution
 
     name, version, code_name = linux_distribution()
     return name.partition(" ")[0].lower(), version, code_name

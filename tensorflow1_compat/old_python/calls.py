@@ -12,7 +12,7 @@ import types
 from typing import Any
 
 from tensorflow1_compat.journal import say_once
-from tensorflow1_compat.removed_names import GONE_METHODS
+from tensorflow1_compat.old_python.removed_names import GONE_METHODS
 
 __all__ = ["OLD_METHODS", "OLD_MODES", "having", "numpy_version", "old_mode_of", "single", "singles"]
 
