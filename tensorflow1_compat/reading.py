@@ -258,10 +258,12 @@ class _Reader(ast.NodeVisitor):
             self.visit(statement)
         self._guards -= bool(node.handlers)
         for part in (*node.handlers, *node.orelse, *node.finalbody):
-            # What a handler does instead counts as little as what it stands in for.
-            self._guards += isinstance(part, ast.ExceptHandler)
+            # What a handler does instead counts as little as what it stands in for, and so do its aliases.
+            is_handler, before = isinstance(part, ast.ExceptHandler), dict(self.aliases)
+            self._guards += is_handler
             self.visit(part)
-            self._guards -= isinstance(part, ast.ExceptHandler)
+            self._guards -= is_handler
+            self.aliases.update(before if is_handler else {})
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if node.name in _OF_LEGACY:

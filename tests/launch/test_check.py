@@ -127,6 +127,11 @@ else:
     tf.summary.image("x", 1)
 tf.scalar_summary
 try:
+    both = tf.concat
+except AttributeError:
+    both = tf.concat_v3
+both([1], 0)
+try:
     tf.reduce_sum(1, of="what may fail")
 except TypeError:
     pass
