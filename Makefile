@@ -20,7 +20,7 @@ export TF
 
 VERSIONS ?= 2.15 2.16 2.18 2.21
 # What another TensorFlow may break first: its private names, and what scripts are promised.
-ROOMS   ?= tests/test_internals.py tests/test_without_tensorflow.py tests/documented
+ROOMS   ?= tests/test_internals.py tests/test_without_tensorflow.py tests/test_versions.py tests/documented
 
 bin := .venv$(addprefix -tf,$(TF))/bin
 # One rank alone needs no distributed optimizer.

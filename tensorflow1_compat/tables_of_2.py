@@ -32,6 +32,7 @@ LEGACY_OPTIMIZERS: dict[str, str] = {
 OF_2 = Tables(
     modules={
         **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in MODULES.items() if old.startswith(_ROOTS)},
+        **({} if KERAS == "keras" else {"keras": _KERAS}),  # Keras 3 has the name now
         **{f"keras.{name}": f"{KERAS}.src.{name}" for name in _INSIDES},
         "keras.initializers.initializers_v2": f"{KERAS}.src.initializers.initializers",
         "keras.keras_parameterized": f"{_TESTING}.test_combinations",
@@ -45,7 +46,8 @@ OF_2 = Tables(
         **LEGACY_OPTIMIZERS,
         **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in NAMES.items() if old.startswith(_ROOTS)},
         "tensorflow.enable_v2_behavior": "tensorflow.compat.v1:enable_v2_behavior",
-        "tensorflow.keras.__version__": "keras:__version__",
+        "tensorflow.keras.__version__": f"{KERAS}:__version__",
+        "keras.__version__": f"{KERAS}:__version__",
         "tensorflow.train.experimental.enable_mixed_precision_graph_rewrite": (
             "tensorflow.compat.v1:mixed_precision.enable_mixed_precision_graph_rewrite"
         ),

@@ -18,7 +18,7 @@ barrier = threading.Barrier(3, timeout=20)
 with tf.Graph().as_default():
     waits = [tf1.py_func(lambda: float(barrier.wait()), [], tf.float64) for _ in range(3)]
     with tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=4)) as session:
-        print(sorted(session.run(waits)))
+        print(sorted(map(float, session.run(waits))))
 """
 
 
