@@ -18,8 +18,9 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager, inste
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.in_place import distribute_in_place
-from npu_bridge.gradients.keras.optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
+from npu_bridge.gradients.keras.optimizer import keras_optimizer, keras_optimizer_from_config
 from npu_bridge.gradients.keras.settings import KerasSettings
+from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import build_pipeline
 from npu_bridge.hccl.checks import Call
@@ -230,8 +231,7 @@ class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is regist
         return keras_optimizer_from_config(config, custom_objects)
 
 
-for _made in PIPELINE_OPTIMIZERS:
-    KerasDistributeOptimizer.register(_made)
+KerasDistributeOptimizer.register(PipelineMixin)
 
 
 def npu_distributed_optimizer_wrapper(optimizer):

@@ -1,0 +1,60 @@
+"""Keras 3 beside Keras 2: whether somebody has loaded it, and its private parts. Seen in Keras 3.15.1."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any, Callable
+
+from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.tf_internals.names import KERAS
+
+_MODULE = "keras"
+
+
+def loaded() -> types.ModuleType | None:
+    """Keras 3, if this process has loaded it; None where `keras` is Keras 2. It loads nothing."""
+    return None if KERAS == _MODULE else sys.modules.get(_MODULE)
+
+
+def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
+    """Calls `change` with Keras 3: now if it is loaded, else once it has been; never where `keras` is Keras 2."""
+    if KERAS != _MODULE:
+        when_loaded(_MODULE, change)
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether something is an optimizer of Keras 3."""
+    keras = loaded()
+    return keras is not None and isinstance(value, keras.optimizers.Optimizer)
+
+
+def scales_loss(value: Any) -> bool:
+    """Whether something is an optimizer of Keras 3 that multiplies the loss."""
+    return is_optimizer(value) and (
+        isinstance(value, loaded().optimizers.LossScaleOptimizer) or value.loss_scale_factor is not None
+    )
+
+
+def backend() -> str:
+    """What Keras 3 computes with, such as "tensorflow"; only where it is loaded."""
+    return sys.modules[_MODULE].backend.backend()
+
+
+def variables_built_with(optimizer: Any) -> list:
+    """The variables that an optimizer of Keras 3 was built with, empty before (`_trainable_variables`, Keras 3.15)."""
+    return list(optimizer._trainable_variables)
+
+
+def value_of(variable: Any) -> Any:
+    """The variable of TensorFlow behind one of Keras 3; others are themselves (`Variable.value`, Keras 3.15)."""
+    import tensorflow as tf
+
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def prefix_of_slots(variable: Any) -> str:
+    """What names of a variable's slots begin with (`BaseOptimizer.add_variable_from_reference`, Keras 3.15)."""
+    if hasattr(variable, "path"):
+        return f"{variable.path.replace('/', '_')}_"
+    return f"{variable.name.replace('/', '_').replace(':', '_')}_"

@@ -1,0 +1,139 @@
+"""A pipeline around optimizers of Keras 3 (`keras.optimizers.Optimizer`) on TensorFlow; loads Keras 3."""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.errors import message
+from npu_bridge.base.plain_config import plain
+from npu_bridge.base.tf_internals.keras3 import variables_built_with
+from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.keras.own_variables import load_by_name, note_names
+from npu_bridge.gradients.keras.settings import KerasSettings
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
+
+
+@keras.saving.register_keras_serializable(package="npu_bridge")
+class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
+    """Takes gradients through a pipeline and updates with an optimizer of Keras 3.
+
+    As everywhere in Keras 3, `apply` takes the gradients of what `scale_loss` made of the loss, in the same function.
+    Where `scale_loss` was not called they are taken for those of the loss itself.
+    """
+
+    _adapt = staticmethod(functools.partial(adapt, takes_keras3=True))
+
+    def __init__(self, optimizer, settings):
+        super().__init__(optimizer, settings)
+        if optimizer.built:
+            self.build(variables_built_with(optimizer))
+
+    @tf.autograph.experimental.do_not_convert
+    def build(self, variables):
+        """Makes the slots of the variables, and what stages keep for them."""
+        values = self._pipeline.inner.values_of(variables)
+        self._pipeline.inner.prepare(values)
+        self._pipeline.pipeline.create_variables(values)
+
+    @tf.autograph.experimental.do_not_convert
+    def scale_loss(self, loss):
+        """The loss to differentiate, a tensor: multiplied by the loss scale where there is one."""
+        return self._pipeline.scale_loss(loss)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads, trainable_variables=None):
+        """Averages gradients over the ranks, and updates the variables if the pipeline agrees.
+
+        Args:
+          grads: gradients of the scaled loss, or what `get_unscaled_gradients` gave; None for a variable without one.
+          trainable_variables: of Keras or TensorFlow, one for each; by default those that the optimizer was built with.
+        Raises:
+          ValueError: there are not as many variables as gradients, or `scale_loss` was called in another function.
+        Ranks: collective where the pipeline communicates.
+        """
+        if trainable_variables is None:
+            trainable_variables = variables_built_with(self._optimizer)
+        grads, variables = list(grads), list(trainable_variables)
+        if len(grads) != len(variables):
+            problem, expected = "there are not as many variables as gradients", f"{len(grads)} variables"
+            fix = "Give apply the variables that the gradients are of."
+            raise ValueError(message(f"{self.name}.apply", problem, expected, f"{len(variables)}", fix))
+        if not grads:
+            return
+        if not self.built:
+            self.build(variables)
+        pairs = list(zip(grads, self._pipeline.inner.values_of(variables)))
+        self._pipeline.apply(self._pipeline.combine_scaled(pairs), self._pipeline.inner.update)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars):
+        """`apply`, with pairs of gradients and variables; returns the count of updates, a variable."""
+        grads, variables = zip(*grads_and_vars)
+        self.apply(grads, variables)
+        return self.iterations
+
+    @tf.autograph.experimental.do_not_convert
+    def finalize_variable_values(self, var_list):
+        """Gives the variables their moving averages at the end of a training, where the optimizer keeps some."""
+        self._optimizer.finalize_variable_values(var_list)
+
+    @property
+    def learning_rate(self):
+        """The inner optimizer's."""
+        return self._optimizer.learning_rate
+
+    @property
+    def variables(self):
+        """The inner optimizer's variables, then those of the pipeline's stages and what stands for 16-bit variables.
+
+        Rows of all ranks, whose number changes, are none that Keras can have; files hold them too.
+        """
+        return [*self._optimizer.variables, *self._pipeline.inner.known_as(self._own_variables(), _as_keras_variable)]
+
+    def set_weights(self, weights):
+        """Sets `variables`, or the first ones of them."""
+        for variable, value in zip(self.variables, weights):
+            variable.assign(np.asarray(value))
+
+    def save_own_variables(self, store):
+        """Gives a `.keras` or `.weights.h5` file the values, and the names of those that stages keep."""
+        for number, variable in enumerate(self._all_variables()):
+            store[str(number)] = variable.numpy()
+        note_names(store, len(self._inner_variables()), self._own_variables())
+
+    def load_own_variables(self, store):
+        """Takes the values that such a file holds, also where it was saved with other stages."""
+        if not load_by_name(store, self._inner_variables(), self._own_variables()):
+            super().load_own_variables(store)
+
+    def get_config(self):
+        """The inner optimizer and the settings, as JSON knows them."""
+        return plain({"optimizer": keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The counterpart of `get_config`."""
+        optimizer = keras.optimizers.deserialize(dict(config["optimizer"]), custom_objects)
+        return cls(optimizer, KerasSettings.from_config(config))
+
+    add_optimizer_variables = delegated("add_optimizer_variables")
+    add_variable = delegated("add_variable")
+    add_variable_from_reference = delegated("add_variable_from_reference")
+    exclude_from_weight_decay = delegated("exclude_from_weight_decay")
+    update_step = delegated("update_step")
+
+
+@keras.saving.register_keras_serializable(package="npu_bridge")
+class Keras3LossScaleOptimizer(LossScaleMixin, Keras3PipelineOptimizer, keras.optimizers.LossScaleOptimizer):
+    """The same with loss scaling; Keras takes it for one of its own and adds none."""
+
+
+def _as_keras_variable(variable):
+    """A variable of TensorFlow as one of Keras; None where its shape changes."""
+    if not variable.shape.is_fully_defined():
+        return None
+    return keras.Variable(variable, trainable=False, name=variable.name.partition(":")[0].replace("/", "_"))
