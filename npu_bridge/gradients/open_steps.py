@@ -31,7 +31,7 @@ class OpenSteps:
         self._scaled.append((place, step))
 
     def take_scaled(self, is_nested: bool = False) -> Step | None:
-        """The step whose loss was scaled here, or with `is_nested` in a function around this branch, if there is one."""
+        """The step whose loss was scaled here, if there is one; with `is_nested` also in a function around this one."""
         places = _places() if is_nested else [_place()]
         for position, (place, step) in enumerate(self._scaled):
             if place in places:

@@ -29,6 +29,12 @@ def is_optimizer(value: Any) -> bool:
     return keras is not None and isinstance(value, keras.optimizers.Optimizer)
 
 
+def is_model(value: Any) -> bool:
+    """Whether something is a model of Keras 3."""
+    keras = loaded()
+    return keras is not None and isinstance(value, keras.Model)
+
+
 def scales_loss(value: Any) -> bool:
     """Whether something is an optimizer of Keras 3 that multiplies the loss."""
     return is_optimizer(value) and (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import warnings
 
 import keras
 import numpy as np
@@ -12,9 +14,12 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras.own_variables import load_by_name, note_names
+from npu_bridge.gradients.keras.own_variables import load_by_name, names_by_number
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
+
+# Under which key a file has these names as text: Keras 3 keeps arrays alone.
+_NAMES = "npu_bridge_names"
 
 
 @keras.saving.register_keras_serializable(package="npu_bridge")
@@ -32,9 +37,27 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         if optimizer.built:
             self.build(variables_built_with(optimizer))
 
+    def __setattr__(self, name, value):
+        if name == "loss_scale_factor":  # which Keras takes from every optimizer that it scales the loss for
+            problem = "loss scaling must be outside the reduction, and happen once"
+            expected = "npu_keras_optimizer(opt, loss_scale_manager) outside of all other optimizers"
+            got = f"loss_scale_factor={value!r} from LossScaleOptimizer, which compile adds in mixed_float16, or others"
+            fix = "Pass a loss_scale_manager to npu_keras_optimizer, or auto_scale_loss=False to compile."
+            raise ValueError(message(self._settings.documented_name, problem, expected, got, fix))
+        super().__setattr__(name, value)
+
     @tf.autograph.experimental.do_not_convert
     def build(self, variables):
-        """Makes the slots of the variables, and what stages keep for them."""
+        """Makes the slots of the variables, and what stages keep for them.
+
+        Raises:
+          ValueError: a variable is to be overwritten with its gradient, as in float8.
+        """
+        for variable in variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                problem, expected = "Keras puts scales of float8 where gradients are", "gradients alone"
+                fix = "Quantize the model after the training."
+                raise ValueError(message(self.name, problem, expected, variable.path, fix))
         values = self._pipeline.inner.values_of(variables)
         self._pipeline.inner.prepare(values)
         self._pipeline.pipeline.create_variables(values)
@@ -103,21 +126,34 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         """Gives a `.keras` or `.weights.h5` file the values, and the names of those that stages keep."""
         for number, variable in enumerate(self._all_variables()):
             store[str(number)] = variable.numpy()
-        note_names(store, len(self._inner_variables()), self._own_variables())
+        names = "\n".join(names_by_number(len(self._inner_variables()), self._own_variables()))
+        store[_NAMES] = np.frombuffer(names.encode(), np.uint8)
 
     def load_own_variables(self, store):
         """Takes the values that such a file holds, also where it was saved with other stages."""
-        if not load_by_name(store, self._inner_variables(), self._own_variables()):
-            super().load_own_variables(store)
+        values = {name: store[name] for name in store.keys()}  # noqa: SIM118 - a file is no mapping
+        noted = bytes(values.pop(_NAMES, b"")).decode().splitlines()
+        if load_by_name(values, self._inner_variables(), self._own_variables(), noted):
+            return
+        variables = self._all_variables()
+        if len(values) != len(variables):
+            problem, expected = "the file was saved with another optimizer", f"{len(variables)} variables"
+            fix = "Compile the model with the optimizer that the file was saved with."
+            warnings.warn(message(self.name, problem, expected, str(len(values)), fix), stacklevel=2)
+            return
+        for number, variable in enumerate(variables):
+            variable.assign(values[str(number)])
 
     def get_config(self):
         """The inner optimizer and the settings, as JSON knows them."""
-        return plain({"optimizer": keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
+        inner = keras.optimizers.serialize(self._optimizer)
+        return plain({"optimizer": inner, **self._settings.to_config(), "generation": "keras3"})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """The counterpart of `get_config`."""
-        optimizer = keras.optimizers.deserialize(dict(config["optimizer"]), custom_objects)
+        inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
+        optimizer = keras.optimizers.deserialize(inner, custom_objects)
         return cls(optimizer, KerasSettings.from_config(config))
 
     add_optimizer_variables = delegated("add_optimizer_variables")

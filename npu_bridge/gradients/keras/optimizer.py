@@ -66,10 +66,8 @@ def _check_nesting(optimizer, settings, owner):
     if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer) or keras3.scales_loss(optimizer):
         problem = "loss scaling must be outside the reduction, and happen once"
         expected, got = "the optimizer that updates the variables", type(optimizer).__name__
-        fix = (
-            "Pass that, and a loss_scale_manager to npu_keras_optimizer; or write "
-            "LossScaleOptimizer(npu_keras_optimizer(opt))."
-        )
+        also = "" if keras3.is_optimizer(optimizer) else "; or write LossScaleOptimizer(npu_keras_optimizer(opt))"
+        fix = f"Pass that, and a loss_scale_manager to npu_keras_optimizer{also}."
         raise ValueError(message(owner, problem, expected, got, fix))
     if isinstance(optimizer, PipelineMixin) or (settings.is_distributed and is_distributed(optimizer)):
         problem, expected = "the gradients would be averaged over the ranks twice", "one distributed optimizer"
@@ -81,13 +79,9 @@ def _check_nesting(optimizer, settings, owner):
 
 def _check_backend(owner):
     if keras3.backend() != "tensorflow":
-        problem, expected, got = (
-            "Keras 3 computes with another library",
-            "TensorFlow",
-            f"KERAS_BACKEND={keras3.backend()}",
-        )
+        problem, expected = "Keras 3 computes with another library", "TensorFlow"
         fix = "Set KERAS_BACKEND=tensorflow before keras is imported."
-        raise ValueError(message(owner, problem, expected, got, fix))
+        raise ValueError(message(owner, problem, expected, f"KERAS_BACKEND={keras3.backend()}", fix))
 
 
 def _take_keras3(_):

@@ -178,7 +178,8 @@ class KerasPipeline:
         if model is None:
             return
         with tf.init_scope():
-            got = "'auto'" if model.autotune_steps_per_execution else steps_per_execution(model)
+            is_tuned = getattr(model, "autotune_steps_per_execution", False)  # which Keras 3 has not
+            got = "'auto'" if is_tuned else steps_per_execution(model)
         if got != 1:
             problem = f"{spanning[0]} and Keras would both put several batches into one step"
             expected, fix = "steps_per_execution=1", "Leave it out of model.compile."
