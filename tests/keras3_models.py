@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 

@@ -116,18 +116,22 @@ def test_an_overflow_on_one_rank_skips_the_step_on_both(on_ranks, way):
 
 
 def started_differently(with_callback):
-    """On a rank: what rank 0 and the others have after a batch of the same data, having begun from values of its own.
+    """On a rank: values from before a batch of the same data, and after it.
 
-    Rank 0 has trained before, as if it had loaded a model.
+    Rank 0 has trained before, as if it had loaded a model. With the callback ranks train apart.
     """
     rank = collective.current().rank
-    alone, model = dynamic(momentum(), 2.0 ** (4 + rank), 100, is_distributed=False), make_model()
+    optimizer, model = dynamic(momentum(), 16.0, 100, is_distributed=not with_callback), make_model()
     model.set_weights([value + rank for value in model.get_weights()])
+    model.compile(optimizer, loss="mse")
     if rank == 0:
-        fit(alone, make_data(3, poisoned=[1]), model)
-        alone.learning_rate = 0.5
+        optimizer.build(model.trainable_variables)
+        for variable in optimizer.variables:
+            if variable.path.endswith("momentum"):
+                variable.assign(np.ones(variable.shape))
+        optimizer.learning_rate = 0.5
+        optimizer._pipeline.pipeline.loss_scale_managers[0].set_loss_scale(32.0)
     begun = [value.tolist() for value in model.get_weights()]
-    optimizer = alone if with_callback else dynamic(alone.inner_optimizer, 2.0 ** (4 + rank), 100)
     callbacks = [NPUBroadcastGlobalVariablesCallback(0)] if with_callback else []
     state = Trace(lambda optimizer: [value.numpy().tolist() for value in [*model.variables, *optimizer.variables]])
     fit(optimizer, make_data(1), model, callbacks=[*callbacks, state])
@@ -139,7 +143,7 @@ def test_all_ranks_start_from_what_rank_0_has(on_ranks, with_callback):
     (begun, *first), (begun_there, *second) = on_ranks(2, started_differently, with_callback)
     assert begun != begun_there
     assert first == second
-    assert first[1] == 0.5
+    assert first[1:] == [0.5, 32.0]
 
 
 def accumulated_in_a_saved_window(folder):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.names import KERAS
 
 _MODULE = "keras"
@@ -15,6 +17,19 @@ _MODULE = "keras"
 def loaded() -> types.ModuleType | None:
     """Keras 3, if this process has loaded it; None where `keras` is Keras 2. It loads nothing."""
     return None if KERAS == _MODULE else sys.modules.get(_MODULE)
+
+
+def load(owner: str) -> types.ModuleType:
+    """Keras 3, loaded now if it is not yet; `owner` is the module that is made of it.
+
+    Raises:
+      ImportError: `keras` is Keras 2 here, or is not installed.
+    """
+    if KERAS == _MODULE:
+        problem, expected = "there is no Keras 3 beside this TensorFlow", "TensorFlow 2.16 or later"
+        fix = "Use tf.keras, with npu_bridge.optimizers.keras for optimizers of this package."
+        raise ImportError(message(owner, problem, expected, "2.15", fix))
+    return importlib.import_module(_MODULE)
 
 
 def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
@@ -35,11 +50,30 @@ def is_model(value: Any) -> bool:
     return keras is not None and isinstance(value, keras.Model)
 
 
+def is_schedule(value: Any) -> bool:
+    """Whether something is a learning-rate schedule of Keras 3."""
+    keras = loaded()
+    return keras is not None and isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
+
+
 def scales_loss(value: Any) -> bool:
     """Whether something is an optimizer of Keras 3 that multiplies the loss."""
     return is_optimizer(value) and (
         isinstance(value, loaded().optimizers.LossScaleOptimizer) or value.loss_scale_factor is not None
     )
+
+
+def check_backend(owner: str) -> None:
+    """Refuses Keras 3 that computes with another library; only where it is loaded.
+
+    Raises:
+      ValueError: it does; `owner` is who asks.
+    """
+    found = backend()
+    if found != "tensorflow":
+        problem, expected = "Keras 3 computes with another library", "TensorFlow"
+        fix = "Set KERAS_BACKEND=tensorflow before keras is imported."
+        raise ValueError(message(owner, problem, expected, f"KERAS_BACKEND={found}", fix))
 
 
 def backend() -> str:
@@ -54,9 +88,8 @@ def variables_built_with(optimizer: Any) -> list:
 
 def value_of(variable: Any) -> Any:
     """The variable of TensorFlow behind one of Keras 3; others are themselves (`Variable.value`, Keras 3.15)."""
-    import tensorflow as tf
-
-    return variable if isinstance(variable, tf.Variable) else variable.value
+    keras = loaded()
+    return variable.value if keras is not None and isinstance(variable, keras.Variable) else variable
 
 
 def prefix_of_slots(variable: Any) -> str:

@@ -6,18 +6,18 @@ import copy
 import functools
 import warnings
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.plain_config import plain
-from npu_bridge.base.tf_internals.keras3 import variables_built_with
+from npu_bridge.base.tf_internals.keras3 import load, variables_built_with
 from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.keras.own_variables import load_by_name, names_by_number
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
 
+keras = load(__name__)
 # Under which key a file has these names as text: Keras 3 keeps arrays alone.
 _NAMES = "npu_bridge_names"
 

@@ -39,7 +39,7 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
         fix = "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer."
         raise TypeError(message(owner, problem, expected, got, fix))
     if generation == "keras3":
-        _check_backend(owner)
+        keras3.check_backend(owner)
     _check_nesting(optimizer, settings, owner)
     return _class_of(generation, settings.manager)(optimizer, settings)
 
@@ -75,13 +75,6 @@ def _check_nesting(optimizer, settings, owner):
         got = repr(optimizer).partition("(")[0] if is_ours else type(optimizer).__name__
         got, fix = f"{got}, which is one", "Pass the optimizer that it wraps."
         raise ValueError(message(owner, problem, expected, got, fix))
-
-
-def _check_backend(owner):
-    if keras3.backend() != "tensorflow":
-        problem, expected = "Keras 3 computes with another library", "TensorFlow"
-        fix = "Set KERAS_BACKEND=tensorflow before keras is imported."
-        raise ValueError(message(owner, problem, expected, f"KERAS_BACKEND={keras3.backend()}", fix))
 
 
 def _take_keras3(_):
