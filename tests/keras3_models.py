@@ -6,12 +6,12 @@ import keras
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from tests.canaries import of_keras3
 from tests.keras_models import BATCH_SIZE
 
-beside_keras3 = pytest.mark.skipif(keras3.loaded() is None, reason="Keras 3 comes with TensorFlow 2.16 and later")
+beside_keras3 = pytest.mark.skipif(not of_keras3.IS_BESIDE, reason=of_keras3.REASON)
 
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.05, use_ema=True, ema_overwrite_frequency=3),
