@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.plain_config import plain
-from npu_bridge.base.tf_internals.keras3 import load, variables_built_with
+from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras.own_variables import load_by_name, names_by_number
+from npu_bridge.gradients.keras.own_variables import fits_all, load_by_name, names_by_number
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
 
-keras = load(__name__)
+keras = keras3.load(__name__)
 # Under which key a file has these names as text: Keras 3 keeps arrays alone.
 _NAMES = "npu_bridge_names"
 
@@ -130,19 +130,22 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         store[_NAMES] = np.frombuffer(names.encode(), np.uint8)
 
     def load_own_variables(self, store):
-        """Takes the values that such a file holds, also where it was saved with other stages."""
+        """Takes the values that such a file holds, also where it was saved with other stages.
+
+        Raises:
+          ValueError: it was saved with another inner optimizer.
+        """
         values = {name: store[name] for name in store.keys()}  # noqa: SIM118 - a file is no mapping
         noted = bytes(values.pop(_NAMES, b"")).decode().splitlines()
         if load_by_name(values, self._inner_variables(), self._own_variables(), noted):
             return
-        variables = self._all_variables()
-        if len(values) != len(variables):
-            problem, expected = "the file was saved with another optimizer", f"{len(variables)} variables"
+        variables, arrays = self._all_variables(), [values[number] for number in map(str, range(len(values)))]
+        if not fits_all(variables, arrays):
+            problem, expected = "the file was saved with another optimizer", f"{len(variables)} variables of its shapes"
             fix = "Compile the model with the optimizer that the file was saved with."
-            warnings.warn(message(self.name, problem, expected, str(len(values)), fix), stacklevel=2)
-            return
-        for number, variable in enumerate(variables):
-            variable.assign(values[str(number)])
+            raise ValueError(message(self.name, problem, expected, f"{len(values)} others", fix))
+        for variable, value in zip(variables, arrays):
+            variable.assign(value)
 
     def get_config(self):
         """The inner optimizer and the settings, as JSON knows them."""

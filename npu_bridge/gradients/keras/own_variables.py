@@ -43,7 +43,7 @@ def load_by_name(store: Any, inner: Sequence, state: Sequence, noted: Sequence[s
         noted = getattr(store, "attrs", {}).get(_NAMES, ())
     by_name = {name: int(number) for number, _, name in (str(each).partition("=") for each in noted)}
     is_alike = len(saved) == len(inner) + len(state) and (not by_name or list(by_name) == _names(state))
-    if is_alike or not _fits_all(inner, saved) or len(inner) not in (len(saved), min(by_name.values(), default=-1)):
+    if is_alike or not fits_all(inner, saved) or len(inner) not in (len(saved), min(by_name.values(), default=-1)):
         return False
     for variable, value in zip(inner, saved):
         variable.assign(value)
@@ -59,7 +59,8 @@ def load_by_name(store: Any, inner: Sequence, state: Sequence, noted: Sequence[s
     return True
 
 
-def _fits_all(variables, values):
+def fits_all(variables: Sequence, values: Sequence[np.ndarray]) -> bool:
+    """Whether there is a value for each variable, of its shape."""
     pairs = list(zip(variables, values))
     return len(pairs) == len(variables) and all(one.shape.is_compatible_with(value.shape) for one, value in pairs)
 
