@@ -305,6 +305,9 @@ class _Keras3Optimizer(_KerasFamily):
     def prepare(self, variables):
         seen = self.stand_ins.of(variables)
         if not self.optimizer.built:
+            for value, stand_in in zip(variables, seen):
+                if stand_in is not value:
+                    keras3.constrain(stand_in, self._known.get(value.ref()))
             with tf.init_scope():
                 self.optimizer.build(self.known_as(seen))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import keras
 import tensorflow as tf
 
@@ -55,3 +57,28 @@ def _():
     optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
     optimizer.build([own])
     expect(f"{keras3.prefix_of_slots(own)}momentum" in [each.name for each in optimizer.variables], "there is no slot")
+
+
+@canary_of(keras3.constrain, eagerly=True)
+def _():
+    standing, variable = tf.Variable([3.0, 4.0]), keras.Variable([3.0, 4.0])
+    variable.constraint = keras.constraints.MaxNorm(1.0)
+    keras3.constrain(standing, variable)
+    optimizer = keras.optimizers.SGD(0.0)
+    optimizer.apply([tf.zeros([2])], [standing])
+    expect(abs(float(tf.norm(standing)) - 1.0) < 1e-5, "it is not constrained")
+
+
+@canary_of(keras3.watch_optimizers, eagerly=True)
+def _():
+    base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
+    before, told = (base.__init__, base._backend_apply_gradients), []
+    try:
+        keras3.watch_optimizers(told.append, lambda *update: told.append(update))
+        optimizer, variable, gradient = keras.optimizers.SGD(0.5), keras.Variable([1.0]), tf.constant([1.0])
+        optimizer.apply([gradient], [variable])
+    finally:
+        base.__init__, base._backend_apply_gradients = before
+    expect(told[0] is optimizer and told[1][0] is optimizer, "it was not told of the optimizer")
+    ((grad, of),) = told[1][1]
+    expect(grad is gradient and of is variable and float(variable[0]) == 0.5, "it was told of another update")

@@ -17,6 +17,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     KerasDistributeOptimizer,
     NPUDistributedOptimizer,
     NPUOptimizer,
+    npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm
 from tests.keras3_models import OPTIMIZERS, Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
@@ -120,6 +121,7 @@ def test_what_is_refused():
         (lambda: KerasDistributeOptimizer(dynamic(sgd())), ValueError, "outside"),
         (lambda: NPUOptimizer(sgd()), TypeError, "npu_keras_optimizer"),
         (lambda: NPUDistributedOptimizer(sgd()), TypeError, "npu_keras_optimizer"),
+        (lambda: npu_distributed_optimizer_wrapper(sgd()), TypeError, "KerasDistributeOptimizer(...)"),
         (lambda: npu_keras_optimizer(keras.optimizers.SGD), TypeError, "not a Keras optimizer"),
         (lambda: dynamic(sgd()).apply([tf.constant(1.0)]), ValueError, "as many variables as gradients"),
     ]
@@ -283,7 +285,9 @@ def test_a_file_of_other_stages_or_of_the_bare_optimizer_is_read_where_it_fits(t
     assert "begun anew" in caplog.text
     fresh.compile(dynamic(keras.optimizers.SGD()), "mse")
     fresh.optimizer.build(fresh.trainable_variables)
-    with pytest.raises(ValueError, match="saved with another optimizer. Expected 7 variables of its shapes; got 7 others"):
+    with pytest.raises(
+        ValueError, match="saved with another optimizer. Expected 7 variables of its shapes; got 7 others"
+    ):
         fresh.load_weights(tmp_path / "bare.keras")
 
 
@@ -297,6 +301,27 @@ def test_an_optimizer_that_was_built_before_is_wrapped_with_its_slots():
     assert len(inner.variables) == slots
     fresh, _ = fit(dynamic(sgd(), stages=[Accumulate(2)]), make_data(4))
     assert_same_bits(state_of(trained), state_of(fresh))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_variables_of_16_bits_are_updated_in_float32(dtype):
+    """Each update is too small for 16 bits; and a constraint holds."""
+    variables = [keras.Variable([1.0], dtype=dtype, name="one"), keras.Variable([2.0**-9], dtype=dtype, name="small")]
+    variables[1].constraint = keras.constraints.NonNeg()
+    optimizer = fixed(keras.optimizers.SGD(2.0**-13))
+    optimizer.build(variables)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.add_n([tf.cast(variable.value[0], tf.float32) for variable in variables]))
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    for _ in range(64):
+        step()
+    assert [float(variable[0]) for variable in variables] == [1.0 - 2.0**-7, 0.0]
+    assert {variable.dtype for variable in variables} == {dtype}
+    assert [str(kept.dtype) for kept in optimizer.variables[-2:]] == ["float32"] * 2
 
 
 def test_accumulation_over_batches_is_the_update_of_the_mean():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import types
@@ -12,6 +13,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.names import KERAS
 
 _MODULE = "keras"
+_OPTIMIZER_MODULE = "keras.src.optimizers.base_optimizer"
 
 
 def loaded() -> types.ModuleType | None:
@@ -97,3 +99,34 @@ def prefix_of_slots(variable: Any) -> str:
     if hasattr(variable, "path"):
         return f"{variable.path.replace('/', '_')}_"
     return f"{variable.name.replace('/', '_').replace(':', '_')}_"
+
+
+def constrain(stand_in: Any, variable: Any) -> None:
+    """Gives what stands for a variable of Keras 3 the same constraint (`tf.Variable.constraint`, Keras 3.15)."""
+    stand_in._constraint = getattr(variable, "constraint", None)
+
+
+def watch_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
+    """As `training.watch_keras_optimizers`, for those of Keras 3, of which it loads nothing.
+
+    Seen in Keras 3.15: `BaseOptimizer._backend_apply_gradients`, where all gradients are there.
+    """
+
+    def change(module):
+        base = module.BaseOptimizer
+        method, apply = base.__init__, base._backend_apply_gradients
+
+        @functools.wraps(method)
+        def __init__(self, *arguments, **keywords):
+            method(self, *arguments, **keywords)
+            made(self)
+
+        @functools.wraps(apply)
+        def told(self, grads, trainable_variables):
+            updating(self, list(zip(grads, trainable_variables)))
+            return apply(self, grads, trainable_variables)
+
+        base.__init__, base._backend_apply_gradients = __init__, told
+
+    if KERAS != _MODULE:
+        when_loaded(_OPTIMIZER_MODULE, change)
