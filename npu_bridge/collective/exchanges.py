@@ -23,8 +23,8 @@ import tensorflow as tf
 from npu_bridge.base import horovod_internals
 from npu_bridge.base.after_import import after_import
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.graphs import when_function_is_built
 from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.tf_internals.graphs import when_function_is_built
 from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_apart

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base import errors
+from npu_bridge.collective import exchanges
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer
+from npu_bridge.session import EndTogetherCallback
 from npu_bridge.stages import Accumulate, ClipByGlobalNorm
 from tests.keras3_models import Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
 from tests.keras_models import BATCH_SIZE, make_data
+from tests.once import forget_what_was_said
 from tests.ranks.test_keras import STEPS, share_of
 from tests.training import assert_same_bits
 
@@ -238,3 +244,66 @@ def transfers_in_a_step(wrapper):
 @pytest.mark.parametrize("wrapper", ["distributed", "scaled"])
 def test_gradients_travel_once_through_whichever_door_they_come(on_ranks, wrapper):
     assert on_ranks(2, transfers_in_a_step, wrapper) == [[1, 1, 1, 1]] * 2
+
+
+class _Lines(logging.Handler):
+    """Collects what is said of ranks that train apart, or read the same batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def __enter__(self):
+        forget_what_was_said()
+        exchanges._say_once.cache_clear()
+        for logger in (errors._log, exchanges._LOG):
+            logger.addHandler(self)
+        return self.lines
+
+    def __exit__(self, *_):
+        for logger in (errors._log, exchanges._LOG):
+            logger.removeHandler(self)
+
+
+def said_of(wrapper, is_sharded):
+    """On a rank: what is said while it trains; and the losses, which show that no batch is lost."""
+    data = make_data(STEPS)
+    share, size = share_of(data) if is_sharded else (data, BATCH_SIZE)
+    with _Lines() as lines:
+        _, losses = fit(WRAPPERS[wrapper](momentum()), share, batch_size=size, callbacks=npu_callbacks_append([]))
+    return [" ".join(line.split()[:6]) for line in lines], len(losses)
+
+
+@pytest.mark.parametrize(
+    "wrapper, is_sharded, said",
+    [
+        ("bare", True, ["npu_bridge: 2 ranks train apart: a", "npu_bridge: to train one model, write"]),
+        ("distributed", True, []),
+        ("distributed", False, ["npu_bridge: all 2 ranks have read"]),
+    ],
+)
+def test_ranks_that_cannot_help_each_other_are_told(on_ranks, wrapper, is_sharded, said):
+    assert on_ranks(2, said_of, wrapper, is_sharded) == [(said, STEPS), ([], STEPS)]
+
+
+def unequal_numbers_of_batches():
+    """On a rank: how many steps are made where one rank has four batches, the other two; and weights with a dropout."""
+    rank, end = collective.current().rank, EndTogetherCallback()
+    model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dropout(0.5, seed=rank), keras.layers.Dense(1)])
+    model.compile(KerasDistributeOptimizer(momentum()), loss="mse", metrics=["mae"])
+    rows = np.random.RandomState(rank).randn(16 + 16 * (1 - rank), 4).astype(np.float32)
+    data = tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(8)
+    model.fit(end.look_ahead(data), epochs=3, verbose=0, callbacks=npu_callbacks_append([end]))
+    seeds = [variable.numpy().tolist() for variable in model.non_trainable_variables]
+    return int(model.optimizer.iterations), [value.tolist() for value in model.get_weights()[:2]], seeds
+
+
+def test_ranks_with_unequal_numbers_of_batches_end_together(on_ranks):
+    """Each rank goes on drawing numbers of its own."""
+    (steps, weights, seeds), (steps_there, weights_there, seeds_there) = on_ranks(2, unequal_numbers_of_batches)
+    assert steps == steps_there == 6
+    assert weights == weights_there
+    assert seeds != seeds_there

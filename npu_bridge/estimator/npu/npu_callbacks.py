@@ -148,12 +148,11 @@ def _variables_of(model):
     elif not getattr(optimizer, "built", False):
         optimizer.build(model.trainable_variables)
     own = optimizer.variables
-    found = [*model.variables, *(variable for metric in model.metrics for variable in metric.variables)]
+    # Not `model.variables`, to which Keras 3 adds seeds: each rank draws random numbers of its own.
+    found = [*model.weights, *(variable for metric in model.metrics for variable in metric.variables)]
     found += own() if callable(own) else own
     # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
     found = map(keras3.value_of, found)
     # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
-    # In Keras 3 the seeds of a model are variables, too: each rank draws random numbers of its own.
-    sent = [variable for variable in found if variable.shape.is_fully_defined() and variable.dtype != tf.uint32]
-    return list({id(variable): variable for variable in sent}.values())
+    return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
