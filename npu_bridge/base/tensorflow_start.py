@@ -36,7 +36,8 @@ _STANDS_STILL = "It seems that global step"
 _SLOW_CALLBACK = re.compile(r"Callback method `(\w+)` is slow .* time: ([\d.]+)s\)")
 _SHORT_SECS = 0.01  # ours: beside a step that is shorter still, anything is slow
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read when `tf.keras` is used first; 1 for Keras 2
+_KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read when `tf.keras` is used first
+_KERAS_2 = ("1", "true", "True")  # its values for Keras 2
 
 
 def watch() -> None:
@@ -57,7 +58,7 @@ def explain_global_step() -> None:
 
 
 def _see_to(tensorflow: types.ModuleType) -> None:
-    problem = _problem_of(str(getattr(tensorflow, "__version__", "unknown")))
+    problem = _problem_of(str(getattr(tensorflow, "__version__", "unknown"))) or _problem_of_keras(tensorflow)
     if problem:
         sys.meta_path.insert(0, _Refusal(problem))
         if _is_ours(importer()):
@@ -87,6 +88,23 @@ def _problem_of(found: str) -> str:
     return command and (
         f"npu_bridge: TensorFlow {found} has no Estimator and no Keras 2 of its own. Install them: {command}"
     )
+
+
+def _problem_of_keras(tensorflow: types.ModuleType) -> str:
+    """Why `tf.keras` is Keras 3 and stays it; "" if it is Keras 2, or can be."""
+    if names.HAS_ESTIMATORS:
+        return ""
+    from npu_bridge.base import environment
+    from npu_bridge.base.tf_internals import keras3
+
+    chosen = environment.read_variable(_KERAS_CHOICE)
+    if chosen not in (None, *_KERAS_2):
+        got, fix = f"{_KERAS_CHOICE}={chosen}", "Unset it; Keras 3 is `import keras`."
+    elif keras3.is_tf_keras(tensorflow):
+        got, fix = "a use of tf.keras before", "Import npu_bridge first; Keras 3 is `import keras`."
+    else:
+        return ""
+    return f"npu_bridge: tf.keras is Keras 3 in this process. Expected Keras 2; got {got}. {fix}"
 
 
 @contextlib.contextmanager

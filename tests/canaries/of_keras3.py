@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import types
 
 import keras
 import tensorflow as tf
 
+from npu_bridge.base import environment
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import KERAS
 from tests.canaries import canary_of, expect
@@ -82,3 +84,13 @@ def _():
     expect(told[0] is optimizer and told[1][0] is optimizer, "it was not told of the optimizer")
     ((grad, of),) = told[1][1]
     expect(grad is gradient and of is variable and float(variable[0]) == 0.5, "it was told of another update")
+
+
+@canary_of(keras3.is_tf_keras, eagerly=True)
+def _():
+    loader = importlib.import_module("tensorflow.python.util.lazy_loader").KerasLazyLoader({}, mode="v2")
+    tensorflow = types.SimpleNamespace(keras=loader)
+    expect(not keras3.is_tf_keras(tensorflow) and not keras3.is_tf_keras(tf), "it is before anybody has used it")
+    with environment.temporarily(lambda: {"TF_USE_LEGACY_KERAS": "0"}):
+        expect(loader.Model is keras.Model, "it is no Keras 3")
+    expect(keras3.is_tf_keras(tensorflow), "it is not seen")

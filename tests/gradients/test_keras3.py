@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -183,6 +185,21 @@ def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ValueError, match="another library. Expected TensorFlow; got KERAS_BACKEND=jax. Set"):
         npu_keras_optimizer(sgd())
+
+
+@pytest.mark.parametrize(
+    "before, script, told",
+    [
+        ({}, "import tensorflow as tf; tf.keras.layers; import npu_bridge", "got a use of tf.keras before. Import"),
+        ({"TF_USE_LEGACY_KERAS": "0"}, "import npu_bridge.npu_init", "got TF_USE_LEGACY_KERAS=0. Unset it"),
+    ],
+)
+def test_a_process_in_which_tf_keras_is_keras_3_is_told(before, script, told):
+    known = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    done = subprocess.run([sys.executable, "-c", script], env={**known, **before}, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: npu_bridge: tf.keras is Keras 3 in this process. Expected Keras 2; got"), last
+    assert told in last
 
 
 def test_hyper_parameters_and_stock_callbacks_act_on_the_inner_optimizer(tmp_path):

@@ -40,6 +40,13 @@ def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
         when_loaded(_MODULE, change)
 
 
+def is_tf_keras(tensorflow: types.ModuleType) -> bool:
+    """Whether `tf.keras` has been used before and became Keras 3 (`KerasLazyLoader._tfll_keras_version`, TF 2.21)."""
+    module = vars(tensorflow).get("keras")
+    settled = {} if module is None else object.__getattribute__(module, "__dict__")
+    return settled.get("_tfll_keras_version") == "keras_3" or settled.get("__name__") == f"{_MODULE}._tf_keras.keras"
+
+
 def is_optimizer(value: Any) -> bool:
     """Whether something is an optimizer of Keras 3."""
     keras = loaded()
