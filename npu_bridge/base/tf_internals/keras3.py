@@ -17,8 +17,9 @@ _OPTIMIZER_MODULE = "keras.src.optimizers.base_optimizer"
 
 
 def loaded() -> types.ModuleType | None:
-    """Keras 3, if this process has loaded it; None where `keras` is Keras 2. It loads nothing."""
-    return None if KERAS == _MODULE else sys.modules.get(_MODULE)
+    """Keras 3, if this process has loaded it as a whole; None where `keras` is Keras 2. It loads nothing."""
+    module = None if KERAS == _MODULE else sys.modules.get(_MODULE)
+    return module if hasattr(module, "__version__") else None  # which is there at the end
 
 
 def load(owner: str) -> types.ModuleType:
@@ -35,8 +36,11 @@ def load(owner: str) -> types.ModuleType:
 
 
 def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
-    """Calls `change` with Keras 3: now if it is loaded, else once it has been; never where `keras` is Keras 2."""
-    if KERAS != _MODULE:
+    """Calls `change` with Keras 3: now if it is loaded, else once it has been.
+
+    Not where `keras` is Keras 2, nor where this is called while Keras 3 is being loaded.
+    """
+    if KERAS != _MODULE and (loaded() is not None or _MODULE not in sys.modules):
         when_loaded(_MODULE, change)
 
 

@@ -1,6 +1,6 @@
 """Private names of TensorFlow as texts, for modules that run before TensorFlow is loaded or without it.
 
-Seen in TensorFlow 2.15.1; `KERAS` in 2.21 as well.
+Seen in TensorFlow 2.15.1; `KERAS` in 2.21 as well, where Keras 3 is 3.15.1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ KERAS = "keras" if HAS_ESTIMATORS else "tf_keras"
 
 SESSION_MODULE = "tensorflow.python.client.session"  # where the class of all sessions is defined
 ESTIMATOR_MODULE = "tensorflow_estimator.python.estimator.estimator"  # where Estimators settle on their RunConfig
-# Where `tf.keras.Model.fit` is defined, for eager execution and for graphs.
+# Where `tf.keras.Model.fit` is defined, for eager execution and for graphs; and where models of Keras 3 have theirs.
 KERAS_MODEL_MODULES = (f"{KERAS}.src.engine.training", f"{KERAS}.src.engine.training_v1")
+KERAS_MODEL_MODULES += () if HAS_ESTIMATORS else ("keras.src.models.model",)
 # Where optimizers of Keras are defined, those of today and the legacy ones.
 KERAS_OPTIMIZER_MODULE = f"{KERAS}.src.optimizers.optimizer"
 KERAS_LEGACY_OPTIMIZER_MODULE = f"{KERAS}.src.optimizers.legacy.optimizer_v2"

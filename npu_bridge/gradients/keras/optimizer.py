@@ -14,7 +14,7 @@ from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPi
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import PipelineMixin
 
-# (without loss scaling, with it) by generation; that of Keras 3 is here when Keras 3 has been loaded
+# (without loss scaling, with it) by generation; those of Keras 3 come when it has been loaded
 _CLASSES: dict[str, tuple[type, type]] = {
     "legacy": (LegacyPipelineOptimizer, LegacyLossScaleOptimizer),
     "current": (CurrentPipelineOptimizer, CurrentLossScaleOptimizer),
@@ -59,6 +59,8 @@ def _generation_of(optimizer):
 
 
 def _class_of(generation, manager):
+    if generation not in _CLASSES:
+        _take_keras3(None)
     return _CLASSES[generation][manager is not None]
 
 
