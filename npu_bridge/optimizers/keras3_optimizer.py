@@ -37,10 +37,6 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
         self.rule, self._is_fused = rule, is_fused
         self._take_groups(groups)
 
-    def _take_groups(self, groups):
-        super()._take_groups(groups)
-        object.__setattr__(self, "_group_arguments", groups)  # Keras would take variables in it for the optimizer's
-
     def _rate_for_keras(self, rate):
         if is_number(rate) or keras3.is_schedule(rate):
             return float(rate) if is_number(rate) else rate

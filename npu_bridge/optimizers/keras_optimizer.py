@@ -67,7 +67,8 @@ class KerasFace:
         return base
 
     def _take_groups(self, groups):
-        self._group_arguments = groups
+        # Keras would put wrappers around lists and dictionaries, and take variables in them for the optimizer's.
+        object.__setattr__(self, "_group_arguments", groups)
         self._groups = ParameterGroups(self.rule, groups)
         self._updated: list[Any] = []
         self._to_come = states.StatesToCome()
@@ -78,7 +79,6 @@ class KerasFace:
             problem, expected = "groups of variables cannot be written into a configuration", "regular expressions"
             fix = 'Give "match" as a regular expression, or save weights only.'
             raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", fix))
-        # Keras puts wrappers of its own around lists and dictionaries that are attributes.
         return {**to_config(self.rule), "groups": groups and [plain(dict(group)) for group in groups]}
 
     def _update(self, variable, gradient):

@@ -204,7 +204,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
 
 
 class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is registered below
-    """Averages gradients over the ranks, around a Keras optimizer of either generation.
+    """Averages gradients over the ranks, around a Keras optimizer of any generation.
 
     What it makes is an optimizer of the generation of `optimizer`, for `model.compile` and for loops with a
     `tf.GradientTape`. Hyper-parameters, `iterations`, slots and what a checkpoint holds are those of `optimizer`.
@@ -212,7 +212,8 @@ class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is regist
     twice. Clipping inside `optimizer` acts on averages.
 
     Args:
-      optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
+      optimizer: a `tf.keras.optimizers.Optimizer`, a `tf.keras.optimizers.legacy.Optimizer`, or a
+        `keras.optimizers.Optimizer` of Keras 3 on TensorFlow.
       name: name of this optimizer, and prefix of the transfers' names.
       **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `lr` and `decay` are accepted and have no effect; they
         belong to `optimizer`.

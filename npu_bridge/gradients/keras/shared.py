@@ -1,4 +1,4 @@
-"""Base classes of Keras optimizers with a pipeline, of either generation."""
+"""Base classes of Keras optimizers with a pipeline, of any generation."""
 
 from __future__ import annotations
 
