@@ -21,7 +21,8 @@ RULES = [rule.__name__ for rule in rules.ALL]
 GIVEN = {
     "SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "Adam": {"amsgrad": True, "exclude_from_weight_decay": ["second"], "weight_decay": 0.01},
-    "LAMB": {"weight_decay": 0.01, "clipnorm": 0.5},
+    "LAMB": {"weight_decay": 0.01, "use_global_norm": True},
+    "AdamP": {"clipnorm": 0.5},
     "RMSProp": {"momentum": 0.9},
 }
 
