@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from npu_bridge.base.tf_internals import keras3
+
 
 def plain(value: Any) -> Any:
     """A value of a configuration with Python's own numbers, whatever it is nested in.
@@ -25,6 +27,8 @@ def plain(value: Any) -> Any:
         return made if isinstance(value, list) else tuple(made)
     if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
         return plain(tf.keras.optimizers.schedules.serialize(value))
+    if keras3.is_schedule(value):
+        return plain(keras3.load("schedules").optimizers.schedules.serialize(value))
     if isinstance(value, tf.Variable) and tf.executing_eagerly():
         value = value.numpy()
     elif isinstance(value, tf.Tensor):

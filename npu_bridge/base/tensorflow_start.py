@@ -95,10 +95,13 @@ def _problem_of(found: str) -> str:
 
 def _problem_of_keras(tensorflow: types.ModuleType) -> str:
     """Why `tf.keras` cannot be what this package calls by that name, Keras 2, and what to do; "" if it can."""
+    if names.HAS_ESTIMATORS:
+        return ""
     from npu_bridge.base import environment
+    from npu_bridge.base.tf_internals import keras3
 
     choice = environment.read_variable(_KERAS_CHOICE)
-    if names.HAS_ESTIMATORS or (choice in (None, *_KERAS_2) and not names.is_keras_3(tensorflow)):
+    if choice in (None, *_KERAS_2) and not keras3.is_tf_keras(tensorflow):
         return ""
     cause = "it was used before npu_bridge was imported" if choice is None else f"{_KERAS_CHOICE} is {choice!r}"
     return (

@@ -23,6 +23,7 @@ import tensorflow as tf
 from npu_bridge.base import horovod_internals
 from npu_bridge.base.after_import import after_import
 from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import when_function_is_built
 from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_bridge.collective import wire_names
@@ -188,7 +189,8 @@ _WATCH = _Watch()
 @functools.cache
 def _watch_once() -> None:
     so_far()
-    watch_keras_optimizers(_WATCH.note_made, _WATCH.note_update)
+    for watch in (watch_keras_optimizers, keras3.watch_optimizers):
+        watch(_WATCH.note_made, _WATCH.note_update)
 
 
 @functools.cache

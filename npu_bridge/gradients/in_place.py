@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
@@ -33,9 +34,12 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
     """
     families = (tf.compat.v1.train.Optimizer, tf.keras.optimizers.legacy.Optimizer, tf.keras.optimizers.Optimizer)
     if not isinstance(optimizer, families):
+        fix = "Pass the optimizer object itself."
+        if keras3.is_optimizer(optimizer):
+            fix = "For optimizers of Keras 3 there is KerasDistributeOptimizer(...)."
         raise TypeError(
             f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a Keras optimizer or the "
-            f"name of one; got {optimizer!r} of type {type(optimizer).__name__}. Pass the optimizer object itself."
+            f"name of one; got {optimizer!r} of type {type(optimizer).__name__}. {fix}"
         )
     if is_distributed(optimizer):
         _LOG.warning("%s: %s averages its gradients already and stays as it is.", owner, type(optimizer).__name__)

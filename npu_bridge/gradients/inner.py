@@ -1,7 +1,8 @@
 """The optimizer that updates the variables, whatever its family, behind one small interface.
 
 Three families exist in TensorFlow 2.15: TF 1 optimizers, Keras legacy optimizers (tensorflow-addons' are of this
-kind) and Keras optimizers. Pipelines talk to `InnerOptimizer` and never ask which family they hold.
+kind) and Keras optimizers; those of Keras 3 are a fourth. Pipelines talk to `InnerOptimizer` and never ask which family
+they hold.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge.base.tf_internals import training
+from npu_bridge.base.tf_internals import keras3, training
 from npu_bridge.base.tf_internals.graphs import original_of, shared_name, update_input
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.graph_mode import building_graph, in_written_order
@@ -104,13 +105,13 @@ class InnerOptimizer(abc.ABC):
         return None if key_of is None else key_of(variable)
 
 
-def adapt(optimizer: Any, owner: str, is_updating: bool = True) -> InnerOptimizer:
+def adapt(optimizer: Any, owner: str, is_updating: bool = True, takes_keras3: bool = False) -> InnerOptimizer:
     """Finds the adapter for an optimizer; `owner` is the class it was given to, for the message.
 
     `is_updating` is False where somebody else calls the optimizer's `apply_gradients`.
 
     Raises:
-      TypeError: it is not an optimizer of a known family.
+      TypeError: it is not an optimizer of a known family, or of Keras 3 without `takes_keras3`.
     """
     # An optimizer that has stand-ins of its own asks for the variables themselves.
     updates_narrow = not is_updating or getattr(type(optimizer), "has_stand_ins", False)
@@ -120,8 +121,12 @@ def adapt(optimizer: Any, owner: str, is_updating: bool = True) -> InnerOptimize
         return _KerasLegacyOptimizer(optimizer, updates_narrow)
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
         return _KerasOptimizer(optimizer, updates_narrow)
+    if takes_keras3:
+        return _Keras3Optimizer(optimizer, updates_narrow)
     is_class = isinstance(optimizer, type)
     fix = f"Write {optimizer.__name__}(...)." if is_class else "Pass the optimizer object itself."
+    if keras3.is_optimizer(optimizer):
+        fix = "For optimizers of Keras 3 there is npu_keras_optimizer(...)."
     raise TypeError(
         f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a "
         f"tf.keras.optimizers.legacy.Optimizer or a tf.keras.optimizers.Optimizer; got {optimizer!r} of type "
@@ -273,6 +278,69 @@ class _KerasOptimizer(_KerasFamily):
             if endings:
                 primary = max(endings, key=len)
                 slots.setdefault(own.name[: -len(primary) - 1].split("/")[-1], {})[primary] = own
+        return slots
+
+
+class _Keras3Optimizer(_KerasFamily):
+    """Pipelines see the variables of TensorFlow behind those of Keras; the optimizer is given Keras' own."""
+
+    def __init__(self, optimizer, updates_narrow):
+        super().__init__(optimizer, updates_narrow)
+        self._known = {}
+        self.values_of(keras3.variables_built_with(optimizer))
+
+    def values_of(self, variables):
+        """The variables of TensorFlow behind variables of Keras; others are themselves."""
+        values = list(map(keras3.value_of, variables))
+        self._known.update((value.ref(), variable) for value, variable in zip(values, variables))
+        return values
+
+    def known_as(self, values, wrap=lambda value: value):
+        """The variables of Keras around these; `wrap` gives, once, that of a variable without one, or None."""
+        for value in values:
+            if value.ref() not in self._known:
+                self._known[value.ref()] = wrap(value)
+        return [self._known[value.ref()] for value in values if self._known[value.ref()] is not None]
+
+    def prepare(self, variables):
+        seen = self.stand_ins.of(variables)
+        if not self.optimizer.built:
+            for value, stand_in in zip(variables, seen):
+                if stand_in is not value:
+                    keras3.constrain(stand_in, self._known.get(value.ref()))
+            with tf.init_scope():
+                self.optimizer.build(self.known_as(seen))
+
+    def make_slots_apart(self, own, others, creator):
+        raise NotImplementedError("Updates are shared in TF 1 graphs, where Keras 3 does not train.")
+
+    def update(self, grads_and_vars):
+        """Updates variables of TensorFlow, or what stands for them."""
+        grads, variables = zip(*grads_and_vars) if grads_and_vars else ((), ())
+        self.optimizer.apply(list(grads), self.known_as(variables))
+
+    def _update(self, grads_and_vars, name):
+        self.update(grads_and_vars)
+
+    def _slot(self, variable, name):
+        return self._slots_by_name().get(name, {}).get(variable.ref())
+
+    def _slot_names(self):
+        return list(self._slots_by_name())
+
+    def _variables(self):
+        return list(map(keras3.value_of, self.optimizer.variables))
+
+    def _slots_by_name(self):
+        """Slot name to variable to slot: a slot of `dense/kernel` is named `dense_kernel_momentum`."""
+        prefixes = {keras3.prefix_of_slots(known): known for known in keras3.variables_built_with(self.optimizer)}
+        slots = {}
+        for own in self.optimizer.variables:
+            fitting = [prefix for prefix in prefixes if own.name.startswith(prefix)]
+            if fitting:
+                prefix = max(fitting, key=len)
+                updated = original_of(keras3.value_of(prefixes[prefix]))
+                slots.setdefault(own.name[len(prefix) :], {})[updated.ref()] = keras3.value_of(own)
         return slots
 
 

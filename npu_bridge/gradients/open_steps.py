@@ -30,13 +30,19 @@ class OpenSteps:
         self._scaled = [(other, kept) for other, kept in self._scaled if other is not place and other in _places()]
         self._scaled.append((place, step))
 
-    def take_scaled(self) -> Step | None:
-        """The step whose loss was scaled here, if there is one."""
+    def take_scaled(self, is_nested: bool = False) -> Step | None:
+        """The step whose loss was scaled here, if there is one; with `is_nested` also in a function around this one."""
+        places = _places() if is_nested else [_place()]
         for position, (place, step) in enumerate(self._scaled):
-            if place is _place():
+            if place in places:
                 del self._scaled[position]
                 return step
         return None
+
+    @property
+    def has_scaled(self) -> bool:
+        """Whether there is a step whose loss was scaled, here or elsewhere."""
+        return bool(self._scaled)
 
     def keep(self, step: Step, variables: Sequence[Any] | None, may_be_left: bool = False) -> None:
         """Keeps a step whose gradients, of `variables` if these are known yet, went through the pipeline.

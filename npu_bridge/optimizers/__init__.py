@@ -1,7 +1,7 @@
 """Optimizers known from papers: `LAMB(0.001)` and its like, for TF 1 graphs and for Keras.
 
 In a TF 1 graph that is being built, each name makes a `tf.compat.v1.train.Optimizer`; elsewhere it makes a
-`tf.keras.optimizers.Optimizer`. The modules `tf1`, `keras` and `keras_legacy` have the classes of one kind.
+`tf.keras.optimizers.Optimizer`. The modules `tf1`, `keras`, `keras_legacy` and `keras3` have the classes of one kind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _MODULES = (
     "groups",
     "hypers",
     "keras",
+    "keras3",
     "keras_legacy",
     "make",
     "rule",

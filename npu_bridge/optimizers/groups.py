@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import check_pattern
 from npu_bridge.base.errors import did_you_mean, message
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import original_of
 from npu_bridge.optimizers import rules
 from npu_bridge.optimizers.rule import Rule
@@ -95,7 +96,7 @@ class ParameterGroups:
         if isinstance(match, str):
             check_pattern(where, "its match", match)
         else:
-            match = tuple(variable.ref() for variable in match)
+            match = tuple(keras3.value_of(variable).ref() for variable in match)
         return match, dataclasses.replace(self.rule, **values) if own is None else made_by(**values)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -33,7 +34,7 @@ def values_at(
     at = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
     for name in rule.hyper_names():
         value = getattr(rule, name)
-        setattr(at, name, None if value is None else _as_tensor(value, updates_done, dtype))
+        setattr(at, name, None if value is None else as_tensor(value, updates_done, dtype))
     if learning_rate is not None:
         at.learning_rate = tf.cast(learning_rate, dtype)
     if not (treatment.decays and rule.is_on("weight_decay")):
@@ -41,7 +42,8 @@ def values_at(
     return at
 
 
-def _as_tensor(value, updates_done, dtype):
+def as_tensor(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """What a hyper-parameter is after some updates, however it was given."""
     if callable(value):
         value = value(updates_done) if _takes_step(value) else value()
     if is_number(value):
@@ -80,10 +82,14 @@ def _to_json(rule, name):
     raise ValueError(message(type(rule).__name__, problem, expected, got, fix))
 
 
-def from_config(config: dict) -> dict:
-    """Arguments of a rule from what `to_config` gave, those of its groups among them; other keys are passed on."""
+def from_config(config: dict, make_schedule: Callable[[dict], Any] | None = None) -> dict:
+    """Arguments of a rule from what `to_config` gave, those of its groups among them; other keys are passed on.
+
+    `make_schedule` makes a schedule of its configuration; by default it is one of `tf.keras`.
+    """
+    make_schedule = make_schedule or tf.keras.optimizers.schedules.deserialize
     schedules = {name: value for name, value in config.items() if isinstance(value, dict) and "class_name" in value}
-    made = {name: tf.keras.optimizers.schedules.deserialize(schedules[name]) for name in schedules}
+    made = {name: make_schedule(schedules[name]) for name in schedules}
     if config.get("groups"):
-        made["groups"] = [from_config(group) for group in config["groups"]]
+        made["groups"] = [from_config(group, make_schedule) for group in config["groups"]]
     return {**config, **made}

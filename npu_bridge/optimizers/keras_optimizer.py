@@ -1,4 +1,4 @@
-"""Rules as Keras optimizers of both generations."""
+"""Rules as optimizers of both generations of Keras 2."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.plain_config import plain
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.collective.exchanges import watch_updates
 from npu_bridge.optimizers import states
@@ -20,7 +21,7 @@ from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, update, working_dtype
 
 watch_updates()  # a script may import nothing else of this package
-_OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
+OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 @contextlib.contextmanager
@@ -35,16 +36,18 @@ def _choose_working_dtype(variable):
         yield dtype
 
 
-class _KerasFace:
-    """What the optimizer classes of both generations share.
+class KerasFace:
+    """What the optimizer classes of all generations share.
 
     Attributes:
       rule_class: set by each optimizer.
       other_keywords: arguments that are not the rule's.
+      registered: a decorator, by which Keras finds the classes again in files.
     """
 
     rule_class: type = Rule
-    other_keywords = _OF_ALL
+    other_keywords = OF_ALL
+    registered: Any = staticmethod(tf.keras.utils.register_keras_serializable("npu_bridge.keras"))
     iterations: Any
 
     @property
@@ -52,15 +55,23 @@ class _KerasFace:
         """True where one update needs the norm of all gradients, so that ranks cannot share the work."""
         return self.rule.uses_global_norm
 
+    @property
+    def _counter(self):
+        return keras3.value_of(self.iterations)
+
     def _take_rule(self, arguments, groups):
         """Keeps the rule and its groups; returns the arguments that every Keras optimizer has."""
-        base = {key: arguments.pop(key) for key in _OF_ALL if key in arguments}
+        base = {key: arguments.pop(key) for key in OF_ALL if key in arguments}
         self.rule = self.rule_class(**arguments)
-        self._group_arguments = groups
+        self._take_groups(groups)
+        return base
+
+    def _take_groups(self, groups):
+        # Keras would put wrappers around lists and dictionaries, and take variables in them for the optimizer's.
+        object.__setattr__(self, "_group_arguments", groups)
         self._groups = ParameterGroups(self.rule, groups)
         self._updated: list[Any] = []
         self._to_come = states.StatesToCome()
-        return base
 
     def _rule_config(self):
         groups = self._group_arguments
@@ -68,7 +79,6 @@ class _KerasFace:
             problem, expected = "groups of variables cannot be written into a configuration", "regular expressions"
             fix = 'Give "match" as a regular expression, or save weights only.'
             raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", fix))
-        # Keras puts wrappers of its own around lists and dictionaries that are attributes.
         return {**to_config(self.rule), "groups": groups and [plain(dict(group)) for group in groups]}
 
     def _update(self, variable, gradient):
@@ -85,7 +95,7 @@ class _KerasFace:
 
     def get_states(self) -> dict:
         """The number of updates and the slots; see `states.get_states`."""
-        return self._to_come.added_to(states.get_states(self.iterations, self._slots_by_name()))
+        return self._to_come.added_to(states.get_states(self._counter, self._slots_by_name()))
 
     def set_states(self, values: dict) -> None:
         """Goes on from what `get_states` gave; see `states.set_states`.
@@ -95,12 +105,12 @@ class _KerasFace:
         """
         slots = self._slots_by_name()
         if slots or not tf.executing_eagerly():
-            states.set_states(type(self).__name__, values, self.iterations, slots)
+            states.set_states(type(self).__name__, values, self._counter, slots)
         else:
-            self._to_come.keep(type(self).__name__, values, self.iterations)
+            self._to_come.keep(type(self).__name__, values, self._counter)
 
     def _take_states_to_come(self):
-        self._to_come.assign(type(self).__name__, self.iterations, self._slots_by_name())
+        self._to_come.assign(type(self).__name__, self._counter, self._slots_by_name())
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -108,7 +118,7 @@ class _KerasFace:
         return cls(**from_config(config))
 
 
-class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
+class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
     """A rule as a `tf.keras.optimizers.Optimizer`.
 
     Args:
@@ -161,7 +171,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
     def get_config(self):
         """The rule's arguments and those of every Keras optimizer."""
         base = super().get_config()
-        own = plain({key: base[key] for key in ("name", *_OF_ALL)})
+        own = plain({key: base[key] for key in ("name", *OF_ALL)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     def combine_key(self, variable):
@@ -185,8 +195,10 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
         return {name_of(variable): slots for variable, slots in zip(self._updated, getattr(self, "_slots", ()))}
 
 
-class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
+class KerasLegacyOptimizer(KerasFace, tf.keras.optimizers.legacy.Optimizer):
     """A rule as a `tf.keras.optimizers.legacy.Optimizer`; arguments as of `KerasOptimizer`, without `fused`."""
+
+    registered = staticmethod(tf.keras.utils.register_keras_serializable("npu_bridge.legacy"))
 
     def __init__(
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any

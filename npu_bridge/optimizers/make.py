@@ -1,4 +1,4 @@
-"""Makes the optimizer classes of all update rules: for TF 1, Keras and legacy Keras."""
+"""Makes the optimizer classes of all update rules: for TF 1 and the generations of Keras."""
 
 from __future__ import annotations
 
@@ -51,5 +51,4 @@ def _named_optimizer(base, rule, module):
     made = type(rule.__name__, (base,), members)
     if issubclass(base, tf.compat.v1.train.Optimizer):
         return made
-    kind = "legacy" if issubclass(base, tf.keras.optimizers.legacy.Optimizer) else "keras"
-    return tf.keras.utils.register_keras_serializable(f"npu_bridge.{kind}")(made)
+    return base.registered(made)

@@ -8,8 +8,9 @@ from typing import Any
 from npu_bridge.base.arguments import check_switch
 from npu_bridge.base.errors import message
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
-from npu_bridge.gradients.keras.optimizer import SCALING_OPTIMIZERS, keras_optimizer
+from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
+from npu_bridge.gradients.keras.shared import LossScaleMixin
 from npu_bridge.operators.unavailable import unavailable
 
 __all__ = ["NpuLossScaleOptimizer"]
@@ -52,8 +53,7 @@ class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - what it makes is registere
         return keras_optimizer(inner_optimizer, settings, cls.__name__)
 
 
-for _made in SCALING_OPTIMIZERS:
-    NpuLossScaleOptimizer.register(_made)
+NpuLossScaleOptimizer.register(LossScaleMixin)
 
 NpuExperimentalLossScaleOptimizer = unavailable(
     "NpuExperimentalLossScaleOptimizer", "a class around one that Keras has removed", "Use NpuLossScaleOptimizer."

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals import names, training
-from tests.canaries import canary_of, expect
+from tests.canaries import canary_of, expect, of_keras3
 
 v1 = tf.compat.v1
 legacy = tf.keras.optimizers.legacy
@@ -331,6 +331,7 @@ def instance_of(path):
         "tensorflow.compat.v1.train.Optimizer": lambda: v1.train.Optimizer(False, "canary"),
         "tensorflow.keras.optimizers.Optimizer": _built_keras_optimizer,
         "tensorflow.keras.optimizers.legacy.Optimizer": lambda: legacy.SGD(0.1),
+        "keras.optimizers.Optimizer": of_keras3.built_optimizer,
         "tensorflow.keras.layers.BatchNormalization": lambda: tf.keras.layers.BatchNormalization(),
         "tensorflow.estimator.Estimator": lambda: tf.estimator.Estimator(lambda features: None, tempfile.gettempdir()),
         "tensorflow.estimator.RunConfig": tf.estimator.RunConfig,

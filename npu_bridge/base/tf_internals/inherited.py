@@ -1,6 +1,7 @@
 """Private names that this package's classes override in a base class of TensorFlow, or use of it in themselves.
 
-A subclass cannot reach these through a function. Seen in TensorFlow 2.15.1, Keras 2.15.0 and Estimator 2.15.0.
+A subclass cannot reach these through a function. Seen in TensorFlow 2.15.1, Keras 2.15.0 and Estimator 2.15.0, those
+below `keras` in Keras 3.15.1.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
         "_set_hyper",
         "_transform_gradients",
     ),
+    "keras.optimizers.Optimizer": ("_distributed_tf_update_step", "_get_variable_index"),
     "tensorflow.keras.layers.BatchNormalization": ("_param_dtype",),
     "tensorflow.estimator.Estimator": (
         "_assert_members_are_not_overridden",

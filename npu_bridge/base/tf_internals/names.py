@@ -1,13 +1,12 @@
 """Private names of TensorFlow as texts, for modules that run before TensorFlow is loaded or without it.
 
-Seen in TensorFlow 2.15.1; `KERAS` in 2.21 as well.
+Seen in TensorFlow 2.15.1; `KERAS` in 2.21 as well, where Keras 3 is 3.15.1.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import types
 
 
 def _has_estimators() -> bool:
@@ -25,19 +24,11 @@ HAS_ESTIMATORS = _has_estimators()
 # The package that `tf.keras` is, and Keras 2 in it: beside later versions it has a name of its own.
 KERAS = "keras" if HAS_ESTIMATORS else "tf_keras"
 
-
-def is_keras_3(tensorflow: types.ModuleType) -> bool:
-    """Whether `tf.keras` has been used and was Keras 3 then (`util.lazy_loader.KerasLazyLoader`); loads neither."""
-    keras = vars(tensorflow).get("keras")
-    known = vars(keras) if isinstance(keras, types.ModuleType) else {}
-    found = str(known.get("_tfll_keras_version") or known.get("__version__", ""))
-    return found == "keras_3" or found.startswith("3.")
-
-
 SESSION_MODULE = "tensorflow.python.client.session"  # where the class of all sessions is defined
 ESTIMATOR_MODULE = "tensorflow_estimator.python.estimator.estimator"  # where Estimators settle on their RunConfig
-# Where `tf.keras.Model.fit` is defined, for eager execution and for graphs.
+# Where `tf.keras.Model.fit` is defined, for eager execution and for graphs; and where models of Keras 3 have theirs.
 KERAS_MODEL_MODULES = (f"{KERAS}.src.engine.training", f"{KERAS}.src.engine.training_v1")
+KERAS_MODEL_MODULES += () if HAS_ESTIMATORS else ("keras.src.models.model",)
 # Where optimizers of Keras are defined, those of today and the legacy ones.
 KERAS_OPTIMIZER_MODULE = f"{KERAS}.src.optimizers.optimizer"
 KERAS_LEGACY_OPTIMIZER_MODULE = f"{KERAS}.src.optimizers.legacy.optimizer_v2"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import KERAS_LEGACY_OPTIMIZER_MODULE, KERAS_OPTIMIZER_MODULE
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def set_dtype_policy(layer: tf.keras.layers.Layer, policy: str) -> None:
 
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Training steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
-    return int(model._steps_per_execution or 1)
+    return model.steps_per_execution if keras3.is_model(model) else int(model._steps_per_execution or 1)
 
 
 def model_in_training() -> tf.keras.Model | None:
@@ -130,7 +131,7 @@ def model_in_training() -> tf.keras.Model | None:
     frame = sys._getframe(1)
     while frame is not None:
         model = frame.f_locals.get("self")
-        if isinstance(model, tf.keras.Model):
+        if isinstance(model, tf.keras.Model) or keras3.is_model(model):
             return model
         frame = frame.f_back
     return None

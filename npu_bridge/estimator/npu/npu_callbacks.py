@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import exchanges
 from npu_bridge.estimator.npu.checks import check_root_rank
@@ -144,12 +145,14 @@ def _variables_of(model):
     optimizer = model.optimizer
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
         create_all_weights(optimizer, model.trainable_variables)
-    else:
+    elif not getattr(optimizer, "built", False):
         optimizer.build(model.trainable_variables)
     own = optimizer.variables
-    found = [*model.variables, *(variable for metric in model.metrics for variable in metric.variables)]
+    # Not `model.variables`, to which Keras 3 adds seeds: each rank draws random numbers of its own.
+    found = [*model.weights, *(variable for metric in model.metrics for variable in metric.variables)]
     found += own() if callable(own) else own
     # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
+    found = map(keras3.value_of, found)
     # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
     return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())

@@ -246,16 +246,18 @@ def npu_keras_optimizer(
     combine_grad: bool = False,
     check_combined_tensors: bool = False,
 ) -> Any:
-    """Distribution, loss scaling and tail optimisation around a Keras optimizer of either generation.
+    """Distribution, loss scaling and tail optimisation around a Keras optimizer of any generation.
 
     With one argument it is `KerasDistributeOptimizer(opt)`. With a manager a step is that of `NPUOptimizer`, in `fit`
-    and with `get_scaled_loss` and `get_unscaled_gradients` around your own `tf.GradientTape`: a gradient that
-    overflows on some rank skips the step on every rank, and a skipped step changes nothing but the loss scale, not
-    even `iterations`. Keras shows the loss unscaled, and adds no loss scaling of its own to a mixed_float16 model.
+    and with `get_scaled_loss` and `get_unscaled_gradients` around your own `tf.GradientTape`, in Keras 3 also with
+    `scale_loss` and `apply`: a gradient that overflows on some rank skips the step on every rank, and a skipped step
+    changes nothing but the loss scale, not even `iterations`. Keras shows the loss unscaled, and adds no loss scaling
+    of its own to a mixed_float16 model.
     `loss_scale`, `skipped_steps` and `last_step_skipped` can be read; they are saved with the model.
 
     Args:
-      opt: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
+      opt: a `tf.keras.optimizers.Optimizer`, a `tf.keras.optimizers.legacy.Optimizer`, or, of Keras 3 on TensorFlow, a
+        `keras.optimizers.Optimizer`.
       loss_scale_manager, is_distributed: as in `NPUOptimizer`.
       is_loss_scale: as in `NPUOptimizer`; None for whether there is a manager.
       is_tailing_optimization, wire, stages, gradient_split_groups: as in `NPUOptimizer`.
@@ -264,8 +266,8 @@ def npu_keras_optimizer(
       A Keras optimizer of the generation of `opt`.
     Raises:
       TypeError: `opt` is not a Keras optimizer, the manager is not a manager, or a switch is not True or False.
-      ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` without a manager, or `wire` is
-        no wire format.
+      ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` without a manager, `wire` is no
+        wire format, or Keras 3 computes with another library.
     """
     owner = "npu_keras_optimizer"
     is_loss_scale = loss_scale_manager is not None if is_loss_scale is None else is_loss_scale

@@ -18,8 +18,9 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager, inste
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.in_place import distribute_in_place
-from npu_bridge.gradients.keras.optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
+from npu_bridge.gradients.keras.optimizer import keras_optimizer, keras_optimizer_from_config
 from npu_bridge.gradients.keras.settings import KerasSettings
+from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import build_pipeline
 from npu_bridge.hccl.checks import Call
@@ -203,7 +204,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
 
 
 class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is registered below
-    """Averages gradients over the ranks, around a Keras optimizer of either generation.
+    """Averages gradients over the ranks, around a Keras optimizer of any generation.
 
     What it makes is an optimizer of the generation of `optimizer`, for `model.compile` and for loops with a
     `tf.GradientTape`. Hyper-parameters, `iterations`, slots and what a checkpoint holds are those of `optimizer`.
@@ -211,7 +212,8 @@ class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is regist
     twice. Clipping inside `optimizer` acts on averages.
 
     Args:
-      optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
+      optimizer: a `tf.keras.optimizers.Optimizer`, a `tf.keras.optimizers.legacy.Optimizer`, or a
+        `keras.optimizers.Optimizer` of Keras 3 on TensorFlow.
       name: name of this optimizer, and prefix of the transfers' names.
       **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `lr` and `decay` are accepted and have no effect; they
         belong to `optimizer`.
@@ -230,8 +232,7 @@ class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is regist
         return keras_optimizer_from_config(config, custom_objects)
 
 
-for _made in PIPELINE_OPTIMIZERS:
-    KerasDistributeOptimizer.register(_made)
+KerasDistributeOptimizer.register(PipelineMixin)
 
 
 def npu_distributed_optimizer_wrapper(optimizer):

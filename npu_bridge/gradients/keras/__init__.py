@@ -1,1 +1,1 @@
-"""Pipelines of gradient transformations around Keras optimizers of both generations."""
+"""Pipelines of gradient transformations around Keras optimizers of all generations."""

@@ -7,14 +7,18 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.gradients.inner import is_distributed
 from npu_bridge.gradients.keras.current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
 from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import PipelineMixin
 
-PIPELINE_OPTIMIZERS = (LegacyPipelineOptimizer, CurrentPipelineOptimizer)
-SCALING_OPTIMIZERS = (LegacyLossScaleOptimizer, CurrentLossScaleOptimizer)
+# (without loss scaling, with it) by generation; those of Keras 3 come when it has been loaded
+_CLASSES: dict[str, tuple[type, type]] = {
+    "legacy": (LegacyPipelineOptimizer, LegacyLossScaleOptimizer),
+    "current": (CurrentPipelineOptimizer, CurrentLossScaleOptimizer),
+}
 
 
 def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
@@ -22,41 +26,50 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
 
     Returns:
       An optimizer of the same generation. With loss scaling it is a `tf.keras.mixed_precision.LossScaleOptimizer`
-      too, so that Keras adds no second one.
+      too, or `keras.optimizers.LossScaleOptimizer` of Keras 3, so that Keras adds no second one.
     Raises:
       TypeError: `optimizer` is none of Keras.
-      ValueError: it averages gradients or scales the loss itself.
+      ValueError: it averages gradients or scales the loss itself, or Keras 3 does not compute with TensorFlow.
     """
-    is_legacy = isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer)
-    if not is_legacy and not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+    generation = _generation_of(optimizer)
+    if generation is None:
         problem = "that is not a Keras optimizer"
         expected = "a tf.keras.optimizers.Optimizer or a tf.keras.optimizers.legacy.Optimizer"
         got = f"{optimizer!r} of type {type(optimizer).__name__}"
         fix = "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer."
         raise TypeError(message(owner, problem, expected, got, fix))
+    if generation == "keras3":
+        keras3.check_backend(owner)
     _check_nesting(optimizer, settings, owner)
-    return _class_of(is_legacy, settings.manager)(optimizer, settings)
+    return _class_of(generation, settings.manager)(optimizer, settings)
 
 
 def keras_optimizer_from_config(config: dict, custom_objects: dict | None = None) -> Any:
     """Makes an optimizer from what its `get_config` returned, whatever its class was."""
-    made_by = _class_of(config.get("is_legacy_optimizer", True), config["manager"])
-    return made_by.from_config(config, custom_objects)
+    generation = config.get("generation") or ("legacy" if config.get("is_legacy_optimizer", True) else "current")
+    return _class_of(generation, config["manager"]).from_config(config, custom_objects)
 
 
-def _class_of(is_legacy, manager):
-    legacy, current = PIPELINE_OPTIMIZERS if manager is None else SCALING_OPTIMIZERS
-    return legacy if is_legacy else current
+def _generation_of(optimizer):
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        return "legacy"
+    if isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        return "current"
+    return "keras3" if keras3.is_optimizer(optimizer) else None
+
+
+def _class_of(generation, manager):
+    if generation not in _CLASSES:
+        _take_keras3(None)
+    return _CLASSES[generation][manager is not None]
 
 
 def _check_nesting(optimizer, settings, owner):
-    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer) or keras3.scales_loss(optimizer):
         problem = "loss scaling must be outside the reduction, and happen once"
         expected, got = "the optimizer that updates the variables", type(optimizer).__name__
-        fix = (
-            "Pass that, and a loss_scale_manager to npu_keras_optimizer; or write "
-            "LossScaleOptimizer(npu_keras_optimizer(opt))."
-        )
+        also = "" if keras3.is_optimizer(optimizer) else "; or write LossScaleOptimizer(npu_keras_optimizer(opt))"
+        fix = f"Pass that, and a loss_scale_manager to npu_keras_optimizer{also}."
         raise ValueError(message(owner, problem, expected, got, fix))
     if isinstance(optimizer, PipelineMixin) or (settings.is_distributed and is_distributed(optimizer)):
         problem, expected = "the gradients would be averaged over the ranks twice", "one distributed optimizer"
@@ -64,3 +77,13 @@ def _check_nesting(optimizer, settings, owner):
         got = repr(optimizer).partition("(")[0] if is_ours else type(optimizer).__name__
         got, fix = f"{got}, which is one", "Pass the optimizer that it wraps."
         raise ValueError(message(owner, problem, expected, got, fix))
+
+
+def _take_keras3(_):
+    if keras3.backend() == "tensorflow":
+        from npu_bridge.gradients.keras.keras3 import Keras3LossScaleOptimizer, Keras3PipelineOptimizer
+
+        _CLASSES["keras3"] = (Keras3PipelineOptimizer, Keras3LossScaleOptimizer)
+
+
+keras3.when_keras3_loaded(_take_keras3)  # at once, because load_model of Keras 3 knows registered classes only

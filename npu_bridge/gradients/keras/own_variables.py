@@ -21,22 +21,29 @@ def note_names(store: Any, inner_count: int, state: Sequence) -> None:
     """Notes the names of the variables of stages, where the format of the file has room for them."""
     attributes = getattr(store, "attrs", None)
     if attributes is not None and state:
-        attributes[_NAMES] = [f"{inner_count + number}={name}" for number, name in enumerate(_names(state))]
+        attributes[_NAMES] = names_by_number(inner_count, state)
 
 
-def load_by_name(store: Any, inner: Sequence, state: Sequence) -> bool:
+def names_by_number(inner_count: int, state: Sequence) -> list[str]:
+    """What is noted of the variables of stages: `number=name` of each."""
+    return [f"{inner_count + number}={name}" for number, name in enumerate(_names(state))]
+
+
+def load_by_name(store: Any, inner: Sequence, state: Sequence, noted: Sequence[str] | None = None) -> bool:
     """Loads what fits, and says what does not; False where Keras can do it, or where the inner optimizer has changed.
 
     Args:
       store: arrays by number.
       inner: the variables of the inner optimizer, which must be there with their shapes.
       state: those of the stages.
+      noted: what `names_by_number` gave when the file was written; None for what `note_names` has put there.
     """
     saved = [np.asarray(store[str(number)]) for number in range(len(store.keys())) if str(number) in store]
-    noted = getattr(store, "attrs", {}).get(_NAMES, ())
+    if noted is None:
+        noted = getattr(store, "attrs", {}).get(_NAMES, ())
     by_name = {name: int(number) for number, _, name in (str(each).partition("=") for each in noted)}
     is_alike = len(saved) == len(inner) + len(state) and (not by_name or list(by_name) == _names(state))
-    if is_alike or not _fits_all(inner, saved) or len(inner) not in (len(saved), min(by_name.values(), default=-1)):
+    if is_alike or not fits_all(inner, saved) or len(inner) not in (len(saved), min(by_name.values(), default=-1)):
         return False
     for variable, value in zip(inner, saved):
         variable.assign(value)
@@ -52,7 +59,8 @@ def load_by_name(store: Any, inner: Sequence, state: Sequence) -> bool:
     return True
 
 
-def _fits_all(variables, values):
+def fits_all(variables: Sequence, values: Sequence[np.ndarray]) -> bool:
+    """Whether there is a value for each variable, of its shape."""
     pairs = list(zip(variables, values))
     return len(pairs) == len(variables) and all(one.shape.is_compatible_with(value.shape) for one, value in pairs)
 

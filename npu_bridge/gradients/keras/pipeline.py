@@ -77,6 +77,24 @@ class KerasPipeline:
             return pairs
         return self._combine(self._step_of_unscaled_loss(), pairs, may_be_left=True)
 
+    def combine_scaled(self, grads_and_vars: Sequence) -> list:
+        """As `combine_once`, for gradients of the loss that `scale_loss` gave in this function, if it was called.
+
+        Raises:
+          ValueError: it was called elsewhere, where the scale may be another.
+        """
+        pairs = list(grads_and_vars)
+        step = self._open_steps.take_scaled(is_nested=True)
+        if step is None:
+            if self._open_steps.find(pairs) is not None:
+                return pairs
+            if self.pipeline.scales_loss and self._open_steps.has_scaled:
+                problem = "scale_loss and apply run in different functions, between which the loss scale may move"
+                expected, got = "both in one tf.function, or none of them", "one outside"
+                raise ValueError(message(self._owner, problem, expected, got, "Call them side by side."))
+            step = self._step_of_unscaled_loss()
+        return self._combine(step, pairs, may_be_left=True)
+
     def forget(self, grads_and_vars: Sequence) -> bool:
         """True when these gradients went through the pipeline; the next time they are new ones."""
         return self._open_steps.take(list(grads_and_vars)) is not None
@@ -160,7 +178,8 @@ class KerasPipeline:
         if model is None:
             return
         with tf.init_scope():
-            got = "'auto'" if model.autotune_steps_per_execution else steps_per_execution(model)
+            is_tuned = getattr(model, "autotune_steps_per_execution", False)  # which Keras 3 has not
+            got = "'auto'" if is_tuned else steps_per_execution(model)
         if got != 1:
             problem = f"{spanning[0]} and Keras would both put several batches into one step"
             expected, fix = "steps_per_execution=1", "Leave it out of model.compile."

@@ -1,4 +1,4 @@
-"""Base classes of Keras optimizers with a pipeline, of either generation."""
+"""Base classes of Keras optimizers with a pipeline, of any generation."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ class PipelineMixin(delegating_trackable()):
     """
 
     has_stand_ins = True
+    _adapt = staticmethod(adapt)
 
     def __init__(self, optimizer: Any, settings: KerasSettings):
         super().__init__(optimizer)
         pipeline = settings.pipeline(optimizer)
         self._optimizer = optimizer
         self._settings = settings
-        self._pipeline = KerasPipeline(pipeline, adapt(optimizer, settings.name), settings.name)
+        self._pipeline = KerasPipeline(pipeline, self._adapt(optimizer, settings.name), settings.name)
         pipeline.restored_optimizer = lambda: optimizer
         self._state = pipeline.state()
         if settings.is_distributed:

@@ -1,0 +1,106 @@
+"""Rules as optimizers of Keras 3, which it loads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.base.plain_config import plain
+from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.tf_internals.graphs import owner_of_slots
+from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
+from npu_bridge.optimizers.groups import name_of
+from npu_bridge.optimizers.hypers import as_tensor, from_config
+from npu_bridge.optimizers.keras_optimizer import OF_ALL, KerasFace
+from npu_bridge.optimizers.rule import is_number
+from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, working_dtype
+
+keras = keras3.load(__name__)
+keras3.check_backend("npu_bridge.optimizers.keras3")
+
+
+class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
+    """A rule as a `keras.optimizers.Optimizer` of Keras 3; arguments as of `KerasOptimizer`."""
+
+    registered = staticmethod(keras.saving.register_keras_serializable("npu_bridge.keras3"))
+
+    def __init__(
+        self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
+    ):
+        base = {key: arguments.pop(key) for key in OF_ALL if key in arguments}
+        rule = self.rule_class(**arguments)  # before there is a variable; attributes come after all of Keras' own
+        is_fused = check_fused(self.rule_class.__name__, fused)
+        super().__init__(self._rate_for_keras(rule.learning_rate), name=name or self.rule_class.__name__, **base)
+        self.rule, self._is_fused = rule, is_fused
+        self._take_groups(groups)
+
+    def _rate_for_keras(self, rate):
+        if is_number(rate) or keras3.is_schedule(rate):
+            return float(rate) if is_number(rate) else rate
+        return lambda: as_tensor(rate, self._counter, tf.float32)  # Keras 3 gives functions no step
+
+    def build(self, variables):
+        """Makes the slots of variables of Keras, or of TensorFlow."""
+        if self.built:
+            return
+        values = [keras3.value_of(variable) for variable in variables]
+        self._groups.check(values)
+        super().build(variables)
+        self._updated = [owner_of_slots(value) for value in values]
+        self._slots = [self._make_slots(*both) for both in zip(variables, values)]
+        self._take_states_to_come()
+
+    def _make_slots(self, variable, value):
+        prefix, dtype = keras3.prefix_of_slots(variable), working_dtype(value).name
+        return {
+            slot: keras3.value_of(
+                self.add_variable(value.shape, keras.initializers.Constant(start), dtype, name=f"{prefix}{slot}")
+            )
+            for slot, start in self._groups.of(value).rule.slots().items()
+        }
+
+    def _rate_of_now(self):
+        return self.learning_rate
+
+    def apply(self, grads, trainable_variables=None):
+        """Updates the variables; see `keras.optimizers.Optimizer.apply`."""
+        changed = multiplied_by_factor(self.rule, [(grad, None) for grad in grads])
+        super().apply([grad for grad, _ in changed], trainable_variables)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Updates one variable; the rate is that of its group."""
+        self._update(keras3.value_of(variable), gradient)
+
+    def get_config(self):
+        """The rule's arguments and those of every Keras optimizer."""
+        own = plain({key: getattr(self, key) for key in ("name", *OF_ALL)})
+        return {**own, "fused": self._is_fused, **self._rule_config()}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The counterpart of `get_config`."""
+        deserialize = functools.partial(keras.optimizers.schedules.deserialize, custom_objects=custom_objects)
+        return cls(**from_config(config, deserialize))
+
+    def combine_key(self, variable):
+        """What the variables that are updated as one flat tensor have in common; None for those that are not."""
+        return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
+
+    def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
+        if not self._is_fused or distribution.num_replicas_in_sync > 1:
+            super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
+            return
+        pending = [
+            Pending(variable, as_dense(grad), self._slots_of(variable), self._groups.of(variable))
+            for grad, variable in grads_and_vars
+        ]
+        update_together(pending, self._counter, self._rate_of)
+
+    def _slots_of(self, variable):
+        return self._slots[self._get_variable_index(variable)]
+
+    def _slots_by_name(self):
+        return {name_of(variable): slots for variable, slots in zip(self._updated, getattr(self, "_slots", ()))}

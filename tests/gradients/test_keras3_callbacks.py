@@ -1,0 +1,118 @@
+"""The callbacks of this package in `fit` of Keras 3, whose list takes what has the methods of a callback."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.npu_init import npu_callbacks_append
+from npu_bridge.reporting import CsvWriter, MetricsCallback, ReportCallback, TensorBoardCallback
+from npu_bridge.session import EndTogetherCallback, ResumeCallback
+from npu_bridge.session.precision import AccelerateTrainCallback, Policy
+from tests.keras3_models import beside_keras3, dynamic, fit, make_model, state_of
+from tests.keras_models import make_data
+from tests.training import assert_same_bits
+
+pytestmark = beside_keras3
+BATCHES = 6
+
+
+def sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def batches(count=BATCHES):
+    return tf.data.Dataset.from_tensor_slices(make_data(count)).batch(8)
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, dynamic], ids=["bare", "wrapped"])
+def test_they_change_no_bit(wrap, tmp_path):
+    alone, losses = fit(wrap(sgd()), make_data(BATCHES))
+    others = [
+        ReportCallback(str(tmp_path / "report")),
+        MetricsCallback(CsvWriter(str(tmp_path / "numbers.csv")), 2),
+        TensorBoardCallback(str(tmp_path / "events")),
+        ResumeCallback(str(tmp_path / "model.keras"), every_n_steps=4),
+    ]
+    trained, same_losses = fit(wrap(sgd()), make_data(BATCHES), callbacks=npu_callbacks_append(others))
+    assert_same_bits(state_of(trained), state_of(alone))
+    assert same_losses == losses
+
+
+def test_a_report_knows_steps_scales_and_skips(tmp_path):
+    folder = tmp_path / "report"
+    _, losses = fit(dynamic(sgd()), make_data(BATCHES, poisoned=[2]), callbacks=[ReportCallback(str(folder))])
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "step" in row and "loss_scale" in row]
+    assert [row["skipped"] for row in steps] == [False, False, True, False, False, False]
+    assert [row["loss_scale"] for row in steps] == [1024.0, 1024.0, 1024.0, 512.0, 512.0, 512.0]
+    assert [row["loss"] for row in steps][:2] == losses[:2]
+    assert "<html" in (folder / "report.html").read_text()
+
+
+def test_a_report_of_a_fit_that_fails(tmp_path):
+    tokens, labels = make_data(2)
+    tokens[8:] = 1000  # the embedding has 10 rows
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        fit(sgd(), (tokens, labels), callbacks=[ReportCallback(str(tmp_path))])
+    assert "is not in [0, 10)" in (tmp_path / "report.html").read_text()
+
+
+def test_numbers_of_metrics(tmp_path):
+    path = tmp_path / "numbers.csv"
+    fit(dynamic(sgd()), make_data(BATCHES), callbacks=[MetricsCallback(CsvWriter(str(path)), 2)])
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    assert [line[0] for line in lines] == ["step", "1", "3", "5", "6"][: len(lines)]
+    assert [float(line[2]) for line in lines[1:3]] == [1024.0, 2048.0]
+    assert float(lines[1][4]) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_epochs_end_with_the_data(has_steps):
+    end, model = EndTogetherCallback(), make_model()
+    model.compile(dynamic(sgd()), "mse")
+    data = batches().repeat() if has_steps else batches()
+    steps = {"steps_per_epoch": 4} if has_steps else {}
+    model.fit(end.look_ahead(data), epochs=3, verbose=0, callbacks=[end], **steps)
+    assert int(model.optimizer.iterations) == (12 if has_steps else 18)
+    other = make_model()
+    other.compile(dynamic(sgd()), "mse")
+    other.fit(data, epochs=3, verbose=0, **steps)
+    assert_same_bits(state_of(model), state_of(other))
+    with pytest.raises(ValueError, match="fit does not train on what look_ahead returned"):
+        model.fit(data, verbose=0, callbacks=[EndTogetherCallback()], **steps)
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, dynamic], ids=["bare", "wrapped"])
+def test_an_interrupted_fit_goes_on_with_the_same_bits(wrap, tmp_path):
+    states = []
+    for stops in ([], [4]):
+        path = str(tmp_path / f"{len(stops)}.keras")
+        for until in (*stops, 10):
+            model, resume = make_model(), ResumeCallback(path, every_n_steps=2)
+            model.compile(wrap(sgd()), "mse")
+            done = resume.restore(model)
+            assert done == (4 if stops and until == 10 else 0)
+            data = batches(10).skip(done)
+            model.fit(data, steps_per_epoch=until - done, verbose=0, callbacks=npu_callbacks_append([resume]))
+        states.append(state_of(model))
+    assert_same_bits(states[1], states[0])
+
+
+def test_the_first_part_of_a_fit_computes_in_low_precision():
+    class Policies(keras.callbacks.Callback):
+        seen = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append((accelerate.policy, float(logs["loss"])))
+
+    accelerate, policies = AccelerateTrainCallback("fast|step|0.5"), Policies()
+    low, low_losses = fit(dynamic(sgd()), make_data(BATCHES), callbacks=[accelerate, policies])
+    _, losses = fit(dynamic(sgd()), make_data(BATCHES))
+    assert [policy == Policy("mixed", "float16") for policy, _ in policies.seen] == [True] * 3 + [False] * 3
+    assert low_losses[0] != losses[0]
+    np.testing.assert_allclose(low_losses, losses, rtol=1e-2)

@@ -1,0 +1,85 @@
+"""The small model of `keras_models.py` in Keras 3, on the same batches; none of it where `keras` is Keras 2."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from tests.canaries import of_keras3
+from tests.keras_models import BATCH_SIZE
+
+beside_keras3 = pytest.mark.skipif(not of_keras3.IS_BESIDE, reason=of_keras3.REASON)
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.05, use_ema=True, ema_overwrite_frequency=3),
+    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5),
+    "adamw": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1, gradient_accumulation_steps=2),
+}
+
+
+def make_model():
+    """An embedding under two dense layers, whose weights are the same in every process."""
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.layers.Input([3], dtype="int32"),
+            keras.layers.Embedding(10, 4, name="embedding"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5, activation="tanh", name="hidden", kernel_constraint="max_norm"),
+            keras.layers.Dense(2, dtype="float32", name="output"),
+        ]
+    )
+
+
+def dynamic(optimizer, init=2.0**10, growth=3, **arguments):
+    """Our loss scaling with the rule of Keras' own: halved at an overflow, doubled after some good steps."""
+    return npu_keras_optimizer(optimizer, ExponentialUpdateLossScaleManager(init, growth, 1, 2, 0.5), **arguments)
+
+
+class Trace(keras.callbacks.Callback):
+    """Keeps after every batch what `read` gives of the optimizer."""
+
+    def __init__(self, read):
+        super().__init__()
+        self._read, self.values = read, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.values.append(self._read(self.model.optimizer))
+
+
+def fit(optimizer, data, model=None, batch_size=BATCH_SIZE, callbacks=(), **compile_arguments):
+    """Trains one epoch, batch after batch in order; returns the model and the losses Keras shows after each batch."""
+    model = make_model() if model is None else model
+    losses = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+    model.compile(optimizer, loss="mse", **compile_arguments)
+    model.fit(*data, batch_size=batch_size, shuffle=False, verbose=0, callbacks=[note, *callbacks])
+    return model, losses
+
+
+def loop(optimizer, data, decorate=tf.function, scales=True, batch_size=BATCH_SIZE):
+    """Trains in a loop of one's own; gradients of the scaled loss go to `apply`."""
+    model, (tokens, labels) = make_model(), data
+    model.optimizer = optimizer
+
+    @decorate
+    def step(tokens, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(tokens) - labels))
+            differentiated = optimizer.scale_loss(loss) if scales else loss
+        gradients = tape.gradient(differentiated, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    for start in range(0, len(tokens), batch_size):
+        step(*(tf.constant(part[start : start + batch_size]) for part in (tokens, labels)))
+    return model
+
+
+def state_of(model):
+    """Every value of the model and of the optimizer that updates it, without a loss scale."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    values = [*model.variables, *optimizer.variables]
+    return {str(position): value.numpy() for position, value in enumerate(values)}
