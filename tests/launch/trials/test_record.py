@@ -184,6 +184,20 @@ def test_weights_go_into_variables_that_start_from_a_checkpoint(tmp_path):
         assert session.run(variable) == [3.0]
 
 
+def test_many_weights_are_loaded_in_one_run(monkeypatch, tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    (tmp_path / "rank_0/record.json").write_text(json.dumps({"steps": 0, "losses": []}))
+    np.savez(tmp_path / "rank_0/weights.npz", a=[5.0], b=[6.0], c=[7.0], d=[8.0])
+    with tf.Graph().as_default(), tf1.Session() as session:
+        shared = tf.zeros([1])
+        variables = [tf1.Variable(start, name=name) for name, start in zip("abcd", ([1.0], [2.0], shared, shared))]
+        sizes, run = [], session.run
+        monkeypatch.setattr(session, "run", lambda targets, feeds: sizes.append(len(targets)) or run(targets, feeds))
+        Replay(str(tmp_path)).load_weights(session)
+        assert np.ravel(run(variables)).tolist() == [5, 6, 7, 8]
+    assert sizes == [3, 1]  # two start from one tensor, which has one value in a run
+
+
 # A script of TensorFlow 1.
 LOOP = """
 import tensorflow as tf
