@@ -28,7 +28,7 @@ import tensorflow as tf
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.files import new_file, write_whole
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.base.tf_internals.graphs import control_flow_context, operator_definition
+from npu_bridge.base.tf_internals.graphs import allow_fetching, branches_around, operator_definition
 from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import list_elements
@@ -107,6 +107,7 @@ class RecordSteps(HookOfTraining):
         self._record = Record(folder, rank)
         self._facts = self._record.facts
         self._raced: dict[Run, list[tf.Operation]] = {}  # of each kind of run
+        self._opened: list[tf.Operation] = []  # that only this run can fetch
 
     def after_create_session(self, session, coord):
         """Writes the weights."""
@@ -118,7 +119,10 @@ class RecordSteps(HookOfTraining):
         """Asks for what the step reads."""
         if run_context.session is not self._session:
             return None
-        sources = find_sources(self.training.ops, self.training.fed_names)
+        sources = find_sources(self.training.ops, self.training.fed_names, _values_of(run_context))
+        self._opened = [each.op for each in sources.tensors.values() if not each.graph.is_fetchable(each)]
+        for op in self._opened:
+            allow_fetching(op)
         for tensor in (each for op in self._raced_in(self.training) for each in op.outputs):
             if tensor.shape.rank == 0 and tensor.name in self.training.values:
                 sources.tensors[tensor.name], sources.kinds[tensor.name] = tensor, "raced"
@@ -153,6 +157,8 @@ class RecordSteps(HookOfTraining):
         if run_context.session is not self._session or self._facts["steps"] >= self._steps:
             return
         graph = self._session.graph
+        for op in self._opened:
+            graph.prevent_fetching(op)
         for key, given in (run_context.original_args.feed_dict or {}).items():
             tensors = list_elements(graph, key)  # several for a sparse one
             for tensor, value in zip(tensors, [given] if len(tensors) == 1 else given):
@@ -204,8 +210,25 @@ def read_weights(session: Any) -> dict[str, np.ndarray]:
     return session.run({name_of(variable): variable for variable in variables if _is_number(variable.dtype)})
 
 
-def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset()) -> Sources:
-    """Finds where a step, of these operators, reads batches and random numbers that the script does not feed."""
+def _values_of(run_context):
+    """What is fed to a run, by the names of tensors."""
+    fed = {}
+    for key, value in (run_context.original_args.feed_dict or {}).items():
+        tensors = list_elements(run_context.session.graph, key)
+        if len(tensors) == 1:
+            fed[tensors[0].name] = value
+    return fed
+
+
+def find_sources(
+    ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset(), values: Mapping[str, Any] | None = None
+) -> Sources:
+    """Finds where a step, of these operators, reads batches and random numbers that the script does not feed.
+
+    Args:
+      fed: the names of what it feeds.
+      values: what they are, as far as known: they decide which branches of conditions a step runs.
+    """
     found = Sources({}, {}, {})
     for op in ops:
         kind = kind_of(op.type)
@@ -222,11 +245,24 @@ def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset())
                 continue
             if not _is_number(tensor.dtype):
                 found.missing[tensor.name] = f"its values are {tensor.dtype.name}"
-            elif control_flow_context(op) is not None:
+            elif (is_run := _is_run(op, values or {})) is None:
                 found.missing[tensor.name] = "it is inside a loop or a condition"
-            else:
+            elif is_run:
                 found.tensors[tensor.name], found.kinds[tensor.name] = tensor, kind
     return found
+
+
+def _is_run(op, values):
+    """Whether a step runs an operator, by the conditions around it; None where that is not known beforehand."""
+    for predicate, branch in branches_around(op):
+        while predicate is not None and predicate.op.type == "Identity" and predicate.name not in values:
+            predicate = predicate.op.inputs[0]
+        decided = None if predicate is None else values.get(predicate.name, tf.get_static_value(predicate))
+        if decided is None:
+            return None
+        if bool(decided) != branch:
+            return False
+    return True
 
 
 def kind_of(op_type: str) -> str | None:

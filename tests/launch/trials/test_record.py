@@ -216,6 +216,31 @@ def test_what_cannot_be_recorded_is_said(command, tmp_path):
     assert code == 0 and "not recorded: while/random_normal/RandomStandardNormal:0, as it is inside a loop" in output
 
 
+# Draws in conditions: one that a placeholder decides, and both branches of a constant one.
+CONDITIONS = """
+import sys
+import tensorflow as tf
+tf.set_random_seed(int(sys.argv[1]))
+is_training, phase = tf.placeholder(tf.bool, []), tf.equal("train", "train")
+weight = tf.get_variable("weight", initializer=[1.0, 2.0, 3.0, 4.0])
+masked = tf.layers.dropout(weight, 0.5, training=is_training, name="masked")
+noise = tf.cond(phase, lambda: tf.random_normal([4], name="noise"), lambda: tf.random_uniform([4], name="none"))
+train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum((masked + noise) ** 2))
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(4):
+        session.run(train, {is_training: True})
+        session.run(masked, {is_training: False})
+"""
+
+
+def test_what_is_drawn_in_a_condition_is_recorded(command, trials, tmp_path):
+    write_script(tmp_path, CONDITIONS)
+    code, output = command(record, "--steps", 3, "train.py", 1)
+    assert code == 0 and "2 random tensors" in output and "not recorded" not in output, output + trials.printed
+    code, output = command(replay, "recorded", "train.py", 2)
+    assert (code, "bit for bit" in output) == (0, True), output + trials.printed
+
+
 def test_an_optimizer_of_assignments_is_recorded(command, trials, tmp_path):
     write_script(tmp_path, BY_HAND)
     code, output = command(record, "--steps", 5, "train.py")
