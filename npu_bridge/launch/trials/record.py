@@ -134,7 +134,8 @@ class RecordSteps(HookOfTraining):
         if self.training.loss is not None:
             fetches["loss"], self._facts["loss"] = self.training.loss, self.training.loss.name
         if self._with_tensors:
-            names = self.training.values
+            # Not what nothing reads: a frozen batch normalisation, for one, leaves the statistics of its batch unset.
+            names = {each.name for op in self.training.ops for each in op.inputs}.intersection(self.training.values)
             aliases = ("Const", "Identity")  # of a variable's buffer, in which the step's own update is seen
             ops = (op for op in self.training.ops if op.type not in aliases)
             tensors = [each for op in ops for each in op.outputs if each.name in names]

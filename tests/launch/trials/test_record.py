@@ -241,6 +241,28 @@ def test_what_is_drawn_in_a_condition_is_recorded(command, trials, tmp_path):
     assert (code, "bit for bit" in output) == (0, True), output + trials.printed
 
 
+# A frozen batch normalisation. It leaves the statistics of its batch unset, outputs 1 to 4, and nothing reads them.
+FROZEN = """
+import tensorflow as tf
+hidden = tf.layers.conv2d(tf.random_normal([2, 4, 4, 3]), 3, 1, name="before")
+hidden = tf.layers.batch_normalization(hidden, training=False, fused=True, name="frozen")
+train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(hidden ** 2))
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(3):
+        session.run(train)
+"""
+
+
+def test_tensors_are_those_that_something_reads(command, trials, tmp_path):
+    write_script(tmp_path, FROZEN)
+    code, output = command(record, "--steps", 2, "--tensors", "train.py")
+    assert code == 0, output + trials.printed
+    kept = np.load(tmp_path / "recorded/rank_0/tensors_00001.npz").files
+    assert "before/Conv2D:0" in kept
+    assert "frozen/FusedBatchNormV3:0" in kept
+    assert not {f"frozen/FusedBatchNormV3:{output}" for output in range(1, 5)} & set(kept)
+
+
 def test_an_optimizer_of_assignments_is_recorded(command, trials, tmp_path):
     write_script(tmp_path, BY_HAND)
     code, output = command(record, "--steps", 5, "train.py")
