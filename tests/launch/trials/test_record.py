@@ -263,6 +263,29 @@ def test_tensors_are_those_that_something_reads(command, trials, tmp_path):
     assert not {f"frozen/FusedBatchNormV3:{output}" for output in range(1, 5)} & set(kept)
 
 
+# One loss after another, as where batches of several lengths have a graph each.
+TWO_LOSSES = """
+import tensorflow as tf
+weight = tf.get_variable("weight", initializer=[1.0, 2.0])
+data = [tf.placeholder(tf.float32, [2], name=name) for name in ("short", "long")]
+losses = [tf.reduce_sum((weight - each) ** 2, name=each.op.name + "_loss") for each in data]
+train = [tf.train.GradientDescentOptimizer(0.1).minimize(loss) for loss in losses]
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for step in range(4):
+        session.run(train[step % 2], {data[step % 2]: [0.5, 0.5]})
+"""
+
+
+def test_each_step_has_its_own_loss(command, trials, tmp_path):
+    write_script(tmp_path, TWO_LOSSES)
+    code, output = command(record, "--steps", 3, "train.py")
+    assert code == 0, output + trials.printed
+    facts = json.loads((tmp_path / "recorded/rank_0/record.json").read_text())
+    assert facts["loss_names"] == ["short_loss:0", "long_loss:0", "short_loss:0"]
+    assert facts["losses"] == pytest.approx([2.5, 1.6, 1.024])
+
+
 def test_an_optimizer_of_assignments_is_recorded(command, trials, tmp_path):
     write_script(tmp_path, BY_HAND)
     code, output = command(record, "--steps", 5, "train.py")
