@@ -105,6 +105,31 @@ def _():
     expect(graphs.brought_into(context, outside).op.type == "Switch", "a tensor was not switched")
 
 
+@canary_of(graphs.branches_around, graphs.allow_fetching)
+def _():
+    found, is_training = [], v1.placeholder(tf.bool, [])
+
+    def branch():
+        found.append(tf.constant(2.0))
+        return tf.while_loop(lambda i: i < 1.0, lambda i: found.append(i + 1.0) or found[-1], [found[0]])
+
+    was_on = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    try:
+        v1.cond(is_training, lambda: tf.constant(3.0), branch)
+    finally:
+        if was_on:
+            v1.enable_control_flow_v2()
+    inside, in_loop = (list(graphs.branches_around(tensor.op)) for tensor in found)
+    ((decides, is_branch),) = inside
+    expect(decides.op.inputs[0] is is_training and not is_branch, f"the branch is {inside}")
+    expect(in_loop == [(None, False), *inside], f"the loop in it is {in_loop}")
+    graph = found[0].graph
+    was = graph.is_fetchable(found[0])
+    graphs.allow_fetching(found[0].op)
+    expect(not was and graph.is_fetchable(found[0]), "what is inside a condition cannot be fetched")
+
+
 @canary_of(graphs.is_branch_or_body)
 def _():
     found = []

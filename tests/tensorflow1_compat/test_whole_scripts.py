@@ -19,12 +19,14 @@ pytestmark = pytest.mark.skipif(
     reason="no TensorFlow 1.15; `make venv-tf115` needs Python 3.7",
 )
 
-# Dropout, a pooled convolution, an embedding, batch normalisation, and an optimizer of assignments, as in BERT.
+# Dropout, also in a condition, places chosen at random, a pooled convolution, an embedding, batch normalisation, and an
+# optimizer of assignments, as in BERT.
 SCRIPT = """
 import numpy as np
 import tensorflow as tf
 from npu_bridge.npu_init import *
 from npu_bridge.estimator.npu_unary_ops import npu_unary_ops
+from npu_bridge.npu_cpu import npu_cpu_ops
 with tf.Graph().as_default(), tf.Session() as other:
     other.run(tf.decode_raw(tf.constant("ab"), tf.uint8))  # a session that trains nothing is no step
 with tf.Session() as npu:
@@ -38,7 +40,10 @@ hidden = tf.contrib.layers.flatten(tf.layers.max_pooling2d(hidden, 2, 2))
 hidden = npu_ops.dropout(tf.layers.batch_normalization(hidden, training=True), 0.7)
 words = tf.get_variable("words", [10, 8])
 hidden = tf.concat([hidden, tf.nn.embedding_lookup(words, tf.random_uniform([8], maxval=10, dtype=tf.int32))], 1)
-loss = tf.losses.sparse_softmax_cross_entropy(label, tf.layers.dense(hidden, 4))
+kept = tf.cond(tf.equal("train", "train"), lambda: tf.nn.dropout(hidden, rate=0.1), lambda: hidden)
+rows, is_row = npu_cpu_ops.randomchoicewithmask(x=label > 0, count=4)
+heavy = 1.0 + tf.scatter_nd(rows, tf.cast(is_row, tf.float32), [8])
+loss = tf.losses.sparse_softmax_cross_entropy(label, tf.layers.dense(kept, 4), weights=heavy)
 step, variables = tf.train.get_or_create_global_step(), tf.trainable_variables()
 gradients, _ = tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in tf.gradients(loss, variables)], 1.0)
 assigned = []

@@ -65,6 +65,20 @@ def control_flow_context(op: tf.Operation) -> Any:
     return op._get_control_flow_context()
 
 
+def branches_around(op: tf.Operation) -> Iterator[tuple[tf.Tensor | None, bool]]:
+    """The TF 1 conditions an operator is in, from the inside: what decides, and which branch it is (`CondContext.pred`
+    and `branch`, TF 2.15). A loop has None for what decides."""
+    context = op._get_control_flow_context()
+    while context is not None:
+        yield getattr(context, "pred", None), bool(getattr(context, "branch", 0))
+        context = context.outer_context
+
+
+def allow_fetching(op: tf.Operation) -> None:
+    """Takes back `Graph.prevent_fetching`; it holds for all that is inside a TF 1 condition (TF 2.15)."""
+    op.graph._unfetchable_ops.discard(op)
+
+
 def current_control_flow_context(graph: tf.Graph) -> Any:
     """The TF 1 condition or loop that is being built, or None (`Graph._get_control_flow_context`, TF 2.15)."""
     return graph._get_control_flow_context()

@@ -2,10 +2,11 @@
 
 A folder has `rank_<n>` for each rank with
 
-- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss`, the name of their tensor; `kinds`
-  of the recorded tensors by name ("batch", "fed", "random" or "raced") and `not_recorded`, what could not be, with the
-  reason; `trained`, the variables that steps train, and `updates`, the operators that do; `races`, variables that a
-  step reads and writes in no order, with the operators; `is_float32`, whether every operator kept its dtype;
+- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss_names`, those of their tensors, as
+  a script may train one loss after another; `kinds` of the recorded tensors by name ("batch", "fed", "random" or
+  "raced") and `not_recorded`, what could not be, with the reason; `trained`, the variables that steps train, and
+  `updates`, the operators that do; `races`, variables that a step reads and writes in no order, with the operators;
+  `is_float32`, whether every operator kept its dtype;
 - `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
 - `step_00000.npz` and so on: the values of the tensors by name;
 - `tensors_00000.npz` and so on, where that is asked for: what the operators of a step compute, in their order, and
@@ -28,7 +29,7 @@ import tensorflow as tf
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.files import new_file, write_whole
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.base.tf_internals.graphs import control_flow_context, operator_definition
+from npu_bridge.base.tf_internals.graphs import allow_fetching, branches_around, operator_definition
 from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import list_elements
@@ -71,7 +72,7 @@ class Record:
         self._folder = folder_of_rank(folder, rank)
         self.facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
         mode = imposed_options().get("precision_mode")
-        self.facts.update(updates=[], trained=[], loss=None, is_float32=mode == "must_keep_origin_dtype")
+        self.facts.update(updates=[], trained=[], loss_names=[], is_float32=mode == "must_keep_origin_dtype")
         self._secondary = Secondary(f"the record in {self._folder}")
         self._is_whole = True
 
@@ -107,6 +108,7 @@ class RecordSteps(HookOfTraining):
         self._record = Record(folder, rank)
         self._facts = self._record.facts
         self._raced: dict[Run, list[tf.Operation]] = {}  # of each kind of run
+        self._opened: list[tf.Operation] = []  # that only this run can fetch
 
     def after_create_session(self, session, coord):
         """Writes the weights."""
@@ -118,7 +120,10 @@ class RecordSteps(HookOfTraining):
         """Asks for what the step reads."""
         if run_context.session is not self._session:
             return None
-        sources = find_sources(self.training.ops, self.training.fed_names)
+        sources = find_sources(self.training.ops, self.training.fed_names, _values_of(run_context))
+        self._opened = [each.op for each in sources.tensors.values() if not each.graph.is_fetchable(each)]
+        for op in self._opened:
+            allow_fetching(op)
         for tensor in (each for op in self._raced_in(self.training) for each in op.outputs):
             if tensor.shape.rank == 0 and tensor.name in self.training.values:
                 sources.tensors[tensor.name], sources.kinds[tensor.name] = tensor, "raced"
@@ -128,9 +133,10 @@ class RecordSteps(HookOfTraining):
             self._facts["not_recorded"]["iterations_per_loop"] = "a run trains several steps, and the last is seen"
         fetches: dict[str, Any] = {"values": sources.tensors}
         if self.training.loss is not None:
-            fetches["loss"], self._facts["loss"] = self.training.loss, self.training.loss.name
+            fetches["loss"] = self.training.loss
         if self._with_tensors:
-            names = self.training.values
+            # Not what nothing reads: a frozen batch normalisation, for one, leaves the statistics of its batch unset.
+            names = {each.name for op in self.training.ops for each in op.inputs}.intersection(self.training.values)
             aliases = ("Const", "Identity")  # of a variable's buffer, in which the step's own update is seen
             ops = (op for op in self.training.ops if op.type not in aliases)
             tensors = [each for op in ops for each in op.outputs if each.name in names]
@@ -153,6 +159,8 @@ class RecordSteps(HookOfTraining):
         if run_context.session is not self._session or self._facts["steps"] >= self._steps:
             return
         graph = self._session.graph
+        for op in self._opened:
+            graph.prevent_fetching(op)
         for key, given in (run_context.original_args.feed_dict or {}).items():
             tensors = list_elements(graph, key)  # several for a sparse one
             for tensor, value in zip(tensors, [given] if len(tensors) == 1 else given):
@@ -167,6 +175,7 @@ class RecordSteps(HookOfTraining):
             self._record.save(f"tensors_{self._facts['steps']:05d}.npz", run_values.results["tensors"])
         loss = run_values.results.get("loss")
         self._facts["losses"].append(None if loss is None else float(loss))
+        self._facts["loss_names"].append(None if loss is None else self.training.loss.name)
         self._facts["steps"] += 1
         if self._facts["steps"] == self._steps:
             self.end(self._session)
@@ -204,8 +213,25 @@ def read_weights(session: Any) -> dict[str, np.ndarray]:
     return session.run({name_of(variable): variable for variable in variables if _is_number(variable.dtype)})
 
 
-def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset()) -> Sources:
-    """Finds where a step, of these operators, reads batches and random numbers that the script does not feed."""
+def _values_of(run_context):
+    """What is fed to a run, by the names of tensors."""
+    fed = {}
+    for key, value in (run_context.original_args.feed_dict or {}).items():
+        tensors = list_elements(run_context.session.graph, key)
+        if len(tensors) == 1:
+            fed[tensors[0].name] = value
+    return fed
+
+
+def find_sources(
+    ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset(), values: Mapping[str, Any] | None = None
+) -> Sources:
+    """Finds where a step, of these operators, reads batches and random numbers that the script does not feed.
+
+    Args:
+      fed: the names of what it feeds.
+      values: what they are, as far as known: they decide which branches of conditions a step runs.
+    """
     found = Sources({}, {}, {})
     for op in ops:
         kind = kind_of(op.type)
@@ -222,11 +248,24 @@ def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset())
                 continue
             if not _is_number(tensor.dtype):
                 found.missing[tensor.name] = f"its values are {tensor.dtype.name}"
-            elif control_flow_context(op) is not None:
+            elif (is_run := _is_run(op, values or {})) is None:
                 found.missing[tensor.name] = "it is inside a loop or a condition"
-            else:
+            elif is_run:
                 found.tensors[tensor.name], found.kinds[tensor.name] = tensor, kind
     return found
+
+
+def _is_run(op, values):
+    """Whether a step runs an operator, by the conditions around it; None where that is not known beforehand."""
+    for predicate, branch in branches_around(op):
+        while predicate is not None and predicate.op.type == "Identity" and predicate.name not in values:
+            predicate = predicate.op.inputs[0]
+        decided = None if predicate is None else values.get(predicate.name, tf.get_static_value(predicate))
+        if decided is None:
+            return None
+        if bool(decided) != branch:
+            return False
+    return True
 
 
 def kind_of(op_type: str) -> str | None:

@@ -55,18 +55,25 @@ class Replay(tf.train.SessionRunHook):
         with session.graph.as_default():
             variables = {name_of(variable): variable for variable in tf.global_variables()}
         self._tell("variables", set(saved.files) - set(variables))
-        for name, variable in variables.items():
-            if name not in saved.files:
-                continue
-            value = saved[name]
-            if not variable.shape.is_compatible_with(value.shape):
-                raise ValueError(
-                    f"replay: variable {name} has another shape. Expected {value.shape} as recorded; got "
-                    f"{variable.shape}. Build the model that was recorded."
-                )
-            # A tensor where a variable of TensorFlow 1 starts from a checkpoint.
-            initializer = getattr(variable.initializer, "op", variable.initializer)
-            session.run(initializer, {initializer.inputs[1]: value})
+        # Many in one run: a session prepares its whole graph anew for every new set of fetches.
+        left = [(variable, saved[name]) for name, variable in variables.items() if name in saved.files]
+        while left:
+            targets, feeds, later = [], {}, []
+            for variable, value in left:
+                if not variable.shape.is_compatible_with(value.shape):
+                    raise ValueError(
+                        f"replay: variable {name_of(variable)} has another shape. Expected {value.shape} as recorded; "
+                        f"got {variable.shape}. Build the model that was recorded."
+                    )
+                # A tensor where a variable of TensorFlow 1 starts from a checkpoint.
+                initializer = getattr(variable.initializer, "op", variable.initializer)
+                if initializer.inputs[1].name in feeds:  # two variables that start from one tensor
+                    later.append((variable, value))
+                else:
+                    targets.append(initializer)
+                    feeds[initializer.inputs[1].name] = value
+            session.run(targets, feeds)
+            left = later
 
     def feeds(self, graph, step):
         """What a step reads: values by the names of tensors, for `feed_dict`."""

@@ -184,6 +184,20 @@ def test_weights_go_into_variables_that_start_from_a_checkpoint(tmp_path):
         assert session.run(variable) == [3.0]
 
 
+def test_many_weights_are_loaded_in_one_run(monkeypatch, tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    (tmp_path / "rank_0/record.json").write_text(json.dumps({"steps": 0, "losses": []}))
+    np.savez(tmp_path / "rank_0/weights.npz", a=[5.0], b=[6.0], c=[7.0], d=[8.0])
+    with tf.Graph().as_default(), tf1.Session() as session:
+        shared = tf.zeros([1])
+        variables = [tf1.Variable(start, name=name) for name, start in zip("abcd", ([1.0], [2.0], shared, shared))]
+        sizes, run = [], session.run
+        monkeypatch.setattr(session, "run", lambda targets, feeds: sizes.append(len(targets)) or run(targets, feeds))
+        Replay(str(tmp_path)).load_weights(session)
+        assert np.ravel(run(variables)).tolist() == [5, 6, 7, 8]
+    assert sizes == [3, 1]  # two start from one tensor, which has one value in a run
+
+
 # A script of TensorFlow 1.
 LOOP = """
 import tensorflow as tf
@@ -200,6 +214,76 @@ def test_what_cannot_be_recorded_is_said(command, tmp_path):
     write_script(tmp_path, LOOP)
     code, output = command(record, "--steps", 2, "train.py")
     assert code == 0 and "not recorded: while/random_normal/RandomStandardNormal:0, as it is inside a loop" in output
+
+
+# Draws in conditions: one that a placeholder decides, and both branches of a constant one.
+CONDITIONS = """
+import sys
+import tensorflow as tf
+tf.set_random_seed(int(sys.argv[1]))
+is_training, phase = tf.placeholder(tf.bool, []), tf.equal("train", "train")
+weight = tf.get_variable("weight", initializer=[1.0, 2.0, 3.0, 4.0])
+masked = tf.layers.dropout(weight, 0.5, training=is_training, name="masked")
+noise = tf.cond(phase, lambda: tf.random_normal([4], name="noise"), lambda: tf.random_uniform([4], name="none"))
+train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum((masked + noise) ** 2))
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(4):
+        session.run(train, {is_training: True})
+        session.run(masked, {is_training: False})
+"""
+
+
+def test_what_is_drawn_in_a_condition_is_recorded(command, trials, tmp_path):
+    write_script(tmp_path, CONDITIONS)
+    code, output = command(record, "--steps", 3, "train.py", 1)
+    assert code == 0 and "2 random tensors" in output and "not recorded" not in output, output + trials.printed
+    code, output = command(replay, "recorded", "train.py", 2)
+    assert (code, "bit for bit" in output) == (0, True), output + trials.printed
+
+
+# A frozen batch normalisation. It leaves the statistics of its batch unset, outputs 1 to 4, and nothing reads them.
+FROZEN = """
+import tensorflow as tf
+hidden = tf.layers.conv2d(tf.random_normal([2, 4, 4, 3]), 3, 1, name="before")
+hidden = tf.layers.batch_normalization(hidden, training=False, fused=True, name="frozen")
+train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(hidden ** 2))
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(3):
+        session.run(train)
+"""
+
+
+def test_tensors_are_those_that_something_reads(command, trials, tmp_path):
+    write_script(tmp_path, FROZEN)
+    code, output = command(record, "--steps", 2, "--tensors", "train.py")
+    assert code == 0, output + trials.printed
+    kept = np.load(tmp_path / "recorded/rank_0/tensors_00001.npz").files
+    assert "before/Conv2D:0" in kept
+    assert "frozen/FusedBatchNormV3:0" in kept
+    assert not {f"frozen/FusedBatchNormV3:{output}" for output in range(1, 5)} & set(kept)
+
+
+# One loss after another, as where batches of several lengths have a graph each.
+TWO_LOSSES = """
+import tensorflow as tf
+weight = tf.get_variable("weight", initializer=[1.0, 2.0])
+data = [tf.placeholder(tf.float32, [2], name=name) for name in ("short", "long")]
+losses = [tf.reduce_sum((weight - each) ** 2, name=each.op.name + "_loss") for each in data]
+train = [tf.train.GradientDescentOptimizer(0.1).minimize(loss) for loss in losses]
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for step in range(4):
+        session.run(train[step % 2], {data[step % 2]: [0.5, 0.5]})
+"""
+
+
+def test_each_step_has_its_own_loss(command, trials, tmp_path):
+    write_script(tmp_path, TWO_LOSSES)
+    code, output = command(record, "--steps", 3, "train.py")
+    assert code == 0, output + trials.printed
+    facts = json.loads((tmp_path / "recorded/rank_0/record.json").read_text())
+    assert facts["loss_names"] == ["short_loss:0", "long_loss:0", "short_loss:0"]
+    assert facts["losses"] == pytest.approx([2.5, 1.6, 1.024])
 
 
 def test_an_optimizer_of_assignments_is_recorded(command, trials, tmp_path):

@@ -139,6 +139,19 @@ def dropout(x, keep_prob, noise_shape=None, seed=None, name=None, **_):
     return tf.nn.dropout(x, rate=1 - keep_prob, noise_shape=noise_shape, seed=seed, name=name)
 
 
+def random_choice(x, count, seed=0, seed2=0):
+    """Places where a boolean tensor is True, and which rows are; what is drawn has the name that it has in a record."""
+    places = tf.cast(tf.where(tf.cast(x, tf.bool)), tf.int32)
+    found = tf.shape(places)[0]
+    drawn = tf.raw_ops.RandomUniform(shape=found[tf.newaxis], dtype=tf.float32, seed=seed, seed2=seed2)
+    shuffled = tf.gather(places, tf.argsort(drawn))
+    rows = count or found
+    taken = tf.minimum(found, rows)
+    chosen = tf.pad(shuffled[:taken], [[0, rows - taken], [0, 0]])
+    chosen.set_shape([count or None, None])
+    return chosen, tf.range(rows) < taken
+
+
 def gelu(x):
     """The approximation by tanh."""
     return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * tf.pow(x, 3))))
@@ -281,6 +294,7 @@ MORE = {
     "smooth": first,
     "dropout": dropout,
     "gelu": gelu,
+    "randomchoicewithmask": random_choice,
     "IterationPerLoop": IterationPerLoop,
 }
 
