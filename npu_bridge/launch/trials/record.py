@@ -2,10 +2,10 @@
 
 A folder has `rank_<n>` for each rank with
 
-- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss`, the name of their tensor; `kinds`
-  of the recorded tensors by name ("batch", "fed", "random" or "raced") and `not_recorded`, what could not be, with the
-  reason; `trained`, the variables that steps train, and `updates`, the operators that do; `races`, variables that a
-  step reads and writes in no order, with the operators; `is_float32`, whether every operator kept its dtype;
+- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss`, the names of their tensors;
+  `kinds` of the recorded tensors by name ("batch", "fed", "random" or "raced") and `not_recorded`, what could not be,
+  with the reason; `trained`, the variables that steps train, and `updates`, the operators that do; `races`, variables
+  that a step reads and writes in no order, with the operators; `is_float32`, whether every operator kept its dtype;
 - `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
 - `step_00000.npz` and so on: the values of the tensors by name;
 - `tensors_00000.npz` and so on, where that is asked for: what the operators of a step compute, in their order, and
@@ -71,7 +71,7 @@ class Record:
         self._folder = folder_of_rank(folder, rank)
         self.facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
         mode = imposed_options().get("precision_mode")
-        self.facts.update(updates=[], trained=[], loss=None, is_float32=mode == "must_keep_origin_dtype")
+        self.facts.update(updates=[], trained=[], loss=[], is_float32=mode == "must_keep_origin_dtype")
         self._secondary = Secondary(f"the record in {self._folder}")
         self._is_whole = True
 
@@ -128,7 +128,7 @@ class RecordSteps(HookOfTraining):
             self._facts["not_recorded"]["iterations_per_loop"] = "a run trains several steps, and the last is seen"
         fetches: dict[str, Any] = {"values": sources.tensors}
         if self.training.loss is not None:
-            fetches["loss"], self._facts["loss"] = self.training.loss, self.training.loss.name
+            fetches["loss"] = self.training.loss
         if self._with_tensors:
             names = self.training.values
             aliases = ("Const", "Identity")  # of a variable's buffer, in which the step's own update is seen
@@ -167,6 +167,7 @@ class RecordSteps(HookOfTraining):
             self._record.save(f"tensors_{self._facts['steps']:05d}.npz", run_values.results["tensors"])
         loss = run_values.results.get("loss")
         self._facts["losses"].append(None if loss is None else float(loss))
+        self._facts["loss"].append(None if loss is None else self.training.loss.name)  # a GAN has several
         self._facts["steps"] += 1
         if self._facts["steps"] == self._steps:
             self.end(self._session)

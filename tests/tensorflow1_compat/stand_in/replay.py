@@ -46,7 +46,8 @@ class Oracle:
             feeds = {**(feed_dict or {}), **replay.feeds(graph, step)}
             self._note_drawn(graph, fetches, feeds)
             more = {name: name for name in self._tensors(step) if has_tensor(graph, name)}
-            asked, seen, loss = run(session, (fetches, more, self._loss(graph, fetches)), feeds, options, run_metadata)
+            loss = self._loss(graph, fetches, step)
+            asked, seen, loss = run(session, (fetches, more, loss), feeds, options, run_metadata)
             self._losses.append(float(loss[0]) if loss else None)
             if self._tensors(step):
                 np.savez(os.path.join(OUT, f"tensors_{step:05d}.npz"), **seen)
@@ -73,10 +74,11 @@ class Oracle:
         if not isinstance(ys, (list, tuple)) and ys.shape.ndims == 0:
             self._scalars.append((ys, {getattr(each, "op", None) for each in gradients}))
 
-    def _loss(self, graph, fetches):
-        """The loss by its name, or, as Keras has other names, the last scalar whose gradients are at work."""
-        if self._facts["loss"] and has_tensor(graph, self._facts["loss"]):
-            return [self._facts["loss"]]
+    def _loss(self, graph, fetches, step):
+        """A step's loss by its name, or, as Keras has other names, the last scalar whose gradients are at work."""
+        for name in self._facts["loss"][step : step + 1]:
+            if name and has_tensor(graph, name):
+                return [name]
         needed = self._replay.needed(graph, fetches)
         return [scalar for scalar, gradients in self._scalars if gradients & needed][-1:]
 
