@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from npu_bridge.base.after_import import after_import
-from npu_bridge.base.tf_internals.contrib import accept_whole_floats, load_generated_code_with
+from npu_bridge.base.tf_internals.contrib import accept_whole_floats, add_larger_epsilons, load_generated_code_with
 from npu_bridge.base.tf_internals.sessions import set_deterministic
 from tensorflow1_compat import journal, old_attributes, proxies, spawn
 from tensorflow1_compat.extensions import UserExtensionLoader
@@ -71,7 +71,7 @@ def _prepare_child(path: str, roots: list[str], known_paths: list[str], era: int
 
 
 def switch_v2_off() -> None:
-    """What TensorFlow 1.15 does by default: graphs, no resource variables, plain shapes, sizes like `64 / 2`."""
+    """What TensorFlow 1.15 does by default: graphs, plain variables, shapes and epsilons, sizes like `64 / 2`."""
     import tensorflow.compat.v1 as tf
 
     # One of the switches warns that it is about to be dropped, which a script of TensorFlow 1 need not hear.
@@ -82,6 +82,7 @@ def switch_v2_off() -> None:
     try:
         tf.disable_v2_behavior()
         accept_whole_floats()
+        add_larger_epsilons()
         set_deterministic(False)  # TF_DETERMINISTIC_OPS, unknown to 1.15, refuses random operators without a seed
         old_attributes.give()
     finally:

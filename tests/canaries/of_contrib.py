@@ -29,6 +29,22 @@ def _():
     expect(v1.Dimension(64 / 2) == 32, "a whole float is not a size")
 
 
+@canary_of(contrib.add_larger_epsilons)
+def _():
+    from tensorflow.python.ops import gen_nn_ops, nn_impl
+
+    try:
+        for _ in range(2):
+            contrib.add_larger_epsilons()
+        one, x = tf.ones([1]), tf.constant(np.sqrt([[[[1e-5]], [[0.0]]]]), tf.float32)
+        for epsilon, expected in ((1e-9, 1.001e-5), (2e-5, 2e-5)):
+            y = v1.nn.fused_batch_norm(x, one, 0 * one, 0 * one, one * 0, epsilon, is_training=False)[0]
+            y = v1.Session().run(y) if not tf.executing_eagerly() else y.numpy()
+            expect(np.allclose(y.max() ** 2, 1e-5 / expected, rtol=1e-5), f"{epsilon} gives {y.max()}")
+    finally:
+        nn_impl.gen_nn_ops = gen_nn_ops
+
+
 @canary_of(contrib.load_generated_code_with)
 def _():
     from tensorflow.python.autograph.pyct import loader as loader_of_autograph

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 # Dropout, also in a condition, places chosen at random, a pooled convolution, an embedding, batch normalisation, and an
 # optimizer of assignments, as in BERT.
 SCRIPT = """
+import os
 import numpy as np
 import tensorflow as tf
 from npu_bridge.npu_init import *
@@ -52,6 +53,7 @@ for gradient, variable in zip(gradients, variables):
     moved = 0.9 * moment + 0.1 * gradient
     rate = tf.train.polynomial_decay(0.1, step, 20)
     assigned += [variable.assign(variable - rate * (moved + 0.01 * variable)), moment.assign(moved)]
+assert os.environ["RANK_SIZE"] == "1" and os.environ["RANK_ID"] == os.environ["DEVICE_ID"] == "0"
 train = tf.group(*assigned, tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS)), step.assign(step + 1))
 with tf.train.MonitoredTrainingSession(config=npu_config_proto(config_proto=tf.ConfigProto())) as session:
     for _ in range(12):
@@ -83,6 +85,34 @@ with tf.Session() as session:
         session.run(train, {x: [0.1, 0.2, 0.3]})
 """
 
+# Two losses, each with its own feeds; updates that need not wait for other gradients, but for the loss scale; a GRU.
+GAN = """
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import *
+from npu_bridge.estimator.npu.npu_dynamic_rnn import DynamicAUGRU, DynamicGRUV2
+real, noise = tf.placeholder(tf.float32, [4, 3]), tf.placeholder(tf.float32, [4, 2])
+fake = tf.layers.dense(tf.layers.dense(noise, 64, tf.tanh, name="g0"), 3, name="g1")
+gru, augru = DynamicGRUV2(5, tf.float32), DynamicAUGRU(5, tf.float32)
+rated = lambda x: tf.layers.dense(
+    augru(gru(tf.reshape(x, [3, 4, 1]))[0], tf.fill([3, 4], 0.25), seq_length=[3, 2, 1, 3])[1][-1],
+    1, name="d0", reuse=tf.AUTO_REUSE)
+of_real, of_fake = rated(real), rated(fake)
+d_loss = tf.reduce_mean(tf.nn.softplus(-of_real) + tf.nn.softplus(of_fake))
+g_loss, trained = tf.reduce_mean(tf.nn.softplus(-of_fake)), []
+for loss, is_g in ((d_loss, False), (g_loss, True)):
+    variables = [each for each in tf.trainable_variables() if (each.name[0] == "g") == is_g]
+    optimizer = NPULossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5), FixedLossScaleManager(loss_scale=1024))
+    pairs = optimizer.compute_gradients(loss, variables, gate_gradients=tf.train.Optimizer.GATE_NONE)
+    trained.append(optimizer.apply_gradients(pairs))
+draw = np.random.RandomState(0)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(5):
+        session.run(trained[0], {real: draw.randn(4, 3), noise: draw.randn(4, 2)})
+        session.run(trained[1], {noise: draw.randn(4, 2)})
+"""
+
 
 def replayed(folder, text, *options):
     write_script(folder, text)
@@ -90,7 +120,7 @@ def replayed(folder, text, *options):
     return subprocess.run(tool, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("text, slots", [(SCRIPT, 8), (KERAS, 12)], ids=["assignments", "keras"])
+@pytest.mark.parametrize("text, slots", [(SCRIPT, 8), (KERAS, 12), (GAN, 0)], ids=["assignments", "keras", "gan"])
 def test_the_same_training(tmp_path, text, slots):
     done = replayed(tmp_path, text)
     assert done.returncode == 0 and "agrees over 10 steps, within 1e-05" in done.stdout, done.stdout + done.stderr

@@ -14,6 +14,8 @@ from npu_bridge.base.tf_internals.names import KERAS
 if TYPE_CHECKING:
     import tensorflow as tf
 
+_LEAST_EPSILON = 1.001e-5  # what cuDNN once asked for
+
 
 def constant_shape(tensor: tf.Tensor) -> tf.TensorShape:
     """What is known of a shape tensor while a graph is made (`tensor_util.constant_value_as_shape`, TF 2.15)."""
@@ -34,6 +36,25 @@ def accept_whole_floats() -> None:
             original(self, int(value) if isinstance(value, float) and value.is_integer() else value)
 
         tensor_shape.Dimension.__init__ = whole
+
+
+def add_larger_epsilons() -> None:
+    """Has batch normalisations that are fused add 1.001e-5 or more to a variance, as in TensorFlow 1.15.
+
+    Only `nn_impl.fused_batch_norm` (TF 2.15), which Keras and TF-Slim call, sees the operator that does.
+    """
+    from tensorflow.python.ops import gen_nn_ops, nn_impl
+
+    if nn_impl.gen_nn_ops is not gen_nn_ops:
+        return
+    stock = gen_nn_ops.fused_batch_norm_v3
+
+    @functools.wraps(stock)
+    def fused(*arguments: Any, epsilon: float, **options: Any) -> Any:
+        return stock(*arguments, epsilon=max(epsilon, _LEAST_EPSILON), **options)
+
+    nn_impl.gen_nn_ops = types.ModuleType(gen_nn_ops.__name__, gen_nn_ops.__doc__)
+    nn_impl.gen_nn_ops.__dict__.update(vars(gen_nn_ops), fused_batch_norm_v3=fused)
 
 
 def in_both_modes(method: Callable, **options: Any) -> Callable:

@@ -18,6 +18,8 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.training import session_run_hook
 
 PACKAGES = ("npu_bridge", "npu_device", "hccl")
+_ZERO = ("RANK_ID", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX")
+VARIABLES = {"RANK_SIZE": "1", **dict.fromkeys(_ZERO, "0"), "JOB_ID": "10087"}  # a launcher's, of one rank
 
 
 class Anything:
@@ -71,12 +73,17 @@ def inner(optimizer, *_, **__):
 
 
 def loss_scaled(optimizer, *_, **__):
-    """An optimizer as it is, beside a tensor that hooks of scripts fetch by its name: no step overflows."""
+    """An optimizer that updates nothing before it has all gradients, as one that asks whether they are finite.
+
+    Hooks of scripts fetch the tensor beside it by its name: no step overflows.
+    """
     apply = optimizer.apply_gradients
 
-    def applied(*given, **named):
+    def applied(grads_and_vars, *given, **named):
         tf.constant(True, name="overflow_status_reduce_all")
-        return apply(*given, **named)
+        grads_and_vars = list(grads_and_vars)
+        with tf.control_dependencies([gradient for gradient, _ in grads_and_vars if gradient is not None]):
+            return apply(grads_and_vars, *given, **named)
 
     optimizer.apply_gradients = applied
     return optimizer
@@ -178,6 +185,50 @@ class DynamicRNN(tf.keras.layers.Layer):
 
         h, *others = tf.scan(step, x, (tf.zeros([tf.shape(x)[1], self._width]),) * 7)
         return [h, h, *others]
+
+
+class DynamicGRUV2(tf.keras.layers.Layer):
+    """A GRU in one direction whose gates are update, reset and new; it gives y, h, these and the hidden part of new."""
+
+    def __init__(self, hidden_size, dtype, *_, **__):
+        super().__init__(name=type(self).__name__.lower(), dtype=dtype)
+        self._width = hidden_size
+
+    def build(self, shape):
+        shape, width = (shape[0] if isinstance(shape, list) else shape), 3 * self._width
+        self._weights_of_x = self.add_weight("weight_input", [int(shape[2]), width])
+        self._weights_of_h = self.add_weight("weight_hidden", [self._width, width])
+        self._biases = [self.add_weight(name, [width]) for name in ("bias_input", "bias_hidden")]
+        super().build(shape)
+
+    def call(self, x, seq_length=None):
+        return self._run(x, seq_length)
+
+    def _run(self, x, lengths, attention=None):
+        steps, batch = tf.unstack(tf.shape(x)[:2])
+        lengths = tf.fill([batch], steps) if lengths is None else lengths
+
+        def step(before, now):
+            count, x, attention = now
+            of_x = tf.split(tf.matmul(x, self._weights_of_x) + self._biases[0], 3, axis=1)
+            of_h = tf.split(tf.matmul(before[1], self._weights_of_h) + self._biases[1], 3, axis=1)
+            update, reset = tf.sigmoid(of_x[0] + of_h[0]), tf.sigmoid(of_x[1] + of_h[1])
+            new, weakened = tf.tanh(of_x[2] + reset * of_h[2]), (1 - attention)[:, None] * update
+            h = (1 - weakened) * new + weakened * before[1]
+            is_there, nothing = count < lengths, tf.zeros_like(h)
+            gates = [tf.where(is_there, each, nothing) for each in (h, update, weakened, reset, new, of_h[2])]
+            return (gates[0], tf.where(is_there, h, before[1]), *gates[1:])
+
+        elements = (tf.range(steps), x, tf.zeros([steps, batch]) if attention is None else attention)
+        y, h, update, weakened, *others = tf.scan(step, elements, (tf.zeros([batch, self._width]),) * 7)
+        return [y, h, update, *([] if attention is None else [weakened]), *others]
+
+
+class DynamicAUGRU(DynamicGRUV2):
+    """A GRU whose update gate is multiplied by 1 - attention; this comes after the update gate."""
+
+    def call(self, x, weight_att, seq_length=None):
+        return self._run(x, seq_length, weight_att)
 
 
 def operation(*_, **__):
@@ -283,6 +334,8 @@ STAR = {
 }
 MORE = {
     "DynamicRNN": DynamicRNN,
+    "DynamicGRUV2": DynamicGRUV2,
+    "DynamicAUGRU": DynamicAUGRU,
     "History": Anything,
     "INK": "",
     "QUIET": "",
@@ -320,5 +373,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install():
-    """From now on scripts of this process find `npu_bridge` and its like here."""
+    """From now on scripts of this process find `npu_bridge` and its like here, and are told of their rank."""
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
     sys.meta_path.insert(0, _Finder())
