@@ -68,7 +68,7 @@ class KerasFace:
 
     def _take_groups(self, groups):
         # Keras would put wrappers around lists and dictionaries, and take variables in them for the optimizer's.
-        object.__setattr__(self, "_group_arguments", groups)
+        self.__dict__["_group_arguments"] = groups
         self._groups = ParameterGroups(self.rule, groups)
         self._updated: list[Any] = []
         self._to_come = states.StatesToCome()

@@ -17,7 +17,18 @@ from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer
 from npu_bridge.session import EndTogetherCallback
-from npu_bridge.stages import Accumulate, ClipByGlobalNorm
+from npu_bridge.stages import (
+    Accumulate,
+    Adasum,
+    CentralizeGradients,
+    ClipByGlobalNorm,
+    Freeze,
+    FreezeSchedule,
+    PartialSync,
+    Threshold,
+    TopK,
+    sync_all,
+)
 from tests.keras3_models import Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
 from tests.keras_models import BATCH_SIZE, make_data
 from tests.once import forget_what_was_said
@@ -307,3 +318,33 @@ def test_ranks_with_unequal_numbers_of_batches_end_together(on_ranks):
     assert steps == steps_there == 6
     assert weights == weights_there
     assert seeds != seeds_there
+
+
+STAGES = {
+    "freeze": lambda: [Freeze(FreezeSchedule(groups=2))],
+    "top k": lambda: [TopK(0.25)],
+    "threshold and centralize": lambda: [Threshold(1e-3), CentralizeGradients()],
+    "adasum": lambda: [Adasum()],
+    "partial": lambda: [PartialSync(2)],
+}
+
+
+def trained_with_stages():
+    """On a rank: by stages, the weights after some steps on data of its own; those of `PartialSync` once averaged."""
+    rank, found = collective.current().rank, {}
+    for name, make in STAGES.items():
+        data = [np.roll(part, BATCH_SIZE * rank, axis=0) for part in make_data(STEPS)]
+        model, _ = fit(dynamic(momentum(), stages=make()), data)
+        if name == "partial":
+            sync_all(model.optimizer)
+        found[name] = state_of(model)
+    return found
+
+
+def test_ranks_stay_alike_with_every_stage(on_ranks):
+    first, second = on_ranks(2, trained_with_stages)
+    plain = trained("distributed", "fit")
+    for name, state in first.items():
+        weights = dict(list(state.items())[:5])
+        assert_same_bits(second[name], weights)
+        assert any(value.tobytes() != plain[key].tobytes() for key, value in weights.items()), name
