@@ -18,7 +18,7 @@ from npu_bridge.optimizers.keras_optimizer import OF_ALL, KerasFace
 from npu_bridge.optimizers.rule import is_number
 from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, working_dtype
 
-keras = keras3.load(__name__)
+keras: Any = keras3.load(__name__)
 keras3.check_backend("npu_bridge.optimizers.keras3")
 
 
