@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from lamb import LAMBOptimizer, WarmupThenLinearDecay
-from tfa_lamb import TfaLAMBOptimizer
+
+from tests.training import beside_addons, tfa
+
+if tfa is not None:
+    from tfa_lamb import TfaLAMBOptimizer
+else:
+    TfaLAMBOptimizer = None
 
 EXCLUDED = ["LayerNorm", "layer_norm", "bias"]
 
@@ -24,7 +30,7 @@ def numpy_lamb(values, grads, rate, decay, adapts, beta_1=0.9, beta_2=0.999, eps
     return values
 
 
-@pytest.mark.parametrize("optimizer_class", [LAMBOptimizer, TfaLAMBOptimizer])
+@pytest.mark.parametrize("optimizer_class", [LAMBOptimizer, pytest.param(TfaLAMBOptimizer, marks=beside_addons)])
 @pytest.mark.parametrize(("name", "excluded"), [("dense/kernel", False), ("LayerNorm/gamma", True), ("bias", True)])
 def test_update_rule_and_exclusions(graph, name, excluded, optimizer_class):
     rng = np.random.default_rng(1)
@@ -42,6 +48,7 @@ def test_update_rule_and_exclusions(graph, name, excluded, optimizer_class):
     np.testing.assert_allclose(result, expected, rtol=2e-5)
 
 
+@beside_addons
 def test_config_round_trip_keeps_the_exclusions():
     optimizer = TfaLAMBOptimizer(0.1, weight_decay_rate=0.02, exclude_from_weight_decay=EXCLUDED)
     copy = TfaLAMBOptimizer.from_config(optimizer.get_config())
