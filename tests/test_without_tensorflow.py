@@ -142,6 +142,15 @@ def test_keras_3_under_the_name_of_keras_2_is_refused(choice, first, cause):
         assert done.stderr.splitlines()[-1].startswith(said)
 
 
+@pytest.mark.parametrize("first", ["import npu_bridge", "import npu_device"])
+def test_modules_below_tf_keras_are_of_keras_2(first):
+    code = f"{first}\nimport tensorflow\nfrom tensorflow.keras.layers import Dense\nprint(Dense.__module__)"
+    environment = {name: text for name, text in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.startswith(f"{KERAS}."), done.stdout + done.stderr
+
+
 @pytest.mark.skipif(KERAS == "keras", reason="TensorFlow 2.15 greets at a level that is set")
 def test_tensorflow_does_not_greet_and_other_lines_stay():
     code = "import os, npu_bridge\nimport tensorflow\nos.write(2, b'last')"

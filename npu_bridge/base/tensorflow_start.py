@@ -68,11 +68,9 @@ def _see_to(tensorflow: types.ModuleType) -> None:
             raise ImportError(problem, name="tensorflow")
         return
     if not names.HAS_ESTIMATORS:
-        from npu_bridge.base import environment
         from npu_bridge.base.tf_internals.estimators import bring_back
 
-        if environment.read_variable(_KERAS_CHOICE) is None:
-            environment.write_variable(_KERAS_CHOICE, 1)
+        _choose_keras_2()
         bring_back(tensorflow)
     if not _is_verbose():
         logging.getLogger("tensorflow").addFilter(_is_no_advice)
@@ -110,6 +108,14 @@ def _problem_of_keras(tensorflow: types.ModuleType) -> str:
     )
 
 
+def _choose_keras_2() -> None:
+    """Has `tf.keras` be Keras 2, unless the user has chosen."""
+    from npu_bridge.base import environment
+
+    if environment.read_variable(_KERAS_CHOICE) is None:
+        environment.write_variable(_KERAS_CHOICE, 1)
+
+
 @contextlib.contextmanager
 def _while_loading() -> Iterator[None]:
     """TensorFlow reads the level of its C++ messages once, while it is loaded.
@@ -122,6 +128,8 @@ def _while_loading() -> Iterator[None]:
     problem = numpy_problem(*versions) if all(versions) else ""
     if problem:
         raise ImportError(problem, name="tensorflow")
+    if not names.HAS_ESTIMATORS:
+        _choose_keras_2()  # `from tensorflow.keras.layers import Dense` follows what it was when TensorFlow was loaded
     given = "0" if _is_verbose() else environment.read_variable(_LEVEL)
     level = {} if given else {_LEVEL: "1"}
     greets = given == "0" or names.HAS_ESTIMATORS
