@@ -38,9 +38,11 @@ _STANDS_STILL = "It seems that global step"
 _SLOW_CALLBACK = re.compile(r"Callback method `(\w+)` is slow .* time: ([\d.]+)s\)")
 _SHORT_SECS = 0.01  # ours: beside a step that is shorter still, anything is slow
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_GREETINGS = (b"WARNING: All log messages before absl::InitializeLog()", b"port.cc", b"cpu_feature_guard.cc")
-_KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read when `tf.keras` is used first; 1 for Keras 2
-_KERAS_2 = ("1", "true", "True")
+_GREETING = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} .* (port|cpu_feature_guard)\.cc:\d+\]"
+)
+_KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read while TensorFlow is loaded, and when `tf.keras` is used first
+_KERAS_2 = ("1", "true", "True")  # its values for Keras 2
 
 
 def watch() -> None:
@@ -154,7 +156,7 @@ def _without_greetings() -> Iterator[None]:
             os.close(original)
             said.seek(0)
             for line in said:
-                if not any(greeting in line for greeting in _GREETINGS):
+                if not _GREETING.match(line):
                     os.write(2, line)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import textwrap
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from npu_bridge.base.tf_internals.names import KERAS
 from tests.launch.launching import npu_run, write_script
 from tests.tensorflow1_compat.test_plain_python import run
+from tests.training import beside_addons
 
 SCRIPT = """
     import numpy as np, sys
@@ -99,10 +99,6 @@ OF_LEGACY = {
         optimizer = tfa.optimizers.MovingAverage(tf.keras.optimizers.SGD(0.25), average_decay=0.0)
     """,
 }
-
-
-HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
-beside_addons = pytest.mark.skipif(not HAS_ADDONS, reason="tensorflow-addons is for TensorFlow 2.15")
 
 
 @pytest.mark.parametrize("kind", ["a subclass", pytest.param("a wrapper", marks=beside_addons)])
