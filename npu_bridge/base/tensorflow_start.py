@@ -71,8 +71,10 @@ def _see_to(tensorflow: types.ModuleType) -> None:
         return
     if not names.HAS_ESTIMATORS:
         from npu_bridge.base.tf_internals.estimators import bring_back
+        from npu_bridge.base.tf_internals.keras3 import lead_to_keras_2
 
         _choose_keras_2()
+        lead_to_keras_2(tensorflow)
         bring_back(tensorflow)
     if not _is_verbose():
         logging.getLogger("tensorflow").addFilter(_is_no_advice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import types
 
 import keras
@@ -94,3 +95,13 @@ def _():
     with environment.temporarily(lambda: {"TF_USE_LEGACY_KERAS": "0"}):
         expect(loader.Model is keras.Model, "it is no Keras 3")
     expect(keras3.is_tf_keras(tensorflow), "it is not seen")
+
+
+@canary_of(keras3.lead_to_keras_2, eagerly=True)
+def _():
+    tensorflow = types.ModuleType("tensorflow")
+    tensorflow.__path__ = ["elsewhere"]
+    for _ in range(2):
+        keras3.lead_to_keras_2(tensorflow)
+    first, last = tensorflow.__path__
+    expect(os.path.isdir(os.path.join(first, "keras")) and last == "elsewhere", "Keras 2 has another folder")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import os
 import sys
 import types
 from typing import Any, Callable
@@ -49,6 +51,18 @@ def is_tf_keras(tensorflow: types.ModuleType) -> bool:
     module = vars(tensorflow).get("keras")
     settled = {} if module is None else object.__getattribute__(module, "__dict__")
     return settled.get("_tfll_keras_version") == "keras_3" or settled.get("__name__") == f"{_MODULE}._tf_keras.keras"
+
+
+def lead_to_keras_2(tensorflow: types.ModuleType) -> None:
+    """Has `from tensorflow.keras.layers import Dense` find Keras 2, also where TensorFlow was loaded first.
+
+    Seen in TensorFlow 2.21: `tensorflow.__path__` begins with the folder that has `keras`.
+    """
+    package = importlib.util.find_spec(KERAS)
+    for place in (package and package.submodule_search_locations) or ():
+        folder = os.path.join(place, "api", "_v2")
+        if folder not in tensorflow.__path__:
+            tensorflow.__path__.insert(0, folder)
 
 
 def is_optimizer(value: Any) -> bool:
