@@ -7,7 +7,8 @@ Four optimizers train the same model in turns, a block of steps each, in one pro
 dynamic loss scale. A block is one call of the function that `fit` runs, with as many steps in it
 (`steps_per_execution`), so that what Keras does between steps does not hide them. Printed are medians of the blocks and
 two ratios, as medians over the rounds: our loss scaling against Keras' (aim: at most 1.00), and the distributed
-optimizer on one process against the bare one (aim: at most 1.02).
+optimizer on one process against the bare one (aim: at most 1.02). `--generation keras3` takes Keras 3 in place of
+`tf.keras`; it needs TensorFlow 2.16 or later.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer  # n
 INITIAL_SCALE = 2.0**15
 GROWTH_PERIOD_STEPS = 2000  # what the peer uses by default
 OPTIMIZERS = {
-    "current": lambda: tf.keras.optimizers.Adam(1e-3),
-    "legacy": lambda: tf.keras.optimizers.legacy.Adam(1e-3),
+    "current": lambda keras: keras.optimizers.Adam(1e-3),
+    "legacy": lambda keras: keras.optimizers.legacy.Adam(1e-3),
+    "keras3": lambda keras: keras.optimizers.Adam(1e-3),
 }
 
 
@@ -40,24 +42,25 @@ def our_loss_scaling(optimizer):
     )
 
 
-CONTENDERS = {
-    "bare optimizer": lambda optimizer: optimizer,
-    "KerasDistributeOptimizer": KerasDistributeOptimizer,
-    "LossScaleOptimizer": tf.keras.mixed_precision.LossScaleOptimizer,
-    "npu_keras_optimizer": our_loss_scaling,
-}
+def load_keras(generation):
+    """The package, and its own loss scaling."""
+    if generation != "keras3":
+        return tf.keras, tf.keras.mixed_precision.LossScaleOptimizer
+    import keras
+
+    return keras, keras.optimizers.LossScaleOptimizer
 
 
-def build_block(wrap, make_optimizer, layer_count, steps):
+def build_block(keras, optimizer, layer_count, steps):
     """A callable that trains `steps` steps of a chain of small dense layers, the way `fit` does."""
-    tf.keras.utils.set_random_seed(1)
-    model = tf.keras.Sequential([tf.keras.layers.Input([16])])
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input([16])])
     for _ in range(layer_count):
-        model.add(tf.keras.layers.Dense(16))
-    model.compile(wrap(make_optimizer()), loss="mse", steps_per_execution=steps)
+        model.add(keras.layers.Dense(16))
+    model.compile(optimizer, loss="mse", steps_per_execution=steps)
     batch = tf.random.stateless_normal([32, 16], seed=[1, 2])
     batches = iter(tf.data.Dataset.from_tensors((batch, batch)).cache().repeat())
-    train = model.make_train_function()
+    train = model.make_train_function() or model.train_function  # Keras 3 returns nothing
 
     def block():
         start = time.perf_counter()
@@ -77,9 +80,17 @@ def main():
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    keras, peer_loss_scaling = load_keras(arguments.generation)
+    contenders = {
+        "bare optimizer": lambda optimizer: optimizer,
+        "KerasDistributeOptimizer": KerasDistributeOptimizer,
+        "LossScaleOptimizer": peer_loss_scaling,
+        "npu_keras_optimizer": our_loss_scaling,
+    }
     make_optimizer = OPTIMIZERS[arguments.generation]
     blocks = {
-        name: build_block(wrap, make_optimizer, arguments.layers, arguments.steps) for name, wrap in CONTENDERS.items()
+        name: build_block(keras, wrap(make_optimizer(keras)), arguments.layers, arguments.steps)
+        for name, wrap in contenders.items()
     }
     times = {name: [] for name in blocks}
     for block in blocks.values():
