@@ -15,7 +15,7 @@ import click
 import pytest
 from rich.console import Console
 
-from npu_bridge.launch.doctor.build import Installer, InstallError, cache_folder
+from npu_bridge.launch.doctor.build import Installer, InstallError, _build_environment, cache_folder
 from npu_bridge.launch.doctor.machine import machine_section, versions_section
 from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
@@ -312,3 +312,9 @@ def test_headers_that_are_elsewhere_are_led_to(tmp_path, is_there):
     else:
         assert folders == [str(built / "include"), str(include / "external/highwayhash")]
         assert (built / "include" / asked_for).read_text() == '#include "xla/hlo/builder/xla_builder.h"\n'
+
+
+def test_headers_that_later_compilers_no_longer_include_are_asked_for(monkeypatch):
+    monkeypatch.setenv("CXXFLAGS", "-O1")
+    assert _build_environment([])["CXXFLAGS"] == "-include stdexcept -O1"
+    assert "CPLUS_INCLUDE_PATH" not in _build_environment([])

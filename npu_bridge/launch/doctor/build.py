@@ -182,4 +182,6 @@ def _build_environment(headers: Sequence[str]) -> dict[str, str]:
     # A `make` that started us offers its job slots through MAKEFLAGS; Horovod's own make cannot reach them.
     paths = os.pathsep.join([*headers, *filter(None, [os.environ.get("CPLUS_INCLUDE_PATH")])])
     more = {"CPLUS_INCLUDE_PATH": paths} if headers else {}
+    # Horovod's sources use what g++ before 14 includes by itself.
+    more["CXXFLAGS"] = " ".join(filter(None, ["-include stdexcept", os.environ.get("CXXFLAGS")]))
     return {**os.environ, **HOROVOD_CHOICES, "MAKEFLAGS": f"-j{jobs}", **more}
