@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -15,7 +16,7 @@ import click
 import pytest
 from rich.console import Console
 
-from npu_bridge.launch.doctor.build import Installer, InstallError, _build_environment, cache_folder
+from npu_bridge.launch.doctor.build import _BEFORE_SOURCES, Installer, InstallError, _build_environment, cache_folder
 from npu_bridge.launch.doctor.machine import machine_section, versions_section
 from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
@@ -316,5 +317,18 @@ def test_headers_that_are_elsewhere_are_led_to(tmp_path, is_there):
 
 def test_headers_that_later_compilers_no_longer_include_are_asked_for(monkeypatch):
     monkeypatch.setenv("CXXFLAGS", "-O1")
-    assert _build_environment([])["CXXFLAGS"] == "-include stdexcept -O1"
-    assert "CPLUS_INCLUDE_PATH" not in _build_environment([])
+    found = _build_environment([], Path("folder/before.h"))
+    assert found["CXXFLAGS"] == '-include "folder/before.h" -O1'
+    assert "CPLUS_INCLUDE_PATH" not in found
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
+@pytest.mark.parametrize("version", ["", "-D__GNUC__=14"], ids=["this compiler", "as for g++ 14"])
+def test_what_is_read_before_sources_compiles(tmp_path, version):
+    """With it, sources get a `span` of the standard library, whichever compiler there is."""
+    (tmp_path / "before.h").write_text(_BEFORE_SOURCES)
+    asks = "#ifdef FLATBUFFERS_USE_STD_SPAN\nstd::span<char> f(char* p) { return std::span<char>(p, 2); }\n#endif\n"
+    (tmp_path / "source.cc").write_text(f'{asks}int main() {{ throw std::logic_error("no"); }}\n')
+    command = ["c++", "-w", "-std=c++17", *version.split(), "-include", "before.h", "-c", "source.cc"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -37,6 +37,29 @@ _INCLUDE = "import importlib.util as u; print(u.find_spec('tensorflow').submodul
 _XLA_BUILDER = "tensorflow/compiler/xla/client/xla_builder.h"  # as Horovod includes it
 _XLA_BUILDERS = ("xla/hlo/builder/xla_builder.h", "xla/client/xla_builder.h")
 _BROUGHT = ("highwayhash", "farmhash_archive/src")
+# Read before each of Horovod's sources, which g++ 14 refuses: they use a header that earlier compilers include by
+# themselves, and assign to a constant in a `span` of their own, in place of which they take one of the standard library.
+_BEFORE_SOURCES = """\
+#include <stdexcept>
+#if __GNUC__ >= 14 && __cplusplus < 202002L
+#include <cstddef>
+#define FLATBUFFERS_USE_STD_SPAN
+namespace std {
+inline constexpr size_t dynamic_extent = static_cast<size_t>(-1);
+template <class T, size_t extent = dynamic_extent>
+class span {
+ public:
+  span(T* first, size_t count) : first_(first), count_(count) {}
+  T* data() const { return first_; }
+  size_t size() const { return count_; }
+
+ private:
+  T* first_;
+  size_t count_;
+};
+}  // namespace std
+#endif
+"""
 
 
 class InstallError(RuntimeError):
@@ -78,7 +101,9 @@ class Installer:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as built:
             build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]
-            environment = _build_environment(self._headers(Path(built)))
+            before = Path(built) / "before_sources.h"
+            before.write_text(_BEFORE_SOURCES)
+            environment = _build_environment(self._headers(Path(built)), before)
             if self.run([self._python, "-m", "pip", *build, HOROVOD], environment) != 0:
                 raise InstallError("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
@@ -174,14 +199,18 @@ def _missing_tools() -> str:
     )
 
 
-def _build_environment(headers: Sequence[str]) -> dict[str, str]:
-    """TensorFlow over Gloo, on as many cores as the memory allows, with further folders of headers."""
+def _build_environment(headers: Sequence[str], before: Path) -> dict[str, str]:
+    """TensorFlow over Gloo, on as many cores as the memory allows, with further folders of headers.
+
+    Args:
+      headers: the folders.
+      before: a header that is read before each source.
+    """
     # One compiler process on TensorFlow's headers takes up to about 2 GiB.
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     jobs = max(1, min(os.cpu_count() or 1, int(memory_gib / 2)))
     # A `make` that started us offers its job slots through MAKEFLAGS; Horovod's own make cannot reach them.
     paths = os.pathsep.join([*headers, *filter(None, [os.environ.get("CPLUS_INCLUDE_PATH")])])
     more = {"CPLUS_INCLUDE_PATH": paths} if headers else {}
-    # Horovod's sources use what g++ before 14 includes by itself.
-    more["CXXFLAGS"] = " ".join(filter(None, ["-include stdexcept", os.environ.get("CXXFLAGS")]))
+    more["CXXFLAGS"] = " ".join(filter(None, [f'-include "{before}"', os.environ.get("CXXFLAGS")]))
     return {**os.environ, **HOROVOD_CHOICES, "MAKEFLAGS": f"-j{jobs}", **more}
