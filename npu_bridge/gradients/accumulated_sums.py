@@ -46,12 +46,12 @@ class Window:
       sums: the variables that hold the sums of the batches before.
       steps: batches of a window.
       grads_and_vars: this batch's pairs.
-      addend: what to add for a gradient, called with it and the dtype of the sum.
+      addend: what to add for a gradient, called with it, the dtype of the sum and the number of batches before it.
     Attributes:
       is_last: boolean scalar, whether this batch is the last one of its window.
     """
 
-    def __init__(self, sums: Sums, steps: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType], Any]):
+    def __init__(self, sums: Sums, steps: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType, Any], Any]):
         self._counter, self._counted = sums.counter, sums.counter.read_value()
         self.is_last = self._counted >= steps - 1  # more than that in a window which began with more steps
         kept = [
@@ -63,7 +63,9 @@ class Window:
         # In the order in which the backward pass delivers: what reduces them looks for that order.
         for position in sorted(range(len(kept)), key=order_of_readiness(gradients)):
             if kept[position] is not None:
-                self._sums[position] = kept[position].added(addend(gradients[position], kept[position].sum.dtype))
+                self._sums[position] = kept[position].added(
+                    addend(gradients[position], kept[position].sum.dtype, self._counted)
+                )
 
     def totals(self, step: Step) -> list:
         """Pairs with the sums so far, multiplied as the gradients of this batch are."""

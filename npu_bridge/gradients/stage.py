@@ -197,7 +197,8 @@ class Stage(KnownKeywords):
       communicates: True for a stage that keeps ranks together: by exchanging gradients, or variables after the update.
       transfer_name: prefix of the names of its transfers between ranks; empty where it makes none.
       needs_variables: True for a stage that must know of which variables gradients are.
-      spans_batches: True for a stage that makes one update of several batches.
+      spans_batches: True for a stage that makes one update of several batches, and `batches_so_far` then the variable
+        that counts those since the last update; None while there is none.
       leaves_out: True for a stage that leaves variables out of some steps. Its `accumulate` is also called before, with
         gradients that the optimizer has just computed and that nobody else uses yet (`Losses.is_backward_own`).
       needs_true_units: True for a stage that must not get gradients that another optimizer's loss scale multiplies.
@@ -216,6 +217,7 @@ class Stage(KnownKeywords):
     transfer_name = ""
     needs_variables = False
     spans_batches = False
+    batches_so_far: Any = None
     leaves_out = False
     needs_true_units = False
     differ_between_ranks: tuple = ()

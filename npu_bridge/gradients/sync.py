@@ -56,6 +56,19 @@ def sync_if_needed(optimizer: Any) -> None:
         _sync(pipelines)
 
 
+def batches_waiting(optimizer: Any) -> list:
+    """Variables that count the batches which an optimizer has added up and not yet applied; none for most.
+
+    Args:
+      optimizer: as of `sync_all`; one without stages has none.
+    """
+    try:
+        stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
+    except TypeError:
+        return []
+    return [stage.batches_so_far for stage in stages if stage.spans_batches and stage.batches_so_far is not None]
+
+
 def _need_it(pipelines: Sequence) -> bool:
     return any(pipeline.has_rank_values or _synchronising(pipeline) for pipeline in pipelines)
 

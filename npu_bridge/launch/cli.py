@@ -33,6 +33,7 @@ from npu_bridge.launch.command_line import (
 )
 from npu_bridge.launch.commands import COMMANDS, GROUPS, find_command, missing_script
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job.elastic import Bounds, HostsFrom, Members, check_numbers, run_elastic
 from npu_bridge.launch.job.hosts import Plan, plan_job
 from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
@@ -49,6 +50,7 @@ _RANGE = re.compile(r"\s+\[x>=\d+\]$")  # what click puts behind the help of a n
 # Titles of the help, and the options below each; all others come last.
 _OPTIONS = {
     "Ranks": ("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
+    "Ranks that come and go": ("least", "most", "hosts_from", "wait_secs", "cool_down_secs"),
     "What npu-run writes": ("out", "logs", "timeline", "repeat", "vary"),
     "The script": ("settings", "era", "trees"),
 }
@@ -141,6 +143,27 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
     metavar="SECS",
     help="End the job when a rank has waited so long; 0: never. Default: when all ranks have waited for 600 s.",
 )
+@click.option("--min-np", "least", type=click.IntRange(min=1), metavar="N", help="Go on while N ranks are left.")
+@click.option("--max-np", "most", type=click.IntRange(min=1), metavar="N", help="Take in ranks up to N. Default: -np.")
+@click.option("--hosts-from", metavar="COMMAND", help="Command that prints the hosts there are: h1:4. Asked each 5 s.")
+@click.option(
+    "--wait",
+    "wait_secs",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    default=600.0,
+    metavar="SECS",
+    help="How long to wait while there are fewer ranks. Default: 600.",
+)
+@click.option(
+    "--cool-down",
+    "cool_down_secs",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    default=60.0,
+    metavar="SECS",
+    help="How long a place that lost its rank is left out. Default: 60.",
+)
 @click.option("-o", "--out", metavar="DIR", help="Folder for these. Default: logs, timeline, repeats.")
 @click.option("--logs", is_flag=True, help="Keep what each rank prints, in rank_<n>.log.")
 @click.option("--timeline", metavar="FIRST:LAST", help="Record these steps on every rank, and draw them.")
@@ -172,6 +195,11 @@ def run_script(
     rank_table: str | None,
     restarts: int,
     stall_secs: float | None,
+    least: int | None,
+    most: int | None,
+    hosts_from: str | None,
+    wait_secs: float,
+    cool_down_secs: float,
     out: str | None,
     logs: bool,
     timeline: str | None,
@@ -199,24 +227,39 @@ def run_script(
         log_dir = log_dir or ((out or "logs") if logs else None)
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
         plan = plan_job(size, hosts, hostfile, rank_table)
+        elastic = None
+        if not least is most is hosts_from is None:
+            excluded = {"--rank-table": rank_table, "--timeline": timeline, "--repeat": repeat}
+            whole = plan_job(None, hosts, hostfile) if plan.slots else None
+            numbers = check_numbers(
+                least, most, size, whole, hosts_from, [name for name, is_set in excluded.items() if is_set]
+            )
+            elastic = Bounds(*numbers, wait_secs, cool_down_secs)
+            plan = whole or Plan(elastic.most, {})
         repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
         _take_outputs(outputs, plan, log_dir, repeats, recording, report)
         SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
         if recording is not None:
             recording.announce(plan.size)
-        if restarts:
-            environment.write_variable(environment.RESTARTS, restarts)
+        if restarts or elastic:
+            environment.write_variable(environment.RESTARTS, restarts or 1)
         # At once: until TensorFlow is loaded and the ranks have met, nothing else is to be seen.
-        _announce_start(script, plan)
+        _announce_start(script, plan, elastic)
         sys.stdout.flush()
         given = list(arguments)
 
         def run(words: list[str]) -> int:
-            return _run_again(functools.partial(run_ranks, script, words, plan, log_dir, stall_secs), restarts)
+            start = functools.partial(run_ranks, script, words, log_dir=log_dir, stall_secs=stall_secs)
+            if elastic is None:
+                return _run_again(functools.partial(start, plan), restarts)
+            slots = HostsFrom(hosts_from, _tell) if hosts_from else lambda: whole.slots if whole else {"": elastic.most}
+            members = Members(slots, elastic)
+            return run_elastic(lambda plan, why: start(plan, is_out_of_date=why), members, elastic, restarts, _tell)
 
         if repeats is not None:
-            sys.exit(repeats.run(given, run, lambda text: say(f"npu-run: {text}")))
-        if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:
+            sys.exit(repeats.run(given, run, _tell))
+        supervised = log_dir is not None or restarts or recording is not None or elastic is not None
+        if plan.is_local and plan.size == 1 and not supervised:
             _run_alone(script, given, plan)
         code = run(given)
         if recording is not None:
@@ -258,13 +301,20 @@ def _take_outputs(
         take(recording.folder).clear(*FILES)
 
 
-def _announce_start(script: str, plan: Plan) -> None:
+def _tell(text: str) -> None:
+    say(f"npu-run: {in_line(text)}")
+
+
+def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
     """Says how many ranks there will be. Where another launcher has started one npu-run for each, rank 0 says it."""
     placed = environment.launched() if plan.size == 1 else None
     if placed is not None and placed.rank > 0:
         return
     size = plan.size if placed is None else placed.size
     ranks = f"{size} rank{'' if size == 1 else 's'}"
+    if elastic is not None:
+        say(f"npu-run: starting {elastic.least} to {elastic.most} ranks of {in_line(script)}")
+        return
     say(f"npu-run: starting {ranks} of {in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}")
 
 

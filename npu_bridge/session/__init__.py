@@ -34,6 +34,8 @@ _PLACES = {
         "prepare_session_config",
         "settle_session",
     ),
+    "elastic.global_batches": ("GlobalBatches", "updates_dealt"),
+    "elastic.stop_hook": ("StopHook",),
     "end_together": ("EndTogether",),
     "end_together_keras": ("EndTogetherCallback",),
     "hooked_session": ("run_with_hooks",),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 import zipfile
 
 import tensorflow as tf
@@ -12,7 +14,8 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import UNFINISHED, put_in_place
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.gradients.sync import sync_if_needed
+from npu_bridge.gradients.sync import batches_waiting, sync_if_needed
+from npu_bridge.session.elastic.stop_request import of_this_process
 
 _DONE = "batches_done.txt"  # in the file of the model
 
@@ -22,6 +25,8 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
     Rank 0 saves, in one move: whenever the job is killed, there is a whole file, that of `model.save`. `restore` loads
     weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them to the others.
+    When a scheduler wants the machine back (SIGTERM), or the job changes its size, all ranks complete the step they are
+    in, the model is saved, and the process ends with exit code 75. With several ranks that needs `npu-run`.
 
     Args:
       path: of the saved model, ending in ".keras".
@@ -46,6 +51,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._every_n_steps = every_n_steps
         # Batches of the model, of them since it was saved last, and the number of the latest one in its epoch.
         self._done, self._unsaved, self._batch = 0, 0, -1
+        self._request = of_this_process()
+        self._heeding = contextlib.ExitStack()
+        weakref.finalize(self, self._heeding.close)  # `fit` may end with an error
 
     def restore(self, model: tf.keras.Model) -> int:
         """Loads what was saved into a compiled model, if anything was.
@@ -72,20 +80,33 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._done = gather_values(self._done, "resume_callback")[0]
         return self._done
 
+    def on_train_begin(self, logs=None):
+        self._heeding.close()
+        self._heeding.enter_context(self._request.heeded(collective.current().size))
+
     def on_epoch_begin(self, epoch, logs=None):
         self._batch = -1
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._request.begin_run()
 
     def on_train_batch_end(self, batch, logs=None):
         steps, self._batch = batch - self._batch, batch  # several in one execution, perhaps
         self._done, self._unsaved = self._done + steps, self._unsaved + steps
         if self._every_n_steps and self._unsaved >= self._every_n_steps:
             self._save()
+        if self._request.is_due and not any(map(int, batches_waiting(self.model.optimizer))):
+            if self._unsaved:
+                self._save()
+            self._heeding.close()
+            self._request.leave(int(self.model.optimizer.iterations))
 
     def on_epoch_end(self, epoch, logs=None):
         if not self._every_n_steps:
             self._save()
 
     def on_train_end(self, logs=None):
+        self._heeding.close()
         self._save()
 
     def _read_done(self, optimizer):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
+import string
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +15,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.tensorflow_start import explain_global_step
+from npu_bridge.base.terminal import logger
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.graph.variables import global_step_of, is_changed_anywhere
 from npu_bridge.options import OPTIONS
@@ -20,6 +23,7 @@ from npu_bridge.options.kinds import Boolean, Integer
 from npu_bridge.options.rules import usable_directory
 from npu_bridge.options.table import IN_OBJECT
 
+_LOG = logger(__name__)
 _PROFILING_OPTIONS = ("training_trace", "task_time", "op_trace")
 _TPU_KEYWORDS = (
     "batch_axis",
@@ -188,3 +192,24 @@ def accept_tpu_keywords(keywords: Iterable[str]) -> None:
     if keywords:
         text = f"NPUEstimator: {', '.join(sorted(keywords))} are arguments of a TPUEstimator and have no effect here. "
         say_once(logging.WARNING, text + "Leave them out; an input_fn makes the batches.")
+
+
+def resolve_model_dir(model_dir: str | None, config: Any) -> str:
+    """The folder of an Estimator: as given, or that of its config, or a new one in the working directory.
+
+    Raises:
+      ValueError: two different ones are given.
+    """
+    if model_dir is not None and config.model_dir is not None and model_dir != config.model_dir:
+        raise ValueError(
+            f"NPUEstimator: two model folders are given. Expected model_dir to equal that of the NPURunConfig; got "
+            f"{model_dir!r} and {config.model_dir!r}. Give it in one place."
+        )
+    if model_dir is not None or config.model_dir is not None:
+        return model_dir if model_dir is not None else config.model_dir
+    characters = random.SystemRandom().sample(string.ascii_letters + string.digits, 10)
+    created = os.path.join(os.getcwd(), "model_dir_" + "".join(characters))
+    os.makedirs(created)
+    advice = " Ranks do not share it; set model_dir." if collective.current().size > 1 else ""
+    _LOG.warning("NPUEstimator: no model_dir is set; checkpoints go to the new folder %s.%s", created, advice)
+    return created

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import random
-import string
 import sys
 import tempfile
 import time
@@ -20,7 +17,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.estimator.npu.checks import accept_tpu_keywords, check_model_dir
+from npu_bridge.estimator.npu.checks import accept_tpu_keywords, check_model_dir, resolve_model_dir
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -81,6 +78,7 @@ class NPUEstimator(tf.estimator.Estimator):
     unless hooks contain such, and tells of each evaluation in a line; none of this where that is None. A
     `LossScaleCollapseHook` ends a training that only skips steps, unless hooks contain one with another limit; and rank
     0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on all ranks, unless hooks contain a saver.
+    A training ends after a whole step when the job is asked to stop (`StopHook`), and the process with exit code 75.
     With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`, ranks with unequal numbers of batches
     end together.
     What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
@@ -150,8 +148,15 @@ class NPUEstimator(tf.estimator.Estimator):
         saves = collective.current().rank == 0 and self.config.is_chief
         if saves and any(checkpoint_interval(self.config)):
             check_model_dir(self.model_dir)
+        self._stop_hook = session.StopHook(leaves=False)
         with session.hold_model_dir(self.model_dir if saves else None):
-            return self._train_alone(input_fn, hooks, steps, max_steps, saving_listeners)
+            trained = self._train_alone(input_fn, hooks, steps, max_steps, saving_listeners)
+        if self._stop_hook.was_stopped:
+            if self._is_talkative:
+                text = f"saved step {self._stop_hook.step} in {self.model_dir}, as the job was asked to end"
+                choose_output(sys.stderr).note(f"NPUEstimator: {text}")
+            self._stop_hook.leave()
+        return trained
 
     def _train_alone(self, input_fn, hooks, steps, max_steps, saving_listeners):
         ranks = collective.current()
@@ -269,6 +274,7 @@ class NPUEstimator(tf.estimator.Estimator):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         hooks, estimator_spec, stop = self._stopping_together(hooks, estimator_spec)
+        hooks = [*hooks, self._stop_hook]
         given_start = self._warm_start_settings
         self._warm_start_settings = given_start and only_present(given_start)  # variables of this graph
         try:
@@ -277,6 +283,7 @@ class NPUEstimator(tf.estimator.Estimator):
             )
         finally:
             self._warm_start_settings = given_start
+            self._stop_hook.close()
             self._timed, self._has_ended = [], True
             if stop.was_asked and self.config.log_step_count_steps is not None:
                 text = f"stopped early, at step {stop.step}: a hook asked for it"
@@ -382,19 +389,3 @@ def _warn_about_steps(steps, loop):
             steps,
             -(-steps // loop) * loop,
         )
-
-
-def resolve_model_dir(model_dir, config):
-    if model_dir is not None and config.model_dir is not None and model_dir != config.model_dir:
-        raise ValueError(
-            f"NPUEstimator: two model folders are given. Expected model_dir to equal that of the NPURunConfig; got "
-            f"{model_dir!r} and {config.model_dir!r}. Give it in one place."
-        )
-    if model_dir is not None or config.model_dir is not None:
-        return model_dir if model_dir is not None else config.model_dir
-    characters = random.SystemRandom().sample(string.ascii_letters + string.digits, 10)
-    created = os.path.join(os.getcwd(), "model_dir_" + "".join(characters))
-    os.makedirs(created)
-    advice = " Ranks do not share it; set model_dir." if collective.current().size > 1 else ""
-    _LOG.warning("NPUEstimator: no model_dir is set; checkpoints go to the new folder %s.%s", created, advice)
-    return created

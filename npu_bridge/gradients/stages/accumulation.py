@@ -62,6 +62,10 @@ class Accumulate(Stage):
         # A mean of usable gradients is usable, a sum need not be.
         self.keeps_usable = reduction == "mean"
 
+    @property
+    def batches_so_far(self):
+        return None if self._sums is None else self._sums.counter
+
     def __copy__(self):
         return type(self)(**self.get_config())
 
@@ -90,6 +94,15 @@ class Accumulate(Stage):
             is_known = gradients is not None
             is_sparse = isinstance(gradients[position], tf.IndexedSlices) if is_known else variable.shape.rank > 0
             self._sums.of(variable, may_be_sparse=is_sparse)
+
+    def weighed(self, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+        """What a batch adds to the sum of a gradient.
+
+        Args:
+          values: the gradient of this batch, in true units.
+          counted: how many batches of the window came before, an int32 scalar.
+        """
+        return values / self._steps if self._reduction == "mean" else values
 
     # With the exchange of a window, batches are added up before the reduction, and only the last one goes on.
 
@@ -144,9 +157,9 @@ class Accumulate(Stage):
     def _with_batch(self, step):
         """The window with this batch's gradients added, in true units."""
 
-        def addend(grad, dtype):
+        def addend(grad, dtype, counted):
             wide = in_true_units(map_values(grad, lambda values: tf.cast(values, dtype)), step.divisor)
-            return map_values(wide, lambda values: values / self._steps) if self._reduction == "mean" else wide
+            return map_values(wide, lambda values: self.weighed(values, counted))
 
         with tf.name_scope("Accumulate"):
             return Window(self._sums, self._steps, step.grads_and_vars, addend)

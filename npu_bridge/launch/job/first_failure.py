@@ -59,6 +59,7 @@ class Ending(NamedTuple):
       tensor: the op its exception is about, or "".
       is_unfinished: the process is gone with exit code 0, and its script had not come to its end.
       loss: why nobody knows how it ended: its host cannot be reached any more. "" when it is known.
+      is_stopped: it has ended after a whole step because it was asked to.
     """
 
     rank: int
@@ -71,6 +72,17 @@ class Ending(NamedTuple):
     tensor: str = ""
     loss: str = ""
     is_unfinished: bool = False
+    is_stopped: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended neither well nor because it was asked to."""
+        return self.exit_code != 0 and not self.is_stopped
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was killed from outside, or its host is gone; Gloo may abort a process whose peer is gone."""
+        return bool(self.loss) or self.signal_number not in (None, signal.SIGABRT)
 
 
 class InputEnd(NamedTuple):
@@ -95,7 +107,7 @@ class InputEnd(NamedTuple):
 
 def first_failure(endings: list[Ending]) -> Ending | None:
     """The failure that caused the others; None when no rank has failed."""
-    failures = [ending for ending in endings if ending.exit_code != 0]
+    failures = [ending for ending in endings if ending.has_failed]
     cause = min(failures, key=lambda ending: (_is_secondary(ending), _happened(ending)), default=None)
     if cause is not None and _is_secondary(cause):
         # A rank that was gone by then without a word is what the others have noticed.
@@ -110,7 +122,7 @@ def is_decided(endings: list[Ending], now: float) -> bool:
         return False
     if not _is_secondary(cause):
         return now >= cause.when + SETTLE_SECS
-    return now >= min(ending.when for ending in endings if ending.exit_code != 0) + SECONDARY_GRACE_SECS
+    return now >= min(ending.when for ending in endings if ending.has_failed) + SECONDARY_GRACE_SECS
 
 
 def describe(cause: Ending, endings: list[Ending], size: int) -> str:
@@ -183,7 +195,7 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
     """A line for the other ranks that have failed by themselves, those that say the same in one."""
     ranks_by_words: dict[str, list[int]] = {}
     for ending in sorted(endings):
-        if ending.rank != cause.rank and ending.exit_code != 0:
+        if ending.rank != cause.rank and ending.has_failed:
             if ending.is_secondary:
                 # The rest of such a sentence guesses at what the last line knows.
                 reason, dot, _ = _SOURCE.sub("", ending.summary).partition(". ")

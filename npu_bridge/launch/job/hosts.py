@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from npu_bridge.base import environment
@@ -14,7 +14,7 @@ from npu_bridge.base.reading import read_text
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
 
-__all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "is_this_machine", "plan_job"]
+__all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "is_this_machine", "plan_job", "read_hosts"]
 
 # Numbers of more digits are nobody's, and Python refuses to read very long ones.
 _HOSTS = re.compile(r"[^\s:,]+:[1-9]\d{0,8}(,[^\s:,]+:[1-9]\d{0,8})*")
@@ -132,6 +132,21 @@ def _slots_of_file(path: str) -> dict[str, int]:
         lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"--hostfile {path} cannot be read ({error}). Name a text file.") from error
+    slots = read_hosts(lines, path)
+    if not slots:
+        raise LaunchError(f"--hostfile {path} names no host. Expected lines such as host1 slots=4.")
+    return slots
+
+
+def read_hosts(lines: Sequence[str], source: str) -> dict[str, int]:
+    """Ranks by host of lines `host slots=N` or `host:N`, in their order.
+
+    Args:
+      lines: empty ones, and what stands behind a #, are left out.
+      source: where they come from, for messages.
+    Raises:
+      LaunchError: a line is something else, a host comes twice, has too many ranks, or would be an option of ssh.
+    """
     slots: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
@@ -141,10 +156,11 @@ def _slots_of_file(path: str) -> dict[str, int]:
         if not entry or entry["host"] in slots:
             problem = "a host comes twice" if entry else "the line is not understood"
             got = text[:_LONGEST_QUOTE]
-            raise LaunchError(f"{path}:{number}: {problem}. Expected each host once, as host slots=N; got {got!r}.")
+            raise LaunchError(f"{source}:{number}: {problem}. Expected each host once, as host slots=N; got {got!r}.")
         slots[entry["host"]] = int(entry["slots"])
-    if not slots:
-        raise LaunchError(f"--hostfile {path} names no host. Expected lines such as host1 slots=4.")
+    plan = Plan(sum(slots.values()), slots)
+    _check_bounds(plan)
+    _check_names(plan)
     return slots
 
 

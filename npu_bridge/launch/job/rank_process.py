@@ -142,12 +142,12 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def leave_horovod(self) -> None:
-        """Asks the rank to shut Horovod down, so that ranks that wait in a collective raise."""
+    def ask(self, order: str) -> None:
+        """Asks the rank for something, in words that `rank.link` knows."""
         for file, name in list(self._channels.items()):
             if name == "link":
                 with contextlib.suppress(OSError):
-                    os.write(file, b"x")
+                    os.write(file, f"{order}\n".encode())
 
     def close(self) -> None:
         """Closes all channels."""

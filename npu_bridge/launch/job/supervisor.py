@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from npu_bridge.base.environment import VERBOSE, is_flag_on
 from npu_bridge.base.terminal import silence, visible
@@ -31,15 +31,18 @@ from npu_bridge.launch.job.first_failure import (
     describe_survivors,
     first_failure,
     is_decided,
+    name_ranks,
     ran_short,
 )
 from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, describe_hang, waiting_since
 from npu_bridge.launch.job.hosts import Plan
+from npu_bridge.launch.job.ordered_stop import OrderedStop
 from npu_bridge.launch.job.output import JointStream, RankLog, ReaderGoneError
 from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
 from npu_bridge.launch.job.slots import Slot, open_slots
 from npu_bridge.launch.job.watched_rank import WatchedRank
 from npu_bridge.launch.remote.host import RemoteHost, RemoteProcess
+from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 
 __all__ = ["STOP_SECS", "Outcome", "check_thread", "run_ranks"]
 
@@ -56,16 +59,29 @@ class Outcome(NamedTuple):
 
     Attributes:
       exit_code: 0 when every rank ended with 0, else that of the rank that failed first (128 + signal number after a
-        signal), 124 after a hang, or 128 + signal number when the launcher was told to stop.
+        signal), 124 after a hang, 75 when all ended after a whole step because they were asked to, or 128 + signal
+        number when the launcher was told to stop and they were not in a training that can.
       has_failed: it ended by itself, and not well.
+      lost: the host of each rank that was killed or cannot be reached, "" for this machine; those that the launcher
+        itself has stopped are not among them.
+      was_resized: it ended after a whole step because `is_out_of_date` said so.
+      has_trained: some rank was in a training.
     """
 
     exit_code: int
     has_failed: bool
+    lost: tuple[str, ...] = ()
+    was_resized: bool = False
+    has_trained: bool = False
 
 
 def run_ranks(
-    script: str, arguments: list[str], plan: Plan, log_dir: str | None = None, stall_secs: float | None = None
+    script: str,
+    arguments: list[str],
+    plan: Plan,
+    log_dir: str | None = None,
+    stall_secs: float | None = None,
+    is_out_of_date: Callable[[], str] = lambda: "",
 ) -> Outcome:
     """Runs `script` on the ranks of a plan until all have ended.
 
@@ -78,11 +94,12 @@ def run_ranks(
       log_dir: folder of this machine for one log file per rank.
       stall_secs: end the job when a rank has been waiting for others as long as this, 0 for never; None ends it when
         every rank has been waiting for 600 s, and none has computed anything.
+      is_out_of_date: asked now and then why the job should end after a whole step to be started anew; "" to go on.
     Raises:
       LaunchError: Horovod cannot be imported, ssh is missing, the folder of the logs is none, or this is not the main
         thread.
     """
-    job = _Job(stall_secs)
+    job = _Job(stall_secs, is_out_of_date)
     with open_slots(plan) as (slots, server), job.heeding_signals():
         try:
             job.server = server
@@ -92,7 +109,9 @@ def run_ranks(
                 own = [slot for slot in slots if slot.host == host]
                 start = functools.partial(job.start_there, host) if host else job.start_here
                 start(own, script, arguments, plan, logs)
-            return job.run()
+            outcome = job.run()
+            lost = tuple(slots[rank].host for rank in job.lost)
+            return outcome._replace(lost=lost, has_trained=job.has_trained)
         except ReaderGoneError as gone:
             silence(sys.stdout)  # nothing may be written at exit either
             with contextlib.suppress(ReaderGoneError):
@@ -118,8 +137,11 @@ def check_thread() -> None:
 class _Job:
     """The running ranks and the one loop that watches them."""
 
-    def __init__(self, stall_secs: float | None):
+    def __init__(self, stall_secs: float | None, is_out_of_date: Callable[[], str]):
         self.server: KeyValueServer | None = None
+        self.lost: list[int] = []
+        self._is_out_of_date = is_out_of_date
+        self._resize = ""
         self._streams = {
             "stdout": JointStream(sys.stdout.buffer, "standard output", self.say),
             "stderr": JointStream(sys.stderr.buffer, "standard error", lambda text: None),
@@ -129,6 +151,7 @@ class _Job:
         self._hosts: list[RemoteHost] = []
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
+        self._ordered_stop = OrderedStop(self._ranks)
 
     def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
         """Starts ranks of this machine."""
@@ -169,14 +192,14 @@ class _Job:
 
     def run(self) -> Outcome:
         """Watches until all ranks have ended by themselves, one has failed, they hang or a signal came."""
-        while not self._signals:
+        while not self._ends_at_once():
             endings = self._turn()
             if is_decided(endings, time.monotonic()):
                 break
             if len(endings) == len(self._ranks) and not first_failure(endings):
                 self._drain()
                 self._say_who_was_refused()
-                return Outcome(0, has_failed=False)
+                return self._conclude(endings)
             if len(self._ranks) > 1 and not first_failure(endings):
                 calls, stopped = self._stuck_calls(), self._stopped()
                 if self._hang_detector.is_hung(calls, stopped, endings, time.monotonic(), self._input_ends()):
@@ -184,8 +207,44 @@ class _Job:
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
+        self.lost = [ending.rank for ending in endings if ending.is_lost]
         self._stop(signal.SIGTERM)
         return Outcome(self._tell(cause, endings), has_failed=True)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether some rank has come to a training."""
+        return any(rank.has_heeded for rank in self._ranks)
+
+    def _ends_at_once(self) -> bool:
+        """Whether there is a signal but the first SIGTERM, which ranks in a training heed after a whole step."""
+        if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
+            told = [rank.rank for rank in self._ranks if rank.was_told]
+            if self._signals == [signal.SIGTERM] or (told and not self._signals):
+                by = f" (rank {told[0]} was told)" if told and not self._signals else ""
+                self._signals.clear()
+                self.say(f"SIGTERM{by}: the ranks end after this step and save; a second signal stops them at once")
+                self._ordered_stop.ask(time.monotonic())
+            elif not self._signals:
+                self._resize = self._is_out_of_date()
+                if self._resize:
+                    self.say(f"{self._resize}; the ranks end after this step and save")
+                    self._ordered_stop.ask(time.monotonic())
+        if not self._ordered_stop.turn(time.monotonic()):
+            silent = [rank.rank for rank in self._ranks if rank.begun is None]
+            self.say(f"{name_ranks(silent)} did not answer")
+            self._signals.append(signal.SIGTERM)
+        return bool(self._signals)
+
+    def _conclude(self, endings: list[Ending]) -> Outcome:
+        """After all ranks have ended by themselves, without a failure."""
+        if not any(ending.is_stopped for ending in endings):
+            return Outcome(0, has_failed=False)
+        after = next((rank.stopped_after for rank in self._ranks if rank.stopped_after is not None), None)
+        step = "" if after is None else f" after step {after}"
+        if not self._resize:
+            self.say(f"ended{step}; exit code {STOPPED_EXIT_CODE}. The same command goes on from there.")
+        return Outcome(STOPPED_EXIT_CODE, has_failed=False, was_resized=bool(self._resize))
 
     def close(self) -> None:
         """Leaves nothing running and nothing open."""
@@ -224,7 +283,7 @@ class _Job:
         calls, stopped = self._stuck_calls(), self._stopped()
         secs = time.monotonic() - (waiting_since(calls) or 0.0)
         for rank in self._ranks:
-            rank.process.leave_horovod()
+            rank.process.ask("leave")
         waiting = {rank for rank, call in calls.items() if call is None or call.waits}
         # Horovod cannot be shut down past a stopped process.
         limit = time.monotonic() + (0.0 if stopped else SECONDARY_GRACE_SECS)
@@ -260,7 +319,9 @@ class _Job:
         """Asks the ranks to end with a signal, kills those that do not, and passes on their last output."""
         already = len(self._signals)
         for rank in self._ranks:
-            if rank.is_running:
+            if rank.is_running and rank.heeds and number == signal.SIGTERM:
+                rank.process.ask("end")  # it would take the signal for a request
+            elif rank.is_running:
                 rank.process.send_signal(number)
         limit = time.monotonic() + STOP_SECS
         # A second signal from the user cuts the waiting short.

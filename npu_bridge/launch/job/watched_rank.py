@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO
 from npu_bridge.launch.job.first_failure import Ending, InputEnd
 from npu_bridge.launch.job.hang import Position, StuckCall
 from npu_bridge.launch.job.output import TAIL_LINES, JointStream, RankLog, RankOutput
+from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 
 __all__ = ["WatchedRank"]
 
@@ -43,8 +44,8 @@ class Process(Protocol):
     def send_signal(self, number: int) -> None:
         """Sends a signal to it and to every process it started and that has not left its session."""
 
-    def leave_horovod(self) -> None:
-        """Asks it to shut Horovod down, so that ranks that wait in a collective raise."""
+    def ask(self, order: str) -> None:
+        """Asks it for something, in words that `rank.link` knows."""
 
     def drain(self, *names: str) -> None:
         """Takes what is left of its output."""
@@ -68,6 +69,10 @@ class WatchedRank:
       stuck: the call its main thread does not return from, as far as it has reported one.
       position: where its main thread was when it was last asked.
       input_end: where it came to the end of its input; None while it trains.
+      heeds: whether it would end after a whole step if it was asked to, and `has_heeded` whether it ever would have.
+      was_told: the signal by which somebody else has asked it to; "" if nobody has.
+      begun: how many training runs it had begun when it was asked to begin no more; None before it has answered.
+      stopped_after: the global step after which it has ended because it was asked to, as far as one is known.
     """
 
     def __init__(self, rank: int, streams: dict[str, JointStream], log: RankLog | None = None):
@@ -77,7 +82,11 @@ class WatchedRank:
         self.stuck: StuckCall | None = None
         self.position: Position | None = None
         self.input_end: InputEnd | None = None
-        self._has_finished = False
+        self.heeds = self.has_heeded = False
+        self.was_told = ""
+        self.begun: int | None = None
+        self.stopped_after: int | None = None
+        self._has_finished = self._has_stopped = False
         self._log = log
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._outputs = {
@@ -111,6 +120,15 @@ class WatchedRank:
                 self.position = Position(**message["position"])
             elif "input_end" in message:
                 self.input_end = InputEnd(**message["input_end"]) if message["input_end"] else None
+            elif "heeds" in message:
+                self.heeds = message["heeds"]
+                self.has_heeded |= self.heeds
+            elif "begun" in message:
+                self.begun = message["begun"]
+            elif "was_told" in message:
+                self.was_told = message["was_told"]
+            elif "stopped_after" in message:
+                self._has_stopped, self.stopped_after = True, message["stopped_after"]
             elif "finished" in message:
                 self._has_finished = True
             else:
@@ -142,6 +160,7 @@ class WatchedRank:
             is_secondary=report.get("secondary", False),
             tensor=report.get("tensor", ""),
             is_unfinished=code == 0 and not self._has_finished,
+            is_stopped=self._has_stopped and code == STOPPED_EXIT_CODE,
         )
 
     def drain(self) -> None:

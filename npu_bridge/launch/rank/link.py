@@ -1,7 +1,8 @@
 """A rank's end of the link to the launcher: a socket pair through which it reports how it goes and how it ends.
 
-Reports are lines of JSON: the call it is stuck in, and which exception ends it. The launcher may ask it to leave
-Horovod; and when the launcher dies, however it dies, the link closes and the rank ends itself.
+Reports are lines of JSON: the call it is stuck in, and which exception ends it. What the launcher asks for are lines of
+words: to leave Horovod, to begin no further step, to end after a certain one, to end at once. When the launcher dies,
+however it dies, the link closes and the rank ends itself.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -18,10 +18,12 @@ from typing import Any
 
 from npu_bridge.launch.rank.processor_time import name_horovods_threads
 from npu_bridge.launch.rank.stuck_call import MainThreadSampler
+from npu_bridge.session.elastic import stop_request
 
 __all__ = ["RankLink"]
 
 _SAMPLE_SECS = 0.5
+_CHUNK_BYTES = 4096
 
 
 class RankLink:
@@ -37,6 +39,9 @@ class RankLink:
         self.has_left_horovod = False
         self._file = file
         self._process = os.getpid()
+        self._unread = b""
+        self._stop_request = stop_request.of_this_process()
+        self._stop_request.attach(self.send)
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
         os.set_inheritable(file, False)
         name_horovods_threads()
@@ -52,30 +57,35 @@ class RankLink:
         with contextlib.suppress(OSError):
             os.write(self._file, json.dumps(message).encode() + b"\n")
 
-    def _is_asked(self) -> bool:
-        """Whether the launcher has asked for something; else it is gone, perhaps with messages it has not read."""
+    def _orders(self) -> list[list[str]]:
+        """What the launcher asks for, word by word; once it is gone, perhaps with messages it has not read: the end."""
         with contextlib.suppress(ConnectionResetError):
-            return bool(os.read(self._file, 1))
-        return False
+            text = os.read(self._file, _CHUNK_BYTES)
+            if text:
+                *lines, self._unread = (self._unread + text).split(b"\n")
+                return [line.decode().split() for line in lines]
+        return [["end"]]
+
+    def _obey(self, order: str, *words: str) -> None:
+        if order == "leave":
+            self.send({"position": self._sampler.position()})
+            self.has_left_horovod = True
+            _leave_horovod()
+        elif order == "hold":
+            self._stop_request.hold()
+        elif order == "end_after":
+            self._stop_request.end_after(int(words[0]))
+        else:
+            self._stop_request.end_at_once()
 
     def _attend(self) -> None:
         while True:
             if select.select([self._file], [], [], _SAMPLE_SECS)[0]:
-                if not self._is_asked():
-                    _end_this_rank()
-                self.send({"position": self._sampler.position()})
-                self.has_left_horovod = True
-                _leave_horovod()
+                for order in self._orders():
+                    self._obey(*order)
             news = self._sampler.sample(time.monotonic())
             if news is not None:
                 self.send(news)
-
-
-def _end_this_rank() -> None:
-    """Kills this rank and what it started."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _leave_horovod() -> None:

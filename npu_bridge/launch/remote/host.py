@@ -216,9 +216,9 @@ class RemoteProcess:
         """Sends a signal to the rank and to every process it started and that has not left its session."""
         self._host.tell(signal=number, rank=self._rank)
 
-    def leave_horovod(self) -> None:
-        """Asks the rank to shut Horovod down, so that ranks that wait in a collective raise."""
-        self._host.tell(leave=self._rank)
+    def ask(self, order: str) -> None:
+        """Asks the rank for something, in words that `rank.link` knows."""
+        self._host.tell(order=order, rank=self._rank)
 
     def drain(self, *channels: str) -> None:
         """Does nothing: the agent passes on all output of a rank before its exit code."""

@@ -36,6 +36,8 @@ def main() -> None:
     job = next(messages, None)
     if job is None:
         return
+    # A scheduler's signal to all processes of a machine is for the ranks. Ignored, it would be so in them, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     environment = _environment(job)
     ranks = {}
     for place in job["ranks"]:
@@ -80,8 +82,8 @@ def _obey(messages: Iterator[dict[str, Any]], ranks: dict[int, RankProcess], cod
     for message in messages:
         if "signal" in message:
             ranks[message["rank"]].send_signal(message["signal"])
-        elif "leave" in message:
-            ranks[message["leave"]].leave_horovod()
+        elif "order" in message:
+            ranks[message["rank"]].ask(message["order"])
     _end(ranks, codes)
     os._exit(0)
 

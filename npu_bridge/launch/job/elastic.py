@@ -1,0 +1,237 @@
+"""Elastic jobs: when ranks or hosts are lost, a job goes on with those that are left, and takes in those that come.
+
+A job is a row of starts. Each has as many ranks as there are slots, within the bounds that were given, and goes on from
+the last checkpoint. A start ends when ranks are lost, or after a whole step when there are slots for more.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from typing import Callable, NamedTuple
+
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job.hosts import Plan, read_hosts
+from npu_bridge.launch.job.supervisor import Outcome
+from npu_bridge.options.rank_table import MOST_RANKS
+
+__all__ = ["Bounds", "HostsFrom", "Members", "check_numbers", "run_elastic"]
+
+# More slots than ranks must have been there for so long before a job is stopped for them.
+STEADY_SECS = 10.0
+_POLL_SECS = 5.0
+_ANSWER_SECS = 20.0
+_MOST_FRUITLESS = 3
+_MOST_DOUBLINGS = 4
+_NO_RANKS_EXIT_CODE = 69  # EX_UNAVAILABLE
+
+
+class Bounds(NamedTuple):
+    """Of how many ranks a job may be, and for how long it waits.
+
+    Attributes:
+      least, most: numbers of ranks.
+      wait_secs: how long to wait for `least` slots.
+      cool_down_secs: how long a slot that has lost its rank is left out; twice as long after each further loss there.
+    """
+
+    least: int
+    most: int
+    wait_secs: float
+    cool_down_secs: float
+
+
+def check_numbers(
+    least: int | None,
+    most: int | None,
+    size: int | None,
+    plan: Plan | None,
+    hosts_from: str | None,
+    excluded: list[str],
+) -> tuple[int, int]:
+    """The fewest and the most ranks of an elastic job, as its command line says.
+
+    Args:
+      least, most, size: of --min-np, --max-np and -np.
+      plan: all slots that are named; None where none are.
+      hosts_from: the command of --hosts-from.
+      excluded: options that were given and that an elastic job cannot have.
+    Raises:
+      LaunchError: they contradict each other, or say too little.
+    """
+    if plan is not None and hosts_from:
+        raise LaunchError("--hosts-from and other ways to name hosts exclude each other. Name the hosts in one way.")
+    if excluded:
+        raise LaunchError(f"{excluded[0]} needs the same ranks to the end. Leave it out, or --min-np and its like.")
+    named = MOST_RANKS if hosts_from else None if plan is None else plan.size
+    most = most or size or named
+    if most is None:
+        raise LaunchError("--min-np alone does not say how many ranks there may be. Add --max-np N, or name hosts: -H.")
+    least = least or 1
+    for name, number in (("--max-np", most), *(() if named is None else (("the hosts", named),))):
+        if least > number:
+            where = f"{name} offer {number}" if name == "the hosts" else f"{name} is {number}"
+            raise LaunchError(f"--min-np {least} cannot be reached, as {where}. Lower --min-np, or raise the other.")
+    return least, most
+
+
+class HostsFrom:
+    """The slots of hosts as a command names them that is run now and then, as Horovod's discovery scripts are.
+
+    Args:
+      command: a command line for the shell; prints a line such as host1:4 for each host that is up.
+      say: called with a sentence when it fails, hangs or prints something else; the hosts it named before stay.
+    """
+
+    def __init__(self, command: str, say: Callable[[str], None]):
+        self._command, self._say = command, say
+        self._slots: dict[str, int] = {}
+        self._problem = ""
+        threading.Thread(target=self._ask_on, name="npu-run hosts", daemon=True).start()
+
+    def __call__(self) -> dict[str, int]:
+        return self._slots
+
+    def _ask_on(self) -> None:
+        while True:
+            problem = self._ask()
+            if problem and problem != self._problem:
+                kept = "the hosts it named before stay" if self._slots else "no host is known yet"
+                self._say(f"--hosts-from {self._command}: {problem}; {kept}")
+            self._problem = problem
+            time.sleep(_POLL_SECS)
+
+    def _ask(self) -> str:
+        """Asks once; gives what is wrong with the answer."""
+        try:
+            done = subprocess.run(
+                self._command,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_ANSWER_SECS,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer within {_ANSWER_SECS:.0f} s"
+        if done.returncode:
+            return f"exit code {done.returncode}"
+        try:
+            self._slots = read_hosts(done.stdout.decode(errors="replace").splitlines(), "its output")
+        except LaunchError as error:
+            return str(error)
+        return ""
+
+
+class Members:
+    """The slots that a job may use.
+
+    Args:
+      slots: gives all slots by host that there are now; "" is this machine.
+      bounds: of the job.
+    """
+
+    def __init__(self, slots: Callable[[], Mapping[str, int]], bounds: Bounds):
+        self._slots, self._bounds = slots, bounds
+        self._cooling: list[tuple[str, float]] = []
+        self._losses: dict[str, int] = {}
+        self._size = 0
+        self._more_since: float | None = None
+
+    def available(self, now: float) -> dict[str, int]:
+        """Slots by host, less those that have lately lost their rank."""
+        self._cooling = [(host, until) for host, until in self._cooling if until > now]
+        cooling = [host for host, _ in self._cooling]
+        left = {host: slots - cooling.count(host) for host, slots in self._slots().items()}
+        return {host: slots for host, slots in left.items() if slots > 0}
+
+    def plan(self, now: float) -> Plan | None:
+        """A job of as many ranks as can be; None while there are too few slots."""
+        slots = self.available(now)
+        size = min(self._bounds.most, sum(slots.values()))
+        if size < self._bounds.least:
+            return None
+        self._size, self._more_since = size, None
+        return Plan(size, {} if list(slots) == [""] else slots)
+
+    def note_lost(self, hosts: tuple[str, ...], now: float) -> None:
+        """Leaves slots out for a while, one for each time that a host is named."""
+        for host in set(hosts):
+            self._losses[host] = self._losses.get(host, 0) + 1
+        for host in hosts:
+            doublings = min(self._losses[host] - 1, _MOST_DOUBLINGS)
+            self._cooling.append((host, now + self._bounds.cool_down_secs * 2**doublings))
+
+    def why_out_of_date(self, now: float) -> str:
+        """Why the job that was planned last should be started anew; "" while it should not."""
+        size = min(self._bounds.most, sum(self.available(now).values()))
+        if size <= self._size:
+            self._more_since = None
+            return ""
+        self._more_since = self._more_since or now
+        return (
+            f"there are slots for {size} ranks in place of {self._size}"
+            if now >= self._more_since + STEADY_SECS
+            else ""
+        )
+
+
+def run_elastic(
+    run: Callable[[Plan, Callable[[], str]], Outcome],
+    members: Members,
+    bounds: Bounds,
+    restarts: int,
+    say: Callable[[str], None],
+) -> int:
+    """Runs a job until it has ended well, has failed by itself, or finds too few slots for too long.
+
+    Args:
+      run: starts a job of a plan; it ends after a whole step when its second argument gives a reason.
+      members: the slots.
+      bounds: of the job.
+      restarts: how often a job is started again that has failed by itself: not because ranks were lost.
+      say: called with what happens.
+    Returns:
+      The exit code.
+    """
+    failures = fruitless = 0
+    while True:
+        plan = _wait(members, bounds, say)
+        if plan is None:
+            say(f"there were fewer than {bounds.least} slots for {bounds.wait_secs:.0f} s; given up")
+            return _NO_RANKS_EXIT_CODE
+        say(f"{plan.size} ranks{f' on {plan.hosts}' if plan.slots else ''}")
+        outcome = run(plan, lambda: members.why_out_of_date(time.monotonic()))
+        if outcome.was_resized:
+            continue
+        if not outcome.has_failed:
+            return outcome.exit_code
+        fruitless = 0 if outcome.has_trained else fruitless + 1
+        if outcome.lost and fruitless < _MOST_FRUITLESS:
+            members.note_lost(outcome.lost, time.monotonic())
+            say(f"{len(outcome.lost)} of {plan.size} ranks lost; the job goes on from its last checkpoint")
+        elif not outcome.lost and failures < restarts:
+            failures += 1
+            say(f"restart {failures} of {restarts}, after exit code {outcome.exit_code}")
+        else:
+            if fruitless >= _MOST_FRUITLESS:
+                say(f"{fruitless} starts in a row ended before any training began; given up")
+            return outcome.exit_code
+
+
+def _wait(members: Members, bounds: Bounds, say: Callable[[str], None]) -> Plan | None:
+    """The next plan, as soon as there are enough slots."""
+    limit, has_told = time.monotonic() + bounds.wait_secs, False
+    while True:
+        now = time.monotonic()
+        plan = members.plan(now)
+        if plan is not None or now >= limit:
+            return plan
+        if not has_told and now >= limit - bounds.wait_secs + 2 * _POLL_SECS / 5:
+            has_told = True
+            there = sum(members.available(now).values())
+            say(f"waiting for {bounds.least} slots, up to {bounds.wait_secs:.0f} s; there are {there}")
+        time.sleep(0.1)

@@ -1,0 +1,215 @@
+"""`GlobalBatches`: every update gets the same rows, and every row comes once an epoch, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.arguments import check_count
+from npu_bridge.base.errors import message
+from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.gradients.explanation import list_pipelines
+from npu_bridge.gradients.graph_mode import state_variable
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stages.accumulation import Accumulate
+
+__all__ = ["GlobalBatches"]
+
+_OWNER = "GlobalBatches"
+_GLOBAL_STEP = tf.compat.v1.GraphKeys.GLOBAL_STEP
+UPDATES_DEALT = "updates_dealt"  # the variable's name, also in checkpoints
+
+
+class GlobalBatches:
+    """Deals the rows of a data set out to ranks, so that a training is the same with any number of them.
+
+    Rows stand in one endless order: epoch after epoch, each a permutation of all rows that depends on `seed` and the
+    number of the epoch alone. Update number n is made of the `batch` rows from n * `batch` on. They are cut into
+    micro-batches of `micro` rows, which the ranks there are share out: with 8 of them, each of 4 ranks adds up two, of
+    3 ranks two add up three and one two, of 16 ranks half have nothing to do. The mean over all rows is the same each
+    time, but for rounding. A training that goes on with update n, after a restart with more or fewer ranks, goes on
+    with its rows: none is left out and none comes twice.
+
+    Give the optimizer the stages of `stages()`, and train on batches of `dataset` or `indices`. Every rank makes the
+    same number of runs for an update (`batches_per_update`); a rank whose share is smaller repeats rows, which then do
+    not count.
+
+    Args:
+      rows: of the data set.
+      batch: rows of one update, over all ranks.
+      micro: rows that a rank computes at once; a divisor of `batch`. By default all of them are one micro-batch.
+      seed: of the permutations; None leaves the rows in their order.
+    Raises:
+      TypeError: a number is not an integer.
+      ValueError: a number is below 1, or `micro` does not divide `batch`.
+    Ranks: local; make it with the same arguments on every rank.
+    Example:
+      >>> batches = GlobalBatches(rows=len(x), batch=64, micro=8, seed=1)
+      >>> optimizer = NPUOptimizer(tf.train.AdamOptimizer(), stages=batches.stages(), is_distributed=True)
+      >>> estimator.train(lambda: batches.dataset((x, y), "out"), max_steps=1000)
+    """
+
+    def __init__(self, rows: int, batch: int, micro: int | None = None, seed: int | None = 0):
+        self.rows = check_count(_OWNER, "rows", rows, "Give it the number of rows that there are.")
+        self.batch = check_count(_OWNER, "batch", batch, "Give it the rows of one update.")
+        self.micro = check_count(
+            _OWNER, "micro", batch if micro is None else micro, "Leave it out for one micro-batch."
+        )
+        if self.batch % self.micro:
+            problem, expected = "micro-batches do not fill a batch", f"micro to divide batch={self.batch}"
+            raise ValueError(message(_OWNER, problem, expected, f"micro={self.micro}", "Use a divisor."))
+        if seed is not None:
+            seed = check_count(_OWNER, "seed", seed, "Use None to leave the rows in their order.", at_least=0)
+        self.seed = seed
+
+    @property
+    def batches_per_update(self) -> int:
+        """Batches that each rank computes for one update, with the ranks there are now."""
+        return -(-(self.batch // self.micro) // collective.current().size)
+
+    def stages(self) -> list:
+        """New stages by which an optimizer makes one update of these batches, and counts updates."""
+        share = _Share(self.batch // self.micro, collective.current().size, collective.current().rank)
+        return [*([] if share.is_whole else [_AccumulateShares(share)]), _CountUpdates()]
+
+    def indices(self, after: Any = None) -> tf.data.Dataset:
+        """The numbers of the rows that this rank computes, without end: int64 tensors of shape [micro].
+
+        Args:
+          after: where the training goes on, from whose next update on rows are dealt: the folder of its checkpoints, or
+            a Keras model after `ResumeCallback.restore`. None begins with the first one.
+        Ranks: collective, unless `after` is None.
+        """
+        start = 0 if after is None else updates_dealt(after)
+        spec = tf.TensorSpec([self.micro], tf.int64)
+        return tf.data.Dataset.from_generator(lambda: self._shares(start), output_signature=spec)
+
+    def dataset(self, arrays: Any, after: Any = None) -> tf.data.Dataset:
+        """Batches of this rank, without end.
+
+        Args:
+          arrays: an array with `rows` rows, or a structure of such; kept in the graph as constants, so for more than a
+            gigabyte map `indices` to rows yourself.
+          after: as of `indices`.
+        Returns:
+          A data set of the same structure, with `micro` rows of each array.
+        Raises:
+          ValueError: an array has another number of rows.
+        Ranks: as of `indices`.
+        """
+        for array in tf.nest.flatten(arrays):
+            if len(array) != self.rows:
+                expected, got = f"arrays of rows={self.rows} rows", str(len(array))
+                raise ValueError(message(_OWNER, "an array has another number of rows", expected, got, "Correct rows."))
+        return self.indices(after).map(lambda numbers: tf.nest.map_structure(lambda a: tf.gather(a, numbers), arrays))
+
+    def _shares(self, start: int) -> Iterator[np.ndarray]:
+        ranks = collective.current()
+        count = self.batch // self.micro
+        epoch, order = -1, np.arange(self.rows)
+        update = start
+        while True:
+            for own in range(-(-count // ranks.size)):
+                # A rank that has no more of this update repeats its last micro-batch, or the last one of all.
+                number = min(own * ranks.size + ranks.rank, count - 1)
+                places = np.arange(self.micro) + (update * self.batch + number * self.micro)
+                numbers = np.empty(self.micro, np.int64)
+                for each in np.unique(places // self.rows):
+                    if each != epoch:
+                        epoch, order = each, self._order(each)
+                    mask = places // self.rows == each
+                    numbers[mask] = order[places[mask] % self.rows]
+                yield numbers
+            update += 1
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self.seed is None:
+            return np.arange(self.rows)
+        return np.random.Generator(np.random.PCG64([self.seed, int(epoch)])).permutation(self.rows)
+
+
+def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
+    """How many updates a training has had rows for, by what rank 0 has of it; the same on all ranks.
+
+    Args:
+      after: the folder of its checkpoints, of which the latest one counts, or a compiled Keras model. Where an
+        optimizer has no stages of `GlobalBatches`, it is the number of its steps.
+    Ranks: collective.
+    """
+    ranks, dealt = collective.current(), 0
+    if not isinstance(after, (str, os.PathLike)):
+        stages = [stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.stages]
+        counts = [int(stage.state()["dealt"].updates) for stage in stages if isinstance(stage, _CountUpdates)]
+        return gather_values(max(counts, default=int(after.optimizer.iterations)), "updates_dealt")[0]
+    checkpoint = tf.train.latest_checkpoint(os.fspath(after)) if ranks.rank == 0 else None
+    if checkpoint is not None:
+        reader = tf.train.load_checkpoint(checkpoint)
+        names = sorted(reader.get_variable_to_shape_map())
+        found = [name for name in names if UPDATES_DEALT in name or "dealt/updates/" in name] or [_GLOBAL_STEP]
+        dealt = max(int(reader.get_tensor(name)) for name in found if reader.has_tensor(name))
+    if ranks.size == 1:
+        return dealt
+    return int(run_apart(lambda own: ranks.broadcast(own, 0, "updates_dealt"), np.int64(dealt)))
+
+
+class _Share:
+    """The micro-batches of an update that one rank computes.
+
+    Attributes:
+      runs: batches that every rank computes for an update, and `own` how many of them count on this rank.
+      weight: of each that counts, in the mean over runs and ranks.
+      is_whole: one batch on each rank is an update.
+    """
+
+    def __init__(self, count: int, size: int, rank: int):
+        self.runs = -(-count // size)
+        self.own = len(range(rank, count, size))
+        self.weight = self.runs * size / count
+        self.is_whole = self.runs == 1 and self.weight == 1.0
+
+
+class _AccumulateShares(Accumulate):
+    """Adds up the share of this rank; batches that do not count have no weight."""
+
+    def __init__(self, share: _Share):
+        super().__init__(share.runs)
+        self._share = share
+        self.keeps_usable = share.weight == 1.0
+
+    def __copy__(self):
+        return type(self)(self._share)
+
+    def weighed(self, values, counted):
+        mean, share = super().weighed(values, counted), self._share
+        if share.weight == 1.0:
+            return mean
+        return tf.where(counted < share.own, mean * tf.cast(share.weight, mean.dtype), tf.zeros_like(mean))
+
+
+class _CountUpdates(Stage):
+    """Counts updates that rows were dealt for, skipped ones included; the count is saved with the model."""
+
+    def __init__(self):
+        self._module: tf.Module | None = None
+
+    def __copy__(self):
+        return type(self)()
+
+    def state(self):
+        if self._module is None:
+            self._module = tf.Module(name="dealt")
+            self._module.updates = state_variable(lambda: tf.zeros([], tf.int64), UPDATES_DEALT)
+        return {"dealt": self._module}
+
+    def create_variables(self, variables, gradients=None):
+        self.state()
+
+    def after_update(self, step):
+        one = 1 if step.is_due is None else tf.cast(step.is_due, tf.int64)
+        return self.state()["dealt"].updates.assign_add(one)
