@@ -38,7 +38,7 @@ _XLA_BUILDER = "tensorflow/compiler/xla/client/xla_builder.h"  # as Horovod incl
 _XLA_BUILDERS = ("xla/hlo/builder/xla_builder.h", "xla/client/xla_builder.h")
 _BROUGHT = ("highwayhash", "farmhash_archive/src")
 # Read before each of Horovod's sources, which g++ 14 refuses: they use a header that earlier compilers include by
-# themselves, and assign to a constant in a `span` of their own, in place of which they take one of the standard library.
+# themselves, and assign to a constant in a `span` of their own, in place of which they get one of the standard library.
 _BEFORE_SOURCES = """\
 #include <stdexcept>
 #if __GNUC__ >= 14 && __cplusplus < 202002L
