@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Callable, NamedTuple
 
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.job.hosts import Plan, read_hosts
+from npu_bridge.launch.job.hosts import Plan, is_this_machine, read_hosts
 from npu_bridge.launch.job.supervisor import Outcome
 from npu_bridge.options.rank_table import MOST_RANKS
 
@@ -158,7 +158,9 @@ class Members:
         return Plan(size, {} if list(slots) == [""] else slots)
 
     def note_lost(self, hosts: tuple[str, ...], now: float) -> None:
-        """Leaves slots out for a while, one for each time that a host is named."""
+        """Leaves slots out for a while, one for each time that a host is named; "" is this machine."""
+        here = next(filter(is_this_machine, filter(None, self._slots())), "")
+        hosts = tuple(host or here for host in hosts)
         for host in set(hosts):
             self._losses[host] = self._losses.get(host, 0) + 1
         for host in hosts:

@@ -86,9 +86,9 @@ class GlobalBatches:
             a Keras model after `ResumeCallback.restore`. None begins with the first one.
         Ranks: collective, unless `after` is None.
         """
-        start = 0 if after is None else updates_dealt(after)
+        start, ranks = 0 if after is None else updates_dealt(after), collective.current()
         spec = tf.TensorSpec([self.micro], tf.int64)
-        return tf.data.Dataset.from_generator(lambda: self._shares(start), output_signature=spec)
+        return tf.data.Dataset.from_generator(lambda: self.shares(start, ranks.rank, ranks.size), output_signature=spec)
 
     def dataset(self, arrays: Any, after: Any = None) -> tf.data.Dataset:
         """Batches of this rank, without end.
@@ -109,15 +109,20 @@ class GlobalBatches:
                 raise ValueError(message(_OWNER, "an array has another number of rows", expected, got, "Correct rows."))
         return self.indices(after).map(lambda numbers: tf.nest.map_structure(lambda a: tf.gather(a, numbers), arrays))
 
-    def _shares(self, start: int) -> Iterator[np.ndarray]:
-        ranks = collective.current()
+    def shares(self, start: int, rank: int, size: int) -> Iterator[np.ndarray]:
+        """The numbers of rows that a rank computes, micro-batch by micro-batch, without end.
+
+        Args:
+          start: the first update.
+          rank, size: which rank of how many.
+        """
         count = self.batch // self.micro
         epoch, order = -1, np.arange(self.rows)
         update = start
         while True:
-            for own in range(-(-count // ranks.size)):
+            for own in range(-(-count // size)):
                 # A rank that has no more of this update repeats its last micro-batch, or the last one of all.
-                number = min(own * ranks.size + ranks.rank, count - 1)
+                number = min(own * size + rank, count - 1)
                 places = np.arange(self.micro) + (update * self.batch + number * self.micro)
                 numbers = np.empty(self.micro, np.int64)
                 for each in np.unique(places // self.rows):

@@ -1,0 +1,386 @@
+"""Jobs that end after a whole step, lose ranks, take ranks in, and train as if nothing had happened."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job import elastic
+from npu_bridge.launch.job.elastic import Bounds, HostsFrom, Members, check_numbers, run_elastic
+from npu_bridge.launch.job.hosts import Plan
+from npu_bridge.launch.job.supervisor import Outcome
+from npu_bridge.session import GlobalBatches
+from tests.launch.launching import LIMIT_SECS, finish, needs_horovod, npu_run, start, write_script
+
+TWO_TO_FOUR = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
+
+
+# Which slots there are.
+
+
+def test_a_slot_that_lost_its_rank_is_left_out_for_a_while():
+    members = Members(lambda: {"a": 2, "b": 2}, TWO_TO_FOUR)
+    assert members.plan(0.0) == Plan(4, {"a": 2, "b": 2})
+    members.note_lost(("b",), 1.0)
+    assert members.plan(2.0) == Plan(3, {"a": 2, "b": 1})
+    members.note_lost(("b",), 3.0)  # the second time there: twice as long
+    assert members.plan(4.0) == Plan(2, {"a": 2})
+    assert members.plan(12.0) == Plan(3, {"a": 2, "b": 1})
+    assert members.plan(24.0) == Plan(4, {"a": 2, "b": 2})
+
+
+def test_too_few_slots_are_no_job():
+    assert Members(lambda: {"": 1}, TWO_TO_FOUR).plan(0.0) is None
+    assert Members(lambda: {"": 9}, TWO_TO_FOUR).plan(0.0) == Plan(4, {})
+
+
+def test_a_job_is_stopped_only_for_slots_that_stay():
+    there = {"a": 2}
+    members = Members(lambda: there, TWO_TO_FOUR)
+    members.plan(0.0)
+    for now in range(1, 39):  # comes and goes every second
+        there["b"] = now % 2
+        assert members.why_out_of_date(float(now)) == ""
+    there["b"] = 2
+    assert members.why_out_of_date(50.0) == ""
+    assert members.why_out_of_date(50.0 + elastic.STEADY_SECS) == "there are slots for 4 ranks in place of 2"
+
+
+def test_hosts_that_go_do_not_stop_ranks_that_run():
+    there = {"a": 4}
+    members = Members(lambda: there, TWO_TO_FOUR)
+    members.plan(0.0)
+    there.clear()
+    assert members.why_out_of_date(100.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("exit 3", "exit code 3; no host is known yet"),
+        ("echo '<html>'", "the line is not understood"),
+        ("printf '%s\\n' -oProxyCommand=x:1", "begins with a dash"),
+        ("echo a:99999999", "too many ranks"),
+        ("sleep 60", "no answer within 1 s"),
+    ],
+)
+def test_a_command_that_names_no_hosts_is_told_once(monkeypatch, answer, says):
+    monkeypatch.setattr(elastic, "_ANSWER_SECS", 1.0)
+    monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
+    told: list[str] = []
+    hosts = HostsFrom(answer, told.append)
+    wait_until(lambda: told)
+    time.sleep(0.2)
+    assert len(told) == 1 and says in told[0], told
+    assert hosts() == {}
+
+
+def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
+    monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
+    (tmp_path / "hosts").write_text("# up\na:2\nb slots=1\n")
+    told: list[str] = []
+    hosts = HostsFrom(f"cat {tmp_path}/hosts", told.append)
+    wait_until(lambda: hosts() == {"a": 2, "b": 1})
+    (tmp_path / "hosts").unlink()
+    wait_until(lambda: told)
+    assert hosts() == {"a": 2, "b": 1} and told[0].endswith("the hosts it named before stay")
+
+
+# What follows from how a job ends.
+
+
+def outcomes(*each):
+    """A job that ends in these ways, one after the other, and the sizes with which it was started."""
+    left, sizes = iter(each), []
+
+    def run(plan, why):
+        sizes.append(plan.size)
+        return next(left)
+
+    return run, sizes
+
+
+LOST = Outcome(137, has_failed=True, lost=("",), has_trained=True)
+BOUNDS = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=1000.0)
+
+
+def run_here(*each, restarts=0, bounds=BOUNDS):
+    run, sizes = outcomes(*each)
+    told: list[str] = []
+    code = run_elastic(run, Members(lambda: {"": 4}, bounds), bounds, restarts, told.append)
+    return code, sizes, told
+
+
+def test_a_job_goes_on_with_the_ranks_that_are_left():
+    code, sizes, told = run_here(LOST, LOST, Outcome(0, has_failed=False))
+    assert (code, sizes) == (0, [4, 3, 2])
+    assert "1 of 4 ranks lost; the job goes on from its last checkpoint" in told
+
+
+def test_a_job_with_too_few_ranks_waits_and_gives_up():
+    code, sizes, told = run_here(LOST, LOST, LOST)
+    assert (code, sizes) == (69, [4, 3, 2])
+    assert told[-1] == "there were fewer than 2 slots for 0 s; given up"
+
+
+def test_a_script_that_fails_by_itself_is_restarted_as_often_as_asked():
+    failed = Outcome(1, has_failed=True, has_trained=True)
+    assert run_here(failed)[:2] == (1, [4])
+    assert run_here(failed, failed, restarts=1)[:2] == (1, [4, 4])
+
+
+def test_a_job_that_never_trains_is_given_up():
+    killed = LOST._replace(has_trained=False)
+    code, sizes, told = run_here(killed, killed, killed, bounds=BOUNDS._replace(cool_down_secs=0.0))
+    assert (code, sizes) == (137, [4, 4, 4])
+    assert told[-1] == "3 starts in a row ended before any training began; given up"
+
+
+def test_a_job_that_was_told_to_stop_is_not_started_again():
+    assert run_here(Outcome(75, has_failed=False))[:2] == (75, [4])
+    resized = Outcome(75, has_failed=False, was_resized=True)
+    assert run_here(resized, Outcome(0, has_failed=False))[:2] == (0, [4, 4])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ((5, 4, None, None, None, []), "--min-np 5 cannot be reached, as --max-np is 4."),
+        ((5, None, 4, None, None, []), "--min-np 5 cannot be reached, as --max-np is 4."),
+        ((3, 9, None, Plan(2, {"a": 2}), None, []), "--min-np 3 cannot be reached, as the hosts offer 2."),
+        ((2, None, None, None, None, []), "Add --max-np N"),
+        ((2, None, None, Plan(2, {"a": 2}), "hosts.sh", []), "exclude each other"),
+        ((2, 4, None, None, None, ["--timeline"]), "--timeline needs the same ranks to the end."),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(numbers, says):
+    with pytest.raises(LaunchError, match=re.escape(says)):
+        check_numbers(*numbers)
+
+
+def test_bad_numbers_start_nothing(tmp_path):
+    write_script(tmp_path, "raise SystemExit('it ran')")
+    code, output = npu_run("--min-np", 5, "--max-np", 4, "train.py", cwd=tmp_path)
+    assert code == 2 and "it ran" not in output
+    assert output.count("\n") == 1, output
+
+
+# Which rows.
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, None])
+def test_every_row_comes_once_an_epoch_with_any_ranks(seed):
+    batches = GlobalBatches(rows=50, batch=24, micro=3, seed=seed)
+    sizes = itertools.cycle([4, 3, 2, 8, 1, 5, 16])
+    seen: list[int] = []
+    for update in range(50):  # 24 epochs
+        size = next(sizes)
+        by_number: dict[int, list[int]] = {}
+        for rank in range(size):
+            runs = -(-8 // size)
+            shares = itertools.islice(batches.shares(update, rank, size), runs)
+            for own, numbers in enumerate(shares):
+                if own * size + rank < 8:
+                    by_number[own * size + rank] = list(numbers)
+        assert sorted(by_number) == list(range(8))
+        seen += [row for number in range(8) for row in by_number[number]]
+    for epoch in range(24):
+        assert sorted(seen[50 * epoch : 50 * (epoch + 1)]) == list(range(50))
+    assert (seen[:50] == seen[50:100]) == (seed is None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"rows": 0, "batch": 8}, ValueError, "rows is out of range"),
+        ({"rows": 10, "batch": 8, "micro": 3}, ValueError, "micro-batches do not fill a batch"),
+        ({"rows": 10, "batch": 8.0}, TypeError, "batch is not an integer"),
+        ({"rows": 10, "batch": 8, "seed": -1}, ValueError, "seed is out of range"),
+    ],
+)
+def test_batches_that_cannot_be_dealt_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says):
+        GlobalBatches(**arguments)
+
+
+def test_arrays_of_other_lengths_are_refused():
+    with pytest.raises(ValueError, match="an array has another number of rows"):
+        GlobalBatches(10, 5).dataset((np.zeros([10, 2]), np.zeros([9])))
+
+
+# Real trainings.
+
+# What every script begins with; faults are rank:step:signal, each once, and signal 0 offers more slots.
+BEGINNING = """
+import os, signal, sys
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, get_rank_id
+from npu_bridge.session import GlobalBatches, ResumeCallback, StopHook, updates_dealt
+
+folder, steps, faults = sys.argv[1], 120, sys.argv[2:]
+random = np.random.RandomState(0)
+x = random.randn(600, 12).astype("f")
+y = np.sin(x).sum(1, keepdims=True)
+batches = GlobalBatches(rows=600, batch=48, micro=8, seed=1)  # 6 micro-batches
+manager = ExponentialUpdateLossScaleManager(2.0**127, 20, 1, 2.0, 0.5)  # the first steps overflow
+
+
+def suffer(step):
+    for fault in faults:
+        rank, when, number = map(int, fault.split(":"))
+        if rank == get_rank_id() and step == when and not os.path.exists(f"{folder}.{fault}"):
+            open(f"{folder}.{fault}", "w").close()
+            print("suffers", fault, flush=True)
+            if number:
+                os.kill(os.getppid() if number == 15 else os.getpid(), abs(number))
+            else:
+                with open("slots", "w") as file:
+                    file.write("localhost:6")
+"""
+OF_TENSORFLOW_1 = """
+from npu_bridge.npu_init import *
+
+
+class Faults(tf.train.SessionRunHook):
+    def after_run(self, context, values):
+        suffer(int(context.session.run(tf.train.get_global_step())))
+
+
+def train_op(features, labels):
+    init = tf.glorot_uniform_initializer(seed=1)
+    hidden = tf.layers.dense(features, 16, tf.nn.tanh, kernel_initializer=init)
+    loss = tf.losses.mean_squared_error(labels, tf.layers.dense(hidden, 1, kernel_initializer=init))
+    optimizer = NPUOptimizer(
+        tf.train.AdamOptimizer(0.01), manager, is_loss_scale=True, is_distributed=True, stages=batches.stages()
+    )
+    return loss, optimizer.minimize(loss, tf.train.get_or_create_global_step())
+
+
+def tell_weights():
+    if get_rank_id() == 0:
+        reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(folder))
+        names = [name for name in reader.get_variable_to_shape_map() if "dense" in name and "accum" not in name]
+        np.savez(folder + ".npz", **{name: reader.get_tensor(name) for name in names})
+"""
+SCRIPTS = {
+    "estimator": BEGINNING
+    + OF_TENSORFLOW_1
+    + """
+def model_fn(features, labels, mode):
+    loss, op = train_op(features, labels)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=op)
+
+
+config = NPURunConfig(model_dir=folder, save_checkpoints_steps=25)
+NPUEstimator(model_fn, config=config).train(lambda: batches.dataset((x, y), folder), [Faults()], max_steps=steps)
+tell_weights()
+""",
+    "session": BEGINNING
+    + OF_TENSORFLOW_1
+    + """
+loss, op = train_op(*tf.data.make_one_shot_iterator(batches.dataset((x, y), folder)).get_next())
+hooks = [NPUBroadcastGlobalVariablesHook(0), tf.train.StopAtStepHook(last_step=steps), Faults(), StopHook()]
+where = {"checkpoint_dir": folder, "save_checkpoint_steps": 25} if get_rank_id() == 0 else {}
+with tf.train.MonitoredTrainingSession(hooks=hooks, **where) as session:
+    while not session.should_stop():
+        session.run(op)
+tell_weights()
+""",
+    "keras": BEGINNING
+    + """
+from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
+
+tf.keras.utils.set_random_seed(1)
+layers = [tf.keras.layers.Input([12]), tf.keras.layers.Dense(16, "tanh"), tf.keras.layers.Dense(1)]
+model = tf.keras.Sequential(layers)
+optimizer = npu_keras_optimizer(tf.keras.optimizers.Adam(0.01), manager, stages=batches.stages())
+model.compile(optimizer, loss="mse")
+resume = ResumeCallback(folder + "/model.keras", every_n_steps=25)
+resume.restore(model)
+runs = (steps - updates_dealt(model)) * batches.batches_per_update
+
+
+class Faults(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        suffer(int(model.optimizer.iterations))
+
+
+callbacks = npu_callbacks_append([Faults(), resume])
+model.fit(batches.dataset((x, y), model), steps_per_epoch=runs, callbacks=callbacks, verbose=0)
+if get_rank_id() == 0:
+    np.savez(folder + ".npz", *model.get_weights())
+""",
+}
+# Once more slots are there, a step is as long as it takes to hear of them.
+QUICK = "from npu_bridge.launch.job import elastic\nelastic.STEADY_SECS, elastic._POLL_SECS = 0.0, 0.1\n"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The weights of each face after a training that nobody disturbs, on one rank."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    found = {}
+
+    def of(face):
+        if face not in found:
+            write_script(place, SCRIPTS[face])
+            code, output = npu_run("train.py", face, cwd=place)
+            assert code == 0, output
+            with np.load(place / f"{face}.npz") as weights:
+                found[face] = dict(weights)
+        return found[face]
+
+    return of
+
+
+def assert_alike(path, expected):
+    with np.load(path) as found:
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            assert np.max(np.abs(found[name] - value)) <= 1e-5 * max(np.max(np.abs(value)), 1e-3), name
+
+
+@needs_horovod
+@pytest.mark.parametrize("face", SCRIPTS)
+def test_a_job_shrinks_and_grows_and_trains_the_same(tmp_path, undisturbed, face):
+    """4 ranks, of which one is killed, then 3, of which another one is killed, then 2, then 4 again."""
+    write_script(tmp_path, SCRIPTS[face])
+    (tmp_path / "slots").write_text("localhost:4")
+    options = ("--min-np", 2, "--max-np", 4, "--hosts-from", "cat slots", "--cool-down", 1000)
+    faults = ("3:30:9", "0:55:9", "0:80:0")
+    code, output = finish(start(*options, "train.py", "out", *faults, cwd=tmp_path, prepare=QUICK))
+    assert code == 0, output
+    assert re.findall(r"npu-run: (\d) ranks on localhost", output) == ["4", "3", "2", "4"], output
+    assert "rank 3 of 4 was killed by SIGKILL" in output
+    assert_alike(tmp_path / "out.npz", undisturbed(face))
+
+
+@needs_horovod
+@pytest.mark.parametrize("face", SCRIPTS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, size):
+    """A rank alone is a plain process that hears the signal itself; of several, the launcher hears it."""
+    write_script(tmp_path, SCRIPTS[face])
+    fault = f"0:40:{signal.SIGTERM.value}" if size > 1 else "0:40:-15"
+    command = ("-np", size, "train.py", "out", fault)
+    code, output = npu_run(*command, cwd=tmp_path)
+    assert code == 75, output
+    says = r"npu-run: ended after step 4[0-9]; exit code 75\. The same command goes on from there\."
+    assert re.search(says, output) or size == 1, output
+    code, output = npu_run(*command, cwd=tmp_path)
+    assert code == 0, output
+    assert_alike(tmp_path / "out.npz", undisturbed(face))
+
+
+def wait_until(is_so):
+    limit = time.monotonic() + LIMIT_SECS
+    while not is_so():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
