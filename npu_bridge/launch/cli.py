@@ -49,8 +49,10 @@ _COMPLETION = "_NPU_RUN_COMPLETE"  # set by a shell that asks for completions
 _RANGE = re.compile(r"\s+\[x>=\d+\]$")  # what click puts behind the help of a number
 # Titles of the help, and the options below each; all others come last.
 _OPTIONS = {
-    "Ranks": ("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
-    "Ranks that come and go": ("least", "most", "hosts_from", "wait_secs", "cool_down_secs"),
+    "Ranks": (
+        *("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
+        *("least", "most", "hosts_from", "wait_secs", "cool_down_secs"),
+    ),
     "What npu-run writes": ("out", "logs", "timeline", "repeat", "vary"),
     "The script": ("settings", "era", "trees"),
 }
@@ -145,7 +147,7 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
 )
 @click.option("--min-np", "least", type=click.IntRange(min=1), metavar="N", help="Go on while N ranks are left.")
 @click.option("--max-np", "most", type=click.IntRange(min=1), metavar="N", help="Take in ranks up to N. Default: -np.")
-@click.option("--hosts-from", metavar="COMMAND", help="Command that prints the hosts there are: h1:4. Asked each 5 s.")
+@click.option("--hosts-from", metavar="COMMAND", help="Command that prints the hosts there are: h1:4.")
 @click.option(
     "--wait",
     "wait_secs",
@@ -153,7 +155,7 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
     callback=_finite,
     default=600.0,
     metavar="SECS",
-    help="How long to wait while there are fewer ranks. Default: 600.",
+    help="How long to wait for --min-np. Default: 600.",
 )
 @click.option(
     "--cool-down",
@@ -162,7 +164,7 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
     callback=_finite,
     default=60.0,
     metavar="SECS",
-    help="How long a place that lost its rank is left out. Default: 60.",
+    help="Leave out what lost a rank so long. Default: 60.",
 )
 @click.option("-o", "--out", metavar="DIR", help="Folder for these. Default: logs, timeline, repeats.")
 @click.option("--logs", is_flag=True, help="Keep what each rank prints, in rank_<n>.log.")

@@ -300,7 +300,7 @@ def source_options(command: Callable) -> Callable:
 
 def settings_option(command: Callable) -> Callable:
     """Adds `--set`; the command gets `settings`, each a `NAME=VALUE`, for `announce_settings`."""
-    doc = "Change an option of the script's NPURunConfig. May be repeated."
+    doc = "Change an option of its NPURunConfig; repeatable."
     return click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=doc)(command)
 
 

@@ -29,7 +29,7 @@ from tests.reporting.test_page import write_history
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/README.md")]
-PROGRAMS = ("make", "npu-run", "python", "pip", "horovodrun", "mpirun", "srun", "kubectl", "until")
+PROGRAMS = ("make", "npu-run", "python", "pip", "horovodrun", "mpirun", "srun", "kubectl")
 SCRIPT = re.compile(r"[\w./-]+\.py")
 LIMIT_SECS = 300
 
@@ -131,7 +131,9 @@ RUN_HERE = {
     ],
     # Four ranks on each of two nodes, of which `scontrol` names this machine alone.
     "#SBATCH --nodes=2": ["rank 0 of 4 ", r"\[rank 3\] rank 3 of 4 "],
-    'until npu-run -H "$(./hosts.sh | paste -sd,)" train.py; do sleep 10; done': ["rank 0 of 2 "],
+    "#SBATCH --requeue --nodes=2": ["rank 0 of 4 ", r"\[rank 3\] rank 3 of 4 "],
+    "npu-run -np 4 --min-np 2 train.py": ["rank 0 of 4 "],
+    "npu-run --hosts-from ./hosts.sh --min-np 2 --max-np 8 train.py": ["rank 0 of 2 "],
     "npu-run plan --params 110M --bandwidth 10Gbit --latency 50us --ranks 1..64 --compute-secs 0.6": [
         "ranks  sum alone"
     ],
@@ -176,6 +178,7 @@ NOT_RUN = {
     "mpirun -np 4 -H host1:2,host2:2 python train.py": "needs two machines and MPI",
     "mpirun -np 8 -H host1:4,host2:4 python train.py": "needs two machines and MPI",
     "srun --mpi=pmi2 -n 8 python train.py": "needs Slurm",
+    "npu-run -H host1:4,host2:4 --min-np 4 train.py": "needs two machines",
     "kubectl exec -it worker-0 -- npu-run -H worker-0.workers:1,worker-1.workers:1 train.py": "needs Kubernetes",
     "npu-run -np 2 examples/bert_pretrain/train.py --distributed --corpus ~/books --config configs/bert_small.toml "
     "--output_dir out/bert_small": "hours, and books",
@@ -302,7 +305,7 @@ def test_it_runs_as_it_stands(row, folder):
     assert len(first_lines) == int("train.py" in command), "one rank speaks for all"
     if first_lines:
         ranks = re.search(r" of (\d+) ", printed)[1]
-        assert f"starting {ranks} rank" in first_lines[0]
+        assert re.search(rf"starting (\d+ to )?{ranks} rank", first_lines[0]) or "--hosts-from" in command
 
 
 def test_predictions_are_those_that_the_page_shows(folder):
