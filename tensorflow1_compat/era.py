@@ -23,7 +23,7 @@ _NEEDS_2 = ("tensorflow_addons",)
 _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
 # Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
 _NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "sparse_placeholder", "Session")}
-# What a script of TensorFlow 2 may have from a time when it was younger.
+# What a script of TensorFlow 2 may have from a time when it was younger. That it imports `keras` tells no age.
 _OLD_OF_2 = frozenset({
     *OF_2.modules, *OF_2.names, *OLD_ANYWHERE, "yaml.load",
     "google.protobuf.descriptor.Descriptor", "google.protobuf.descriptor.EnumDescriptor",  # of old protoc modules
@@ -32,7 +32,7 @@ _OLD_OF_2 = frozenset({
         "extend_with_decoupled_weight_decay",
     )),
     METHODS_OF_LEGACY,
-}) - LEGACY_OPTIMIZERS.keys()  # fmt: skip
+}) - LEGACY_OPTIMIZERS.keys() - {"keras", "keras.__version__"}  # fmt: skip
 _OLD_BESIDE_NUMPY_2 = (_OLD_OF_2 | OLD_BESIDE_NUMPY_2) - REUSED
 # Keywords that what is below a module took then, and refuses or leaves out now.
 _OLD_KEYWORDS = {"optimizers": {"decay", "lr"}, "skimage": {"multichannel"}}

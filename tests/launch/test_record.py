@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 
+from tests.keras3_models import beside_keras3
 from tests.launch.launching import needs_horovod, npu_run, write_script
 
 TRAIN = """
@@ -44,3 +45,43 @@ def test_a_job_of_two_ranks_is_replayed_bit_for_bit(tmp_path):
     assert all(np.array_equal(first[name], second[name]) for name in first)
     code, output = npu_run("replay", "recorded", "-np", 2, "train.py", 7, cwd=tmp_path)
     assert code == 0 and "bit for bit" in output, output
+
+
+# Keras 3 keeps the state of a dropout's seed in a variable.
+FIT = """
+import sys
+import keras
+import numpy as np
+from npu_bridge.npu_init import get_rank_id, npu_callbacks_append, npu_keras_optimizer
+assert keras.__version__.startswith("3.")
+seed = int(sys.argv[1]) + get_rank_id()
+keras.utils.set_random_seed(seed)
+layers = [keras.layers.Input([2]), keras.layers.Dense(3, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+model = keras.Sequential(layers)
+model.compile(npu_keras_optimizer(getattr(keras.optimizers, sys.argv[2])(0.01)), "mse")
+features = np.random.RandomState(seed).randn(32, 2)
+model.fit(features, np.ones([32, 1]), batch_size=4, verbose=0, callbacks=npu_callbacks_append())
+"""
+
+
+@needs_horovod
+@beside_keras3
+def test_fit_of_keras_3_is_replayed_bit_for_bit(tmp_path):
+    write_script(tmp_path, FIT)
+    code, output = npu_run("record", "--steps", 3, "-np", 2, "train.py", 1, "Adam", cwd=tmp_path)
+    assert code == 0 and "3 steps on 2 rank(s)" in output and "2 tensors of batches" in output, output
+    with np.load(tmp_path / "recorded/rank_0/weights_after.npz") as after:
+        assert {"2/seed_generator_state", "7/sequential_dense_kernel_momentum"} <= set(after.files)
+    code, output = npu_run("replay", "recorded", "-np", 2, "train.py", 7, "Adam", cwd=tmp_path)
+    assert code == 0 and "bit for bit" in output, output
+    code, output = npu_run("replay", "recorded", "-np", 2, "train.py", 1, "SGD", cwd=tmp_path)
+    assert code == 1 and "the loss of step 1 is" in output, output
+
+
+@beside_keras3
+def test_a_script_may_import_keras_2_before_tensorflow(tmp_path):
+    """What `record` adds to TensorFlow must not need a Keras that is half loaded."""
+    text = FIT.replace("import keras", "import tf_keras as keras").replace('"3."', '"2."')
+    write_script(tmp_path, text.replace("layers.Input([2])", "layers.InputLayer([2])"))
+    code, output = npu_run("record", "--steps", 2, "train.py", 1, "Adam", cwd=tmp_path)
+    assert code == 0 and "2 steps on 1 rank(s)" in output, output

@@ -104,6 +104,8 @@ def test_tables_say_what_tensorflow_has(table, there, not_there):
         ("from tensorflow.keras.optimizers import Adam\nAdam(0.1, decay=1e-6)", "tensorflow.keras.optimizers.Adam"),
         ("import tensorflow as tf\ntf.keras.optimizers.SGD(lr=0.1)", "tensorflow.keras.optimizers.SGD"),
         ("import tensorflow as tf\ntf.keras.optimizers.SGD(learning_rate=0.1)", None),
+        ("import keras\nprint(keras.__version__)\nkeras.layers.Dense(1)", None),  # may be Keras 3
+        ("import keras\nkeras.engine.base_layer.Layer()", "keras.engine.base_layer.Layer"),
         ("from skimage import filters\nfilters.gaussian(x, multichannel=True)", "skimage.filters.gaussian"),
         (
             "from google.protobuf import descriptor as d\nd.Descriptor(name='A')",

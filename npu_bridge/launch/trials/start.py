@@ -12,9 +12,11 @@ from typing import Any, Callable
 
 from npu_bridge.base.after_import import when_loaded
 from npu_bridge.base.environment import imposed_options
-from npu_bridge.base.tf_internals.names import ESTIMATOR_MODULE, KERAS_MODEL_MODULES
+from npu_bridge.base.tf_internals.names import ESTIMATOR_MODULE, KERAS, KERAS_MODEL_MODULES
 from npu_bridge.base.tf_internals.sessions import put_around_sessions
 from npu_bridge.launch.trials.trial import Trial
+
+_KERASES = {"keras", KERAS}
 
 
 def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
@@ -25,7 +27,8 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
         pin_seeds(trial.seed, rank)
     when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
     if imposed_options():
-        when_loaded("keras", lambda module: _let_sessions_read_options())
+        for name in _KERASES:
+            when_loaded(name, lambda module: _let_sessions_read_options())
     end = watch_training(functools.partial(_choose_hooks, trial, rank))
     if trial.folder:
         # Where a script is ended early, what it writes itself is not what counts, nor in the way.
@@ -67,7 +70,7 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
 
 
 def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> None:
-    if imposed_options() and "keras" not in sys.modules:  # which would be half loaded, if a script imports it first
+    if imposed_options() and not _KERASES & set(sys.modules):  # half loaded, if a script imports one first
         _let_sessions_read_options()
     from npu_bridge.base.tf_internals.training import watch_gradients
     from npu_bridge.graph.run import note_gradients
