@@ -153,7 +153,7 @@ def test_a_batch_job_that_is_disturbed_comes_to_its_end(slurm, tmp_path, undistu
     wait_until(lambda: state_of(slurm, job) in ("COMPLETED", "FAILED", "CANCELLED"))
     log = (tmp_path / "job.log").read_text()
     assert state_of(slurm, job) == "COMPLETED", log
-    assert log.count("suffers") == 1
+    assert "suffers" in log
     assert ("exit code 75. The same command goes on from there" in log) == (fault == "15"), log
     assert ("rank 1 of 2 was killed by SIGKILL" in log) == (fault == "9"), log
     assert_alike(tmp_path / "out.npz", undisturbed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 import signal
+import threading
 import time
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job import elastic
 from npu_bridge.launch.job.elastic import Bounds, HostsFrom, Members, check_numbers, run_elastic
 from npu_bridge.launch.job.hosts import Plan
+from npu_bridge.launch.job.ordered_stop import OrderedStop
 from npu_bridge.launch.job.supervisor import Outcome
 from npu_bridge.session import GlobalBatches
+from npu_bridge.session.elastic.stop_request import StopRequest
 from tests.launch.elastic_scripts import SCRIPTS, assert_alike
 from tests.launch.launching import LIMIT_SECS, finish, needs_horovod, npu_run, start, write_script
 
@@ -170,6 +174,56 @@ def test_bad_numbers_start_nothing(tmp_path):
     code, output = npu_run("--min-np", 5, "--max-np", 4, "train.py", cwd=tmp_path)
     assert code == 2 and "it ran" not in output
     assert output.count("\n") == 1, output
+
+
+# After which step.
+
+
+class Thread:
+    """A rank whose steps are turns of a barrier; the link is a pair of method calls. Used as `WatchedRank` is."""
+
+    is_running = heeds = True
+
+    def __init__(self, barrier, pause):
+        self.request, self.begun, self.process, self.steps = StopRequest(), None, self, 0
+        self.request.attach(lambda message: setattr(self, "begun", message["begun"]))
+        self._barrier, self._pause = barrier, pause
+        self._thread = threading.Thread(target=self._train, daemon=True)
+
+    def start(self):
+        self._thread.start()
+
+    def ask(self, order):
+        name, *words = order.split()
+        getattr(self.request, name)(*map(int, words))
+
+    def has_ended(self):
+        self._thread.join(20)
+        return not self._thread.is_alive()
+
+    def _train(self):
+        while not self.request.is_due:
+            time.sleep(self._pause.random() / 1000)
+            self.request.begin_run()
+            self._barrier.wait()  # as an all-reduce
+            self.steps += 1
+            time.sleep(self._pause.random() / 1000)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_that_are_in_different_places_end_after_the_same_step(seed):
+    random = Random(seed)
+    barrier = threading.Barrier(3)
+    ranks = [Thread(barrier, Random(random.random())) for _ in range(3)]
+    stop = OrderedStop(ranks)
+    for rank in ranks:
+        rank.start()
+    time.sleep(random.random() / 50)
+    stop.ask(time.monotonic())
+    while not stop.has_told:
+        assert stop.turn(time.monotonic())
+    assert all(rank.has_ended() for rank in ranks)
+    assert len({rank.steps for rank in ranks}) == 1
 
 
 # Which rows.

@@ -28,6 +28,11 @@ class OrderedStop:
         self._last: int | None = None
 
     @property
+    def has_told(self) -> bool:
+        """Whether the ranks know after which run they end."""
+        return self._last is not None
+
+    @property
     def is_possible(self) -> bool:
         """Whether all ranks are in a training that would end; elsewhere nothing would be saved, and nothing is lost."""
         return bool(self._ranks) and all(rank.is_running and rank.heeds for rank in self._ranks)
@@ -47,7 +52,8 @@ class OrderedStop:
         if not self.is_asked or self._last is not None:
             return True
         if all(rank.begun is not None for rank in self._ranks):
-            self._last = max(rank.begun or 0 for rank in self._ranks)
+            # One more than any rank has begun: some may be between two runs, past asking whether it was the last one.
+            self._last = max(rank.begun or 0 for rank in self._ranks) + 1
             for rank in self._ranks:
                 rank.process.ask(f"end_after {self._last}")
         return self._last is not None or now < self._asked_at + _ANSWER_SECS

@@ -3,8 +3,8 @@
 A scheduler that takes a machine away sends SIGTERM some time before. A rank alone hears the signal itself. Of several
 ranks each may be in another step by then, and one that ended too early would leave the others waiting for its
 gradients. So the launcher hears the signal for all. It asks every rank to begin no further run, hears from each how
-many it has begun, and tells all of them the largest of these numbers: after that many runs they end. While nobody asks,
-this costs no transfer.
+many it has begun, and tells all of them one more than the largest of these numbers: after that many runs they end.
+While nobody asks, this costs no transfer.
 """
 
 from __future__ import annotations
