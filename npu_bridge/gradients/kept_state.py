@@ -35,6 +35,7 @@ _KINDS = (
     (r"accumulated_steps|accumulated/counter", "Accumulate's count of batches"),
     (r"not_sent(/|$)", "what TopK or Threshold did not send"),
     (r"freeze_updates", "Freeze's count of updates"),
+    (r"updates_dealt|dealt/updates", "GlobalBatches' count of updates"),
     (r"partial_sync_updates", "PartialSync's count of updates"),
 )
 _OF_RULES = r"beta\d_power|update_count"

@@ -62,7 +62,8 @@ class Pipeline:
             self._exchanges_before = exchanges.so_far()
         self._has_told = False
         self._seen = SeenVariables()
-        has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._stages)
+        kept = [stage for stage in self._stages if not stage.begins_anew]
+        has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in kept)
         self._rank_values = RankValues() if has_own else None
         self._replicas = RankValues() if any(stage.differ_between_ranks for stage in self._stages) else None
         self._given_back: GivenBack | None = None
@@ -139,7 +140,8 @@ class Pipeline:
         for stage in self._stages:
             stage.create_variables(variables, gradients)
         if self._rank_values is not None:
-            self._rank_values.make(self.variables_of_this_rank())
+            kept = [stage for stage in self._stages if not stage.begins_anew]
+            self._rank_values.make([variable for stage in kept for variable in stage.variables_of_this_rank()])
         if gradients is None:
             self._make_replicas(variables, list)
 

@@ -27,6 +27,7 @@ from npu_bridge.base.tf_internals.training import (
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.gradients import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
+from npu_bridge.gradients.stage import begun_anew
 
 _NAMED = 3
 
@@ -49,6 +50,7 @@ class _Plan(NamedTuple):
       rows_of: by key the key of the rows whose mean its value becomes, as it is no longer each rank's own.
       dropped: keys of the checkpoint that are state of stages or rules, and that nothing here wants.
       slots: keys here that are state of the update rule.
+      anew: keys and slices here that are in the checkpoint, perhaps, and begin anew all the same.
     """
 
     reads: list[_Read]
@@ -57,6 +59,7 @@ class _Plan(NamedTuple):
     rows_of: dict[str, str]
     dropped: list[str]
     slots: set[str]
+    anew: set
 
 
 @functools.cache
@@ -112,7 +115,9 @@ def _plan(saver, graph, pipelines, path):
         return None
     state, slots = _state_of(saver, graph, pipelines)
     reads = _find_reads(saver, graph)
-    lacking = {(read.key, read.part) for read in reads if read.key not in shapes}
+    anew = {id(variable) for pipeline in pipelines for variable in begun_anew(pipeline.stages)}
+    is_anew = {place for place, variable in state.items() if id(variable) in anew}
+    lacking = {(read.key, read.part) for read in reads if read.key not in shapes or (read.key, read.part) in is_anew}
     begun = {place: state.get(place) for place in sorted(lacking, key=[*state, *lacking].index)}
     _check_missing([key for (key, _), variable in begun.items() if variable is None], path, shapes)
     wanted = {read.key for read in reads}
@@ -126,7 +131,7 @@ def _plan(saver, graph, pipelines, path):
     dropped = [key for key in shapes if key not in wanted and key not in rows]
     names = [saved_as(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)]
     dropped = [key for key in dropped if kept_state.is_kept(key, names)]
-    return _Plan(reads, begun, merged, rows_of, dropped, slots)
+    return _Plan(reads, begun, merged, rows_of, dropped, slots, is_anew)
 
 
 def _state_of(saver, graph, pipelines):
@@ -211,7 +216,7 @@ def _empty(variable):
 
 
 def _tell(plan, checkpoint):
-    begun = [key for key, _ in plan.begun if kept_state.OF_RANKS not in key]
+    begun = [key for key, part in plan.begun if kept_state.OF_RANKS not in key and (key, part) not in plan.anew]
     kept_state.say_begun(checkpoint, begun, plan.slots)
     kept_state.say_merged(checkpoint, list(plan.merged), plan.merged.values())
     kept_state.say_dropped(checkpoint, plan.dropped)

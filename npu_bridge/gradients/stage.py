@@ -202,6 +202,8 @@ class Stage(KnownKeywords):
       leaves_out: True for a stage that leaves variables out of some steps. Its `accumulate` is also called before, with
         gradients that the optimizer has just computed and that nobody else uses yet (`Losses.is_backward_own`).
       needs_true_units: True for a stage that must not get gradients that another optimizer's loss scale multiplies.
+      begins_anew: True for a stage whose variables of this rank and `batches_so_far` begin with zeros in a training
+        that goes on from a checkpoint.
       differ_between_ranks: "variables" (trained ones), "slots", both or nothing: what this stage lets ranks have
         different values of. `sync_all` puts those of all ranks into rank 0's checkpoint, from which each gets its own.
       copes_with_left_out: True for a stage at the update, or after it, that leaves such variables as they are.
@@ -220,6 +222,7 @@ class Stage(KnownKeywords):
     batches_so_far: Any = None
     leaves_out = False
     needs_true_units = False
+    begins_anew = False
     differ_between_ranks: tuple = ()
     copes_with_left_out = False
     pipeline: tuple = ()
@@ -311,6 +314,12 @@ def changes_after_verdict(stage: Stage) -> bool:
     """True for a stage that changes gradients after they were judged."""
     is_after = PLACES.index(stage.place) > PLACES.index("verdict")
     return is_after and type(stage).after_reduce is not Stage.after_reduce
+
+
+def begun_anew(stages: Sequence[Stage]) -> list:
+    """The variables of stages that begin with zeros in a training that goes on from a checkpoint."""
+    kept = [(*stage.variables_of_this_rank(), stage.batches_so_far) for stage in stages if stage.begins_anew]
+    return [variable for variables in kept for variable in variables if variable is not None]
 
 
 def gradients_from_elsewhere(owner: str, problem: str) -> ValueError:

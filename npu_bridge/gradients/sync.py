@@ -12,6 +12,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
+from npu_bridge.gradients.stage import begun_anew
 from npu_bridge.graph.variables import global_step_of
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
@@ -67,6 +68,16 @@ def batches_waiting(optimizer: Any) -> list:
     except TypeError:
         return []
     return [stage.batches_so_far for stage in stages if stage.spans_batches and stage.batches_so_far is not None]
+
+
+def begin_anew(optimizer: Any) -> None:
+    """Sets to zero what no training goes on with that was restored; executed eagerly, for any optimizer."""
+    try:
+        stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
+    except TypeError:
+        return  # it has no stages
+    for variable in begun_anew(stages):
+        variable.assign(tf.zeros_like(variable))
 
 
 def _need_it(pipelines: Sequence) -> bool:

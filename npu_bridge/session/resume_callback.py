@@ -14,7 +14,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import UNFINISHED, put_in_place
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.gradients.sync import batches_waiting, sync_if_needed
+from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
 from npu_bridge.session.elastic.stop_request import of_this_process
 
 _DONE = "batches_done.txt"  # in the file of the model
@@ -76,6 +76,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 raise ValueError(message("ResumeCallback", "the model has no weights yet", "a built model", got, fix))
             optimizer.build(model.trainable_variables)
             model.load_weights(self._path)
+            begin_anew(optimizer)
             self._done = self._read_done(optimizer)
         self._done = gather_values(self._done, "resume_callback")[0]
         return self._done

@@ -76,9 +76,20 @@ tell_weights()
     "session": BEGINNING
     + OF_TENSORFLOW_1
     + """
+class SaveWithinUpdates(tf.train.SessionRunHook):
+    runs = 0
+
+    def after_run(self, context, values):
+        self.runs += 1
+        if self.runs % 25 == 0 and get_rank_id() == 0:  # of two or three in an update
+            saver = tf.get_collection(tf.GraphKeys.SAVERS)[0]
+            saver.save(context.session, folder + "/model.ckpt", tf.train.get_global_step())
+
+
 loss, op = train_op(*tf.data.make_one_shot_iterator(batches.dataset((x, y), folder)).get_next())
-hooks = [NPUBroadcastGlobalVariablesHook(0), tf.train.StopAtStepHook(last_step=steps), Faults(), StopHook()]
-where = {"checkpoint_dir": folder, "save_checkpoint_steps": 25} if get_rank_id() == 0 else {}
+hooks = [NPUBroadcastGlobalVariablesHook(0), tf.train.StopAtStepHook(last_step=steps)]
+hooks += [Faults(), StopHook(), SaveWithinUpdates()]
+where = {"checkpoint_dir": folder, "save_checkpoint_steps": 1000} if get_rank_id() == 0 else {}
 with tf.train.MonitoredTrainingSession(hooks=hooks, **where) as session:
     while not session.should_stop():
         session.run(op)

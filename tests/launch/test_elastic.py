@@ -301,7 +301,7 @@ def test_a_job_shrinks_and_grows_and_trains_the_same(tmp_path, undisturbed, face
     write_script(tmp_path, SCRIPTS[face])
     (tmp_path / "slots").write_text("localhost:4")
     options = ("--min-np", 2, "--max-np", 4, "--hosts-from", "cat slots", "--cool-down", 1000)
-    faults = ("3:30:9", "0:55:9", "0:80:0")
+    faults = ("3:39:9", "0:55:9", "0:80:0")
     code, output = finish(start(*options, "train.py", "out", *faults, cwd=tmp_path, prepare=QUICK))
     assert code == 0, output
     assert re.findall(r"npu-run: (\d) ranks on localhost", output) == ["4", "3", "2", "4"], output

@@ -78,7 +78,8 @@ class NPUEstimator(tf.estimator.Estimator):
     unless hooks contain such, and tells of each evaluation in a line; none of this where that is None. A
     `LossScaleCollapseHook` ends a training that only skips steps, unless hooks contain one with another limit; and rank
     0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on all ranks, unless hooks contain a saver.
-    A training ends after a whole step when the job is asked to stop (`StopHook`), and the process with exit code 75.
+    Where checkpoints are saved, a training ends after a whole step when the job is asked to stop (`StopHook`), and the
+    process with exit code 75.
     With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`, ranks with unequal numbers of batches
     end together.
     What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
@@ -274,7 +275,8 @@ class NPUEstimator(tf.estimator.Estimator):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         hooks, estimator_spec, stop = self._stopping_together(hooks, estimator_spec)
-        hooks = [*hooks, self._stop_hook]
+        if secs or save_steps or has_saver:  # else it would lose all that it has trained
+            hooks = [*hooks, self._stop_hook]
         given_start = self._warm_start_settings
         self._warm_start_settings = given_start and only_present(given_start)  # variables of this graph
         try:

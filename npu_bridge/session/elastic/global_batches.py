@@ -180,7 +180,12 @@ class _Share:
 
 
 class _AccumulateShares(Accumulate):
-    """Adds up the share of this rank; batches that do not count have no weight."""
+    """Adds up the share of this rank; batches that do not count have no weight.
+
+    A training that goes on is dealt all rows of an update, also where a checkpoint was saved in the middle of one.
+    """
+
+    begins_anew = True
 
     def __init__(self, share: _Share):
         super().__init__(share.runs)
