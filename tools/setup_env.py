@@ -69,6 +69,8 @@ def packages_for(parts: str) -> list[list[str]]:
         return [["--editable", f".[{extra},{'test' if parts == 'all' else 'examples'}]"]]
     # TensorFlow 2.21 no longer brings TensorBoard.
     beside = ["tensorboard", "tensorflow-estimator==2.15.*", "scikit-learn>=1.3,<1.8"]
+    if TENSORFLOW == "2.20":
+        beside.append("protobuf<7")  # which it would take, and whose texts of graphs it cannot write
     versions = [f"{name}=={TENSORFLOW}.*", *beside]
     # Keras 2 asks for the package tensorflow, whichever of the two is there.
     return [[*versions, "--editable", f".[{'plot,tools' if parts == 'all' else 'plot'}]"],
