@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tests.hosts import train_by_adasum
-from tests.launch.launching import LIMIT_SECS, needs_horovod, wait_for, write_script
+from tests.launch.launching import LIMIT_SECS, needs_horovod, read_until, wait_for, write_script
 from tests.stage_models import adasum_tree
 
 pytestmark = [pytest.mark.hosts, pytest.mark.ranks(2), pytest.mark.timeout(900), needs_horovod]
@@ -93,6 +93,18 @@ def test_a_link_that_is_cut_ends_the_job_on_both_hosts(hosts, tmp_path):
     assert got == 255
     assert verdict.startswith("npu-run: rank 1 of 2 was lost: nothing was heard from hostb for 20 s; exit code 255.")
     assert_checkpoint_is_whole(tmp_path)
+
+
+def test_an_elastic_job_goes_on_without_a_host_that_is_lost(hosts, tmp_path):
+    process = start(hosts, tmp_path, 240, options=["--min-np", "1", "--cool-down", "1000"])
+    wait_until_running(process, tmp_path)
+    hosts.cut()
+    said = read_until(process, "npu-run: 1 rank on hosta:1\n")
+    assert "rank 1 of 2 was lost: nothing was heard from hostb for 20 s" in said
+    hosts.fix()
+    got, last = finish(hosts, process)
+    assert got == 0
+    assert re.match(r"host hosta weights \w+$", last), last
 
 
 def test_the_launcher_takes_everything_with_it(hosts, tmp_path):

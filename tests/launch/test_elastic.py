@@ -140,6 +140,13 @@ def test_a_script_that_fails_by_itself_is_restarted_as_often_as_asked():
     assert run_here(failed, failed, restarts=1)[:2] == (1, [4, 4])
 
 
+def test_a_job_whose_ranks_lost_each_other_goes_on_with_all():
+    torn = Outcome(1, has_failed=True, was_torn=True, has_trained=True)
+    code, sizes, told = run_here(torn, Outcome(0, has_failed=False))
+    assert (code, sizes) == (0, [4, 4])
+    assert "connections between ranks lost; the job goes on from its last checkpoint" in told
+
+
 def test_a_job_that_never_trains_is_given_up():
     killed = LOST._replace(has_trained=False)
     code, sizes, told = run_here(killed, killed, killed, bounds=BOUNDS._replace(cool_down_secs=0.0))

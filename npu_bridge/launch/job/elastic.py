@@ -205,17 +205,20 @@ def run_elastic(
         if plan is None:
             say(f"there were fewer than {bounds.least} slots for {bounds.wait_secs:.0f} s; given up")
             return _NO_RANKS_EXIT_CODE
-        say(f"{plan.size} ranks{f' on {plan.hosts}' if plan.slots else ''}")
+        ranks = f"{plan.size} rank{'' if plan.size == 1 else 's'}"
+        say(f"{ranks}{f' on {plan.hosts}' if plan.slots else ''}")
         outcome = run(plan, lambda: members.why_out_of_date(time.monotonic()))
         if outcome.was_resized:
             continue
         if not outcome.has_failed:
             return outcome.exit_code
         fruitless = 0 if outcome.has_trained else fruitless + 1
-        if outcome.lost and fruitless < _MOST_FRUITLESS:
+        is_outside = bool(outcome.lost) or outcome.was_torn
+        if is_outside and fruitless < _MOST_FRUITLESS:
             members.note_lost(outcome.lost, time.monotonic())
-            say(f"{len(outcome.lost)} of {plan.size} ranks lost; the job goes on from its last checkpoint")
-        elif not outcome.lost and failures < restarts:
+            what = f"{len(outcome.lost)} of {plan.size} ranks" if outcome.lost else "connections between ranks"
+            say(f"{what} lost; the job goes on from its last checkpoint")
+        elif not is_outside and failures < restarts:
             failures += 1
             say(f"restart {failures} of {restarts}, after exit code {outcome.exit_code}")
         else:

@@ -22,6 +22,7 @@ __all__ = [
     "describe_survivors",
     "choose_exit_code",
     "first_failure",
+    "is_consequence",
     "is_decided",
     "name_ranks",
     "ran_short",
@@ -108,8 +109,8 @@ class InputEnd(NamedTuple):
 def first_failure(endings: list[Ending]) -> Ending | None:
     """The failure that caused the others; None when no rank has failed."""
     failures = [ending for ending in endings if ending.has_failed]
-    cause = min(failures, key=lambda ending: (_is_secondary(ending), _happened(ending)), default=None)
-    if cause is not None and _is_secondary(cause):
+    cause = min(failures, key=lambda ending: (is_consequence(ending), _happened(ending)), default=None)
+    if cause is not None and is_consequence(cause):
         # A rank that was gone by then without a word is what the others have noticed.
         return min((ending for ending in endings if ending.is_unfinished), key=_happened, default=cause)
     return cause
@@ -120,7 +121,7 @@ def is_decided(endings: list[Ending], now: float) -> bool:
     cause = first_failure(endings)
     if cause is None:
         return False
-    if not _is_secondary(cause):
+    if not is_consequence(cause):
         return now >= cause.when + SETTLE_SECS
     return now >= min(ending.when for ending in endings if ending.has_failed) + SECONDARY_GRACE_SECS
 
@@ -129,7 +130,7 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     """One line: which rank failed first, how, and what may be behind it."""
     text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
-    if _is_secondary(cause) and finished:
+    if is_consequence(cause) and finished:
         ranks = ", ".join(str(rank) for rank in finished)
         text += f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives. {_CURE}"
     elif cause.is_secondary and len(endings) < size:
@@ -151,7 +152,7 @@ def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> i
       size: number of ranks.
     """
     is_own = cause.rank in input_ends and _NO_INPUT in cause.summary
-    if not input_ends or len(input_ends) == size or not (is_own or _is_secondary(cause)):
+    if not input_ends or len(input_ends) == size or not (is_own or is_consequence(cause)):
         return None
     if not is_own and cause.rank in input_ends:
         return None
@@ -210,8 +211,8 @@ def name_ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _is_secondary(ending: Ending) -> bool:
-    # Gloo may abort a process whose peer is gone.
+def is_consequence(ending: Ending) -> bool:
+    """Whether a rank has only noticed that another one is gone; Gloo may abort a process then."""
     return ending.is_secondary or ending.signal_number == signal.SIGABRT
 
 

@@ -30,6 +30,7 @@ from npu_bridge.launch.job.first_failure import (
     describe_short,
     describe_survivors,
     first_failure,
+    is_consequence,
     is_decided,
     name_ranks,
     ran_short,
@@ -64,6 +65,7 @@ class Outcome(NamedTuple):
       has_failed: it ended by itself, and not well.
       lost: the host of each rank that was killed or cannot be reached, "" for this machine; those that the launcher
         itself has stopped are not among them.
+      was_torn: no rank has failed by itself, as far as anybody knows: only connections between them have.
       was_resized: it ended after a whole step because `is_out_of_date` said so.
       has_trained: some rank was in a training.
     """
@@ -71,6 +73,7 @@ class Outcome(NamedTuple):
     exit_code: int
     has_failed: bool
     lost: tuple[str, ...] = ()
+    was_torn: bool = False
     was_resized: bool = False
     has_trained: bool = False
 
@@ -209,7 +212,8 @@ class _Job:
         cause = first_failure(endings)
         self.lost = [ending.rank for ending in endings if ending.is_lost]
         self._stop(signal.SIGTERM)
-        return Outcome(self._tell(cause, endings), has_failed=True)
+        was_torn = is_consequence(cause)
+        return Outcome(self._tell(cause, endings), has_failed=True, was_torn=was_torn)
 
     @property
     def has_trained(self) -> bool:
