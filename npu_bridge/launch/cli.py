@@ -42,6 +42,7 @@ from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.launch.repeat import WAYS, Repeats
 from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
 from npu_bridge.launch.timeline import FILES, Recording
+from npu_bridge.options.rank_table import MOST_RANKS
 
 __all__ = ["COMMANDS", "main", "run_script"]
 
@@ -315,7 +316,8 @@ def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
     size = plan.size if placed is None else placed.size
     ranks = f"{size} rank{'' if size == 1 else 's'}"
     if elastic is not None:
-        say(f"npu-run: starting {elastic.least} to {elastic.most} ranks of {in_line(script)}")
+        most = f"to {elastic.most}" if elastic.most < MOST_RANKS else "or more"
+        say(f"npu-run: starting {elastic.least} {most} ranks of {in_line(script)}")
         return
     say(f"npu-run: starting {ranks} of {in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}")
 

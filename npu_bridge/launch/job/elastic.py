@@ -23,6 +23,7 @@ __all__ = ["Bounds", "HostsFrom", "Members", "check_numbers", "run_elastic"]
 STEADY_SECS = 10.0
 _POLL_SECS = 5.0
 _ANSWER_SECS = 20.0
+_SILENT_SECS = 2.0
 _MOST_FRUITLESS = 3
 _MOST_DOUBLINGS = 4
 _NO_RANKS_EXIT_CODE = 69  # EX_UNAVAILABLE
@@ -229,13 +230,14 @@ def run_elastic(
 
 def _wait(members: Members, bounds: Bounds, say: Callable[[str], None]) -> Plan | None:
     """The next plan, as soon as there are enough slots."""
-    limit, has_told = time.monotonic() + bounds.wait_secs, False
+    began, has_told = time.monotonic(), False
+    limit = began + bounds.wait_secs
     while True:
         now = time.monotonic()
         plan = members.plan(now)
         if plan is not None or now >= limit:
             return plan
-        if not has_told and now >= limit - bounds.wait_secs + 2 * _POLL_SECS / 5:
+        if not has_told and now >= began + _SILENT_SECS:
             has_told = True
             there = sum(members.available(now).values())
             say(f"waiting for {bounds.least} slots, up to {bounds.wait_secs:.0f} s; there are {there}")
