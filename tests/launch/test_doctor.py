@@ -163,7 +163,8 @@ def test_tensorflow_that_is_missing(tmp_path):
     code, output = npu_run("doctor", "--limit-secs", LIMIT_SECS, cwd=tmp_path, PYTHONPATH=path)
     assert code == 1
     assert "No module named 'tensorflow'" in output
-    assert "fix: pip install 'tensorflow-cpu==2.15.*'" in output
+    version = "2.15" if sys.version_info < (3, 12) else "2.21"
+    assert f"fix: pip install 'tensorflow-cpu=={version}.*'" in output
 
 
 @pytest.mark.parametrize("tensorflow, fits", [("2.15.1", False), ("2.18.0", True)])

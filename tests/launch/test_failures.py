@@ -148,7 +148,9 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
         """,
     )
     code, output = npu_run("-np", "2", "--stall-secs", "3", "train.py", cwd=tmp_path, prepare=PATIENT)
-    told = [line for line in output.splitlines() if "Mismatched ALLREDUCE tensor shapes" in line]
+    # Later versions of TensorFlow say it in lines of their own, too.
+    lines = [line for line in output.splitlines() if "local_rendezvous.cc" not in line]
+    told = [line for line in lines if "Mismatched ALLREDUCE tensor shapes" in line]
     # What the launcher adds to such a summary: test_first_failure.py.
     assert len(told) == 2 and all(re.search(r"\(in \S*grad_one\S*\) \S*grad_one\S* False$", line) for line in told)
     assert code == 124
