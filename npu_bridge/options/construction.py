@@ -51,7 +51,7 @@ def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]
         cls._option_table = table  # type: ignore[attr-defined]
         lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in table.of(owner)]
         summary, title, errors = (cls.__doc__ or "").rstrip().partition("Raises:")
-        cls.__doc__ = "\n    ".join([summary.rstrip(), "", "Args:", *lines, title + errors, ""])
+        cls.__doc__ = "\n    ".join([f"{summary.rstrip()}\n", "Args:", *lines, title + errors, ""])
         return cls
 
     return give_constructor
