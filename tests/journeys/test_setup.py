@@ -184,9 +184,9 @@ def test_one_rank_needs_neither_compiler_nor_cmake_nor_the_test_tools(machine):
 def test_a_kept_wheel_needs_no_compiler(machine):
     machine.add_python("python3.11")
     (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
-    machine.keep_wheel("3.10")
+    machine.keep_wheel("3.8")
     assert machine.make("venv")[0] != 0
-    machine.keep_wheel("3.11")
+    machine.keep_wheel(f"{sys.version_info[0]}.{sys.version_info[1]}")
     assert machine.make("venv") == (0, [])
 
 

@@ -8,6 +8,7 @@ gave there; here it runs under `npu-run`. After a change of a case, with the fol
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -46,8 +47,13 @@ def test_all_cases_run(here):
     assert not failed, "cases that the genuine one cannot run"
 
 
+BY_ADDONS = {"image.dense_image_warp", "image.interpolate_spline", "image.sparse_image_warp"}
+
+
 @pytest.mark.parametrize("key", ANSWERS["cases"])
 def test_genuine(key, here):
+    if key in BY_ADDONS and importlib.util.find_spec("tensorflow_addons") is None:
+        pytest.skip("computed by tensorflow-addons, which ends at TensorFlow 2.15")
     found, _ = differences(ANSWERS["cases"][key], here["cases"][key])
     if key in DIFFERENT:
         assert found, f"this is known to differ: {DIFFERENT[key]}"
