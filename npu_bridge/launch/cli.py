@@ -231,7 +231,7 @@ def run_script(
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
         plan = plan_job(size, hosts, hostfile, rank_table)
         elastic = None
-        if not least is most is hosts_from is None:
+        if any(given is not None for given in (least, most, hosts_from)):
             excluded = {"--rank-table": rank_table, "--timeline": timeline, "--repeat": repeat}
             whole = plan_job(None, hosts, hostfile) if plan.slots else None
             numbers = check_numbers(

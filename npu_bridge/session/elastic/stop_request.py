@@ -127,7 +127,8 @@ def _at_sigterm(heard: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with contextlib.suppress(ValueError):  # not the main thread: a hook that was left over is collected in any
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _OF_THIS_PROCESS = StopRequest()
