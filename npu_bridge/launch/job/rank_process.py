@@ -8,17 +8,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
+import selectors
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any, Callable
 
 from npu_bridge.base.machine import usable_cores
 
-__all__ = ["RankProcess", "rank_command", "rank_defaults", "unregister_closed"]
+__all__ = ["RankProcess", "Watch", "rank_command", "rank_defaults"]
 
 _CHUNK_BYTES = 65536
+# How often all processes are asked whether they have ended, should the system not have said so.
+_ROUND_SECS = 1.0
 
 
 def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (), link: int | None = None) -> list[str]:
@@ -95,6 +100,10 @@ class RankProcess:
             os.set_blocking(file, False)
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def is_stopped(self) -> bool:
         """Whether it is stopped by a signal (SIGSTOP, Ctrl-Z, a debugger), as far as the system tells."""
         with contextlib.suppress(OSError):
@@ -130,12 +139,16 @@ class RankProcess:
             while name in names and self.read(file):
                 pass
 
+    def collect(self) -> bool:
+        """Whether it has ended; then all its reports are passed on."""
+        if self._process.poll() is None:
+            return False
+        self.drain("link")
+        return True
+
     def poll(self) -> int | None:
-        """The exit code (minus the signal that has killed it) once it has ended and all its reports are passed on."""
-        code = self._process.poll()
-        if code is not None:
-            self.drain("link")
-        return code
+        """The exit code (minus the signal that has killed it) once a `Watch` has collected it."""
+        return self._process.returncode
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the rank and to every process it started and that has not left its session."""
@@ -156,8 +169,63 @@ class RankProcess:
         self._channels.clear()
 
 
-def unregister_closed(selector) -> None:
-    """Removes from a selector the files that are no longer among the `files()` of what they are registered with."""
-    for key in list(selector.get_map().values()):
-        if key.fd not in key.data.files():
-            selector.unregister(key.fd)
+class Watch:
+    """Waits for what many processes say and for their ends, at a cost for those alone of which there is news.
+
+    A source is a `RankProcess`, or anything else with its `files` and `read`, such as a connection to a host.
+    """
+
+    def __init__(self):
+        self._selector = selectors.DefaultSelector()
+        self._files: dict[Any, list[int]] = {}
+        self._running: dict[int, RankProcess] = {}
+        self._round_at = 0.0
+
+    def add(self, source: Any) -> None:
+        """Watches a source from now on."""
+        self._files[source] = source.files()
+        for file in source.files():
+            self._selector.register(file, selectors.EVENT_READ, source)
+        if isinstance(source, RankProcess):
+            self._running[source.pid] = source
+
+    def turn(self, secs: float) -> list[RankProcess]:
+        """Passes on what comes within a time, or until the last process has ended; gives those that have ended."""
+        ended: list[RankProcess] = []
+        limit = time.monotonic() + secs
+        while True:
+            for key, _ in self._selector.select(max(limit - time.monotonic(), 0.0)):
+                key.data.read(key.fd)
+                self._forget_closed(key.data)
+            ended += self._collect()
+            if time.monotonic() >= limit or (ended and not self._running):
+                return ended
+
+    def close(self) -> None:
+        """Watches nothing any more."""
+        self._selector.close()
+
+    def _forget_closed(self, source: Any) -> None:
+        left = source.files()
+        for file in self._files[source]:
+            if file not in left:
+                self._selector.unregister(file)
+        self._files[source] = left
+
+    def _collect(self) -> list[RankProcess]:
+        """Collects the processes that have ended; the system says which, so that the others need not be asked."""
+        ended = []
+        with contextlib.suppress(ChildProcessError):
+            while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if child.si_pid not in self._running:
+                    self._round_at = 0.0  # somebody else's child, behind which there may be some of these
+                    break
+                ended.append(self._running.pop(child.si_pid))
+                ended[-1].collect()
+        if self._running and time.monotonic() >= self._round_at + _ROUND_SECS:
+            self._round_at = time.monotonic()
+            missed = [process for process in self._running.values() if process.collect()]
+            ended += [self._running.pop(process.pid) for process in missed]
+        for process in ended:
+            self._forget_closed(process)
+        return ended

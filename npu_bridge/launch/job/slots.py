@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -59,9 +60,11 @@ def open_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer | None]]
     server = KeyValueServer()
     try:
         slots = []
+        is_here = functools.cache(lambda host: plan.is_local or is_this_machine(host))
+        way_to = functools.cache(functools.partial(_way_of, plan))
         for slot in assigned:
-            host = "" if plan.is_local or is_this_machine(slot.hostname) else slot.hostname
-            address, interface = _way_of(plan, host)
+            host = "" if is_here(slot.hostname) else slot.hostname
+            address, interface = way_to(host)
             # Only where no way is known, any will do: a name that ssh alone can resolve.
             location = server.listen(address) if address else server.listen("", name=socket.gethostname())
             variables = horovod_internals.variables_of_rank(slot, location.address, location.port, [interface])

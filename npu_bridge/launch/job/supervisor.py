@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import selectors
 import signal
 import sys
 import threading
@@ -39,7 +38,7 @@ from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, 
 from npu_bridge.launch.job.hosts import Plan
 from npu_bridge.launch.job.ordered_stop import OrderedStop
 from npu_bridge.launch.job.output import JointStream, RankLog, ReaderGoneError
-from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
+from npu_bridge.launch.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
 from npu_bridge.launch.job.slots import Slot, open_slots
 from npu_bridge.launch.job.watched_rank import WatchedRank
 from npu_bridge.launch.remote.host import RemoteHost, RemoteProcess
@@ -51,6 +50,8 @@ __all__ = ["STOP_SECS", "Outcome", "check_thread", "run_ranks"]
 STOP_SECS = 4.0
 _TICK_SECS = 0.05
 _KILL_TICK_SECS = 0.001
+# How often to look whether the job hangs: the system is asked about every rank then.
+_HANG_LOOK_SECS = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TRACE_LINES = 40
 
@@ -152,7 +153,8 @@ class _Job:
         self._hang_detector = HangDetector(stall_secs, self.say)
         self._ranks: list[WatchedRank] = []
         self._hosts: list[RemoteHost] = []
-        self._selector = selectors.DefaultSelector()
+        self._watch = Watch()
+        self._hang_look_at = 0.0
         self._signals: list[int] = []
         self._ordered_stop = OrderedStop(self._ranks)
 
@@ -164,13 +166,13 @@ class _Job:
             rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
             rank.process = RankProcess(command, {**defaults, **slot.variables}, rank.take, rank.open_channel)
             self._ranks.append(rank)
-            self._watch(rank.process)
+            self._watch.add(rank.process)
 
     def start_there(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
         """Starts the ranks of another host."""
         connection = RemoteHost(host, self._streams["stderr"])
         self._hosts.append(connection)
-        self._watch(connection)
+        self._watch.add(connection)
         ranks = [WatchedRank(slot.rank, self._streams, logs[slot.rank]) for slot in slots]
         for rank in ranks:
             rank.process = RemoteProcess(rank.rank, connection)
@@ -203,10 +205,8 @@ class _Job:
                 self._drain()
                 self._say_who_was_refused()
                 return self._conclude(endings)
-            if len(self._ranks) > 1 and not first_failure(endings):
-                calls, stopped = self._stuck_calls(), self._stopped()
-                if self._hang_detector.is_hung(calls, stopped, endings, time.monotonic(), self._input_ends()):
-                    return Outcome(self._end_hung(), has_failed=True)
+            if len(self._ranks) > 1 and not first_failure(endings) and self._is_hung(endings):
+                return Outcome(self._end_hung(), has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
@@ -253,7 +253,7 @@ class _Job:
     def close(self) -> None:
         """Leaves nothing running and nothing open."""
         self.kill()
-        self._selector.close()
+        self._watch.close()
         for rank in self._ranks:
             rank.close()
         for host in self._hosts:
@@ -270,17 +270,19 @@ class _Job:
             with contextlib.suppress(ReaderGoneError):
                 self._turn(_KILL_TICK_SECS)
 
-    def _watch(self, source: RankProcess | RemoteHost) -> None:
-        for file in source.files():
-            self._selector.register(file, selectors.EVENT_READ, source)
-
     def _turn(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
         """Waits a moment for something to read, passes it on, and looks who has ended."""
-        for key, _ in self._selector.select(tick_secs):
-            key.data.read(key.fd)
-        endings = [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
-        unregister_closed(self._selector)
-        return endings
+        self._watch.turn(tick_secs)
+        return [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
+
+    def _is_hung(self, endings: list[Ending]) -> bool:
+        now = time.monotonic()
+        if now < self._hang_look_at:
+            return False
+        self._hang_look_at = now + _HANG_LOOK_SECS
+        calls = self._stuck_calls()
+        stopped = [] if waiting_since(calls) is None else self._stopped()
+        return self._hang_detector.is_hung(calls, stopped, endings, now, self._input_ends())
 
     def _end_hung(self) -> int:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""

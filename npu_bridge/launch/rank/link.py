@@ -37,13 +37,14 @@ class RankLink:
 
     def __init__(self, file: int):
         self.has_left_horovod = False
-        self._file = file
+        # The launcher's number of it may be beyond what `select` takes.
+        self._file = os.dup(file)
+        os.close(file)
         self._process = os.getpid()
         self._unread = b""
         self._stop_request = stop_request.of_this_process()
         self._stop_request.attach(self.send)
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
-        os.set_inheritable(file, False)
         name_horovods_threads()
         threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
 

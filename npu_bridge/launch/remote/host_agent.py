@@ -13,14 +13,13 @@ import functools
 import json
 import os
 import select
-import selectors
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
+from npu_bridge.launch.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
 from npu_bridge.launch.remote.address import address_towards, find_interface
 
 __all__ = ["LIFE_SIGN_SECS", "main"]
@@ -53,21 +52,16 @@ def main() -> None:
 
 def _watch(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
     """Passes on what ranks say and how they end, for ever; the thread that listens ends the process."""
-    selector = selectors.DefaultSelector()
+    watch, numbers = Watch(), {process: rank for rank, process in ranks.items()}
     for process in ranks.values():
-        for file in process.files():
-            selector.register(file, selectors.EVENT_READ, process)
+        watch.add(process)
     told_at = 0.0
     while True:
-        for key, _ in selector.select(_TICK_SECS):
-            key.data.read(key.fd)
-        for rank, process in ranks.items():
-            code = process.poll()
-            if code is not None and rank not in codes:
-                process.drain("stdout", "stderr")  # the launcher hears of the end after everything the rank has said
-                codes[rank] = code
-                _tell(rank=rank, code=code)
-        unregister_closed(selector)
+        for process in watch.turn(_TICK_SECS):
+            process.drain("stdout", "stderr")  # the launcher hears of the end after everything the rank has said
+            rank, code = numbers[process], process.poll()
+            codes[rank] = code
+            _tell(rank=rank, code=code)
         if time.monotonic() - told_at >= LIFE_SIGN_SECS:
             told_at = time.monotonic()
             _tell(stopped=[rank for rank, process in ranks.items() if process.is_stopped])
