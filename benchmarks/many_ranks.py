@@ -24,9 +24,8 @@ from typing import NamedTuple
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 LIMIT_SECS = 900
 _IDLE_SECS = 3.0
-# A rank without TensorFlow: `python -I -S rank.py LINK`. It tells that it is in a training and where its main thread is,
-# twice a second, meets rank 0 at the server, prints its process number, and does what the launcher orders. SIGUSR1 makes
-# it raise.
+# A rank without TensorFlow: `python -I -S rank.py LINK`. It meets rank 0 at the server, tells that it is in a training,
+# prints its process number, reports twice a second, and does what the launcher orders. SIGUSR1 makes it raise.
 RANK = r"""
 import os, select, signal, sys, time
 from _socket import socket
@@ -139,7 +138,7 @@ class Job:
     def __init__(self, script: pathlib.Path, size: int, prepare: str = ""):
         code = f"{prepare}\nfrom npu_bridge.launch.cli import main\nmain()"
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        self.size, self.output, self.began = size, b"", time.monotonic()
+        self.size, self.output, self.began, self._told = size, b"", time.monotonic(), 0
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, "-np", str(size), script.name],
             cwd=script.parent,
@@ -162,6 +161,7 @@ class Job:
     def come_up(self) -> dict[int, tuple[int, ...]]:
         """Waits for all ranks; gives for each its process, and what else it has told."""
         self.read_until(lambda output: output.count(b"up ") >= self.size and len(_UP.findall(output)) >= self.size)
+        self._told = len(self.output)
         return {int(up[0] or 0): tuple(int(word) for word in up[1:] if word) for up in _UP.findall(self.output)}
 
     def finish(self) -> tuple[float, list[str]]:
@@ -169,8 +169,7 @@ class Job:
         while text := os.read(self.process.stdout.fileno(), 1 << 20):
             self.output += text
         self.process.wait()
-        after = self.output[list(_UP.finditer(self.output))[-1].end() :]
-        return time.monotonic(), after.decode().splitlines()
+        return time.monotonic(), self.output[self._told :].decode().splitlines()
 
     def cpu_secs(self) -> float:
         """User and system time of the launcher."""
@@ -227,9 +226,7 @@ def measure(script: pathlib.Path, size: int) -> Row:
     for process, *_ in ranks.values():
         os.kill(process, signal.SIGKILL)
     all_end, lines = other.finish()
-    return Row(
-        up_secs, cpu_secs, busy, line - killed, end - killed, all_end - all_killed, len(lines), files, memory_mb
-    )
+    return Row(up_secs, cpu_secs, busy, line - killed, end - killed, all_end - all_killed, len(lines), files, memory_mb)
 
 
 def measure_real(folder: pathlib.Path, size: int) -> None:

@@ -77,7 +77,7 @@ def test_description_of_a_secondary_failure_names_the_ranks_that_had_finished():
 
 
 def test_description_of_a_secondary_failure_names_the_ranks_that_are_silent():
-    assert "Rank 1, 2 did not answer" in describe(SECONDARY, [SECONDARY], 3)
+    assert "Ranks 1, 2 did not answer: look at what they were doing." in describe(SECONDARY, [SECONDARY], 3)
 
 
 def test_description_of_ranks_that_disagree():

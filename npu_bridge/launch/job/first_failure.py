@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 __all__ = [
@@ -36,6 +36,10 @@ SETTLE_SECS = 0.3
 # exception up to this much earlier may already be the consequence of the death.
 _SIGNAL_LEAD_SECS = 1.0
 _SUMMARY_CHARACTERS = 320
+# Of many ranks, how many ways to fail are told, how many numbers stand in a sentence, and from when on as first-last.
+_MOST_WAYS = 5
+_MOST_NUMBERS = 12
+_LEAST_IN_A_ROW = 4
 _CURE = (
     "Give all ranks the same number of batches (repeat() and a number of steps, say), or end them together: "
     "EndTogether, docs/ranks.md."
@@ -131,11 +135,12 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if is_consequence(cause) and finished:
-        ranks = ", ".join(str(rank) for rank in finished)
-        text += f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives. {_CURE}"
+        who = name_ranks(finished).capitalize()
+        text += f" {who} had ended normally by then: every rank must take part in the same collectives. {_CURE}"
     elif cause.is_secondary and len(endings) < size:
         silent = sorted(set(range(size)) - {ending.rank for ending in endings})
-        text += f" Rank {', '.join(map(str, silent))} did not answer: look at what it was doing."
+        they = "it was" if len(silent) == 1 else "they were"
+        text += f" {name_ranks(silent).capitalize()} did not answer: look at what {they} doing."
     elif "Mismatched" in cause.summary:
         text += " The ranks disagree: all must build the same variables, with the same shapes and dtypes."
     elif size > 1:
@@ -193,7 +198,7 @@ def choose_exit_code(cause: Ending) -> int:
 
 
 def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
-    """A line for the other ranks that have failed by themselves, those that say the same in one."""
+    """A line for the other ranks that have failed by themselves, those that say the same in one; at most six lines."""
     ranks_by_words: dict[str, list[int]] = {}
     for ending in sorted(endings):
         if ending.rank != cause.rank and ending.has_failed:
@@ -203,12 +208,28 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
                 where = f" (in {ending.tensor})" if dot and ending.tensor else ""
                 ending = ending._replace(summary=f"{reason}{where}")
             ranks_by_words.setdefault(_how(ending), []).append(ending.rank)
-    return [f"{name_ranks(ranks)} {words} after that" for words, ranks in ranks_by_words.items()]
+    lines = []
+    for words, ranks in list(ranks_by_words.items())[:_MOST_WAYS]:
+        words = re.sub("^was ", "were ", words) if len(ranks) > 1 else words
+        lines.append(f"{name_ranks(ranks)} {words} after that")
+    others = sorted(rank for ranks in list(ranks_by_words.values())[_MOST_WAYS:] for rank in ranks)
+    return lines + ([f"{name_ranks(others)} failed in other words after that"] if others else [])
 
 
-def name_ranks(ranks: list[int]) -> str:
-    """Ranks in words."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Ranks, in ascending order, in words: of many in a row the first and the last one, of many others some."""
+    rows: list[list[int]] = []
+    for rank in ranks:
+        if rows and rank == rows[-1][-1] + 1:
+            rows[-1].append(rank)
+        else:
+            rows.append([rank])
+    parts: list[str] = []
+    for row in rows:
+        parts += [f"{row[0]}-{row[-1]}"] if len(row) >= _LEAST_IN_A_ROW else map(str, row)
+    if len(parts) > _MOST_NUMBERS:
+        parts = [*parts[:_MOST_NUMBERS], f"... ({len(ranks)} in all)"]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
 def is_consequence(ending: Ending) -> bool:

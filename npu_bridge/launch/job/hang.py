@@ -118,9 +118,9 @@ def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) ->
     A rank that stays in a call of its own, such as a download, may go on. So may one that computes: a single run can
     hold hours of training steps.
     """
-    since = 0.0
+    since, halted = 0.0, set(stopped)
     for rank, call in calls.items():
-        if rank in stopped:
+        if rank in halted:
             continue
         if call is None or not call.waits:
             return None
@@ -146,10 +146,10 @@ def describe_hang(
       positions: where ranks are, of those that have answered.
       input_ends: of the ranks that came to the end of their input.
     """
-    ended = {ending.rank: ending for ending in endings}
+    ended, halted = {ending.rank: ending for ending in endings}, set(stopped)
     ranks_by_words: dict[str, list[int]] = {}
     for rank in sorted({*calls, *ended}):
-        words = _words(calls.get(rank), ended.get(rank), rank in stopped, (positions or {}).get(rank))
+        words = _words(calls.get(rank), ended.get(rank), rank in halted, (positions or {}).get(rank))
         input_end = (input_ends or {}).get(rank)
         words = words if input_end is None else f"{input_end}, and is {words}"
         ranks_by_words.setdefault(words, []).append(rank)

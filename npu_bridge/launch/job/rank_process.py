@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import selectors
 import socket
 import subprocess
@@ -18,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.machine import usable_cores
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job.limits import Limit, describe_no_process, restore_open_files
 
 __all__ = ["RankProcess", "Watch", "rank_command", "rank_defaults"]
 
@@ -67,6 +68,9 @@ class RankProcess:
       take: called with the name of a channel and each piece of text that has come through it.
       open_channel: opens "stdout" or "stderr": gives the descriptor to read and the one for the rank to write, or None
         where the rank writes to this process's own.
+      open_files: the limit on open files that it gets; None for this process's own.
+    Raises:
+      LaunchError: there may be no more processes.
     """
 
     loss = ""  # why nobody knows how it has ended: never so on this machine
@@ -77,6 +81,7 @@ class RankProcess:
         environment: dict[str, str],
         take: Callable[[str, bytes], None],
         open_channel: Callable[[str], tuple[int, int] | None] = lambda name: os.pipe(),
+        open_files: Limit | None = None,
     ):
         self._take = take
         link, rank_end = socket.socketpair()
@@ -88,14 +93,19 @@ class RankProcess:
                 if ends is not None:
                     self._channels[ends[0]], files[name] = name, ends[1]
                     theirs.callback(os.close, ends[1])
-            self._process = subprocess.Popen(
-                command(rank_end.fileno()),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=(rank_end.fileno(),),
-                **files,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command(rank_end.fileno()),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=(rank_end.fileno(),),
+                    **files,
+                )
+            except BlockingIOError as error:
+                self.close()
+                raise LaunchError(describe_no_process(error)) from error
+        restore_open_files(self.pid, open_files)
         for file in self._channels:
             os.set_blocking(file, False)
 

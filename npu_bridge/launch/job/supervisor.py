@@ -36,6 +36,7 @@ from npu_bridge.launch.job.first_failure import (
 )
 from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, describe_hang, waiting_since
 from npu_bridge.launch.job.hosts import Plan
+from npu_bridge.launch.job.limits import FILES_OF_A_RANK, Limit, allow_open_files
 from npu_bridge.launch.job.ordered_stop import OrderedStop
 from npu_bridge.launch.job.output import JointStream, RankLog, ReaderGoneError
 from npu_bridge.launch.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
@@ -101,12 +102,12 @@ def run_ranks(
       is_out_of_date: asked now and then why the job should end after a whole step to be started anew; "" to go on.
     Raises:
       LaunchError: Horovod cannot be imported, ssh is missing, the folder of the logs is none, or this is not the main
-        thread.
+        thread; or this machine has no room for so many ranks.
     """
     job = _Job(stall_secs, is_out_of_date)
-    with open_slots(plan) as (slots, server), job.heeding_signals():
+    with open_slots(plan) as (slots, server), _files_for(slots, log_dir) as open_files, job.heeding_signals():
         try:
-            job.server = server
+            job.server, job.open_files = server, open_files
             titles = [f"rank {slot.rank} of {plan.size}: {script}" for slot in slots]
             logs = [log_dir and RankLog(log_dir, rank, title, job.say) for rank, title in enumerate(titles)]
             for host in dict.fromkeys(slot.host for slot in slots):
@@ -123,6 +124,13 @@ def run_ranks(
             return Outcome(128 + signal.SIGPIPE, has_failed=False)
         finally:
             job.close()
+
+
+def _files_for(slots: Sequence[Slot], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
+    """Allows for the open files of a job: all ranks ask the server and may have a log, those here have channels."""
+    here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
+    count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)
+    return allow_open_files(count, f"{len(slots)} ranks")
 
 
 def check_thread() -> None:
@@ -143,6 +151,7 @@ class _Job:
 
     def __init__(self, stall_secs: float | None, is_out_of_date: Callable[[], str]):
         self.server: KeyValueServer | None = None
+        self.open_files: Limit | None = None
         self.lost: list[int] = []
         self._is_out_of_date = is_out_of_date
         self._resize = ""
@@ -164,7 +173,8 @@ class _Job:
         command = functools.partial(rank_command, script, arguments, plan.devices)
         for slot in slots:
             rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
-            rank.process = RankProcess(command, {**defaults, **slot.variables}, rank.take, rank.open_channel)
+            variables = {**defaults, **slot.variables}
+            rank.process = RankProcess(command, variables, rank.take, rank.open_channel, self.open_files)
             self._ranks.append(rank)
             self._watch.add(rank.process)
 

@@ -14,11 +14,14 @@ import json
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job.limits import FILES_OF_A_RANK, Limit, allow_open_files
 from npu_bridge.launch.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
 from npu_bridge.launch.remote.address import address_towards, find_interface
 
@@ -37,12 +40,22 @@ def main() -> None:
         return
     # A scheduler's signal to all processes of a machine is for the ranks. Ignored, it would be so in them, too.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+    count = len(job["ranks"])
+    try:
+        with allow_open_files(count * FILES_OF_A_RANK, f"{count} ranks") as limit:
+            _run(job, messages, limit)
+    except LaunchError as error:
+        sys.exit(str(error))
+
+
+def _run(job: dict[str, Any], messages: Iterator[dict[str, Any]], open_files: Limit | None) -> None:
     environment = _environment(job)
     ranks = {}
     for place in job["ranks"]:
         command = functools.partial(rank_command, job["script"], job["arguments"], job["devices"])
         take = functools.partial(_pass_on, place["rank"])
-        ranks[place["rank"]] = RankProcess(command, {**environment, **place["variables"]}, take)
+        variables = {**environment, **place["variables"]}
+        ranks[place["rank"]] = RankProcess(command, variables, take, open_files=open_files)
     codes: dict[int, int] = {}
     threading.Thread(target=_obey, args=(messages, ranks, codes), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
