@@ -18,6 +18,7 @@ from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
+from npu_bridge.graph.variables import global_step_of
 
 __all__ = ["GlobalBatches"]
 
@@ -144,14 +145,18 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
 
     Args:
       after: the folder of its checkpoints, of which the latest one counts, or a compiled Keras model. Where an
-        optimizer has no stages of `GlobalBatches`, it is the number of its steps.
+        optimizer has no stages of `GlobalBatches`, or had none so far, it is the number of its steps.
     Ranks: collective.
     """
     ranks, dealt = collective.current(), 0
     if not isinstance(after, (str, os.PathLike)):
         stages = [stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.stages]
-        counts = [int(stage.state()["dealt"].updates) for stage in stages if isinstance(stage, _CountUpdates)]
-        return gather_values(max(counts, default=int(after.optimizer.iterations)), "updates_dealt")[0]
+        counts = [stage.state()["dealt"].updates for stage in stages if isinstance(stage, _CountUpdates)]
+        # Each step was an update. Where there were more, a training without a count was restored.
+        dealt = gather_values(max(int(after.optimizer.iterations), *map(int, counts), 0), "updates_dealt")[0]
+        for count in counts:
+            count.assign(dealt)
+        return dealt
     checkpoint = tf.train.latest_checkpoint(os.fspath(after)) if ranks.rank == 0 else None
     if checkpoint is not None:
         reader = tf.train.load_checkpoint(checkpoint)
@@ -161,6 +166,15 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
     if ranks.size == 1:
         return dealt
     return int(run_apart(lambda own: ranks.broadcast(own, 0, "updates_dealt"), np.int64(dealt)))
+
+
+def _steps_so_far() -> tf.Tensor:
+    """What a count begins with: the steps before it, where a checkpoint of a training without it was restored."""
+    step = None if tf.executing_eagerly() else global_step_of()
+    if not isinstance(step, tf.Variable):
+        return tf.zeros([], tf.int64)
+    is_known = tf.compat.v1.is_variable_initialized(step)  # not so in a training that begins
+    return tf.cond(is_known, lambda: tf.cast(step, tf.int64), lambda: tf.zeros([], tf.int64))
 
 
 class _Share:
@@ -214,7 +228,7 @@ class _CountUpdates(Stage):
     def state(self):
         if self._module is None:
             self._module = tf.Module(name="dealt")
-            self._module.updates = state_variable(lambda: tf.zeros([], tf.int64), UPDATES_DEALT)
+            self._module.updates = state_variable(_steps_so_far, UPDATES_DEALT)
         return {"dealt": self._module}
 
     def create_variables(self, variables, gradients=None):

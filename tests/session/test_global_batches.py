@@ -1,0 +1,59 @@
+"""`GlobalBatches` in a training that goes on from a checkpoint of one without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.npu_init import NPUOptimizer, npu_keras_optimizer
+from npu_bridge.session import GlobalBatches, ResumeCallback, updates_dealt
+
+X = np.random.RandomState(0).randn(60, 4).astype("f")
+Y = X.sum(1, keepdims=True)
+BATCHES = GlobalBatches(rows=60, batch=8, micro=4, seed=1)
+
+
+def train_session(folder, is_resource, stages, last):
+    """Trains up to a step, as a process that goes on from the folder's checkpoint; gives the updates dealt before."""
+    dealt = updates_dealt(folder)
+    with tf.Graph().as_default():
+        with tf.compat.v1.variable_scope("", use_resource=is_resource):
+            step = tf.compat.v1.train.get_or_create_global_step()
+        features, labels = tf.compat.v1.data.make_one_shot_iterator(BATCHES.dataset((X, Y), folder)).get_next()
+        weights = tf.compat.v1.get_variable("w", [4, 1], use_resource=is_resource)
+        loss = tf.reduce_mean((tf.matmul(features, weights) - labels) ** 2)
+        train = NPUOptimizer(tf.compat.v1.train.AdamOptimizer(), stages=stages).minimize(loss, step)
+        hooks = [tf.compat.v1.train.StopAtStepHook(last_step=last)]
+        with tf.compat.v1.train.MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks) as session:
+            while not session.should_stop():
+                session.run(train)
+    return dealt
+
+
+@pytest.mark.parametrize("is_resource", [False, True])
+def test_a_count_that_a_checkpoint_lacks_goes_on_from_its_steps(tmp_path, is_resource):
+    folder = str(tmp_path)
+    assert train_session(folder, is_resource, [], 7) == 0
+    assert train_session(folder, is_resource, BATCHES.stages(), 12) == 7
+    assert train_session(folder, is_resource, BATCHES.stages(), 15) == 12
+    assert updates_dealt(folder) == 15
+
+
+def train_keras(file, stages, updates):
+    """Makes so many more updates from what the file holds; gives the updates dealt before and after."""
+    model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.Adam(), stages=stages), loss="mse")
+    resume = ResumeCallback(file, every_n_steps=100)
+    resume.restore(model)
+    before = updates_dealt(model)
+    runs = updates * (BATCHES.batches_per_update if stages else 1)
+    model.fit(BATCHES.dataset((X, Y), model), steps_per_epoch=runs, callbacks=[resume], verbose=0)
+    return before, updates_dealt(model)
+
+
+def test_a_count_that_a_file_of_keras_lacks_goes_on_from_its_steps(tmp_path):
+    file = str(tmp_path / "model.keras")
+    assert train_keras(file, [], 7) == (0, 7)
+    assert train_keras(file, BATCHES.stages(), 5) == (7, 12)
+    assert train_keras(file, BATCHES.stages(), 3) == (12, 15)
