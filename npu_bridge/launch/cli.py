@@ -154,7 +154,6 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
     "wait_secs",
     type=click.FloatRange(min=0),
     callback=_finite,
-    default=600.0,
     metavar="SECS",
     help="How long to wait for --min-np. Default: 600.",
 )
@@ -163,7 +162,6 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
     "cool_down_secs",
     type=click.FloatRange(min=0),
     callback=_finite,
-    default=60.0,
     metavar="SECS",
     help="Leave out what lost a rank so long. Default: 60.",
 )
@@ -201,8 +199,8 @@ def run_script(
     least: int | None,
     most: int | None,
     hosts_from: str | None,
-    wait_secs: float,
-    cool_down_secs: float,
+    wait_secs: float | None,
+    cool_down_secs: float | None,
     out: str | None,
     logs: bool,
     timeline: str | None,
@@ -231,14 +229,19 @@ def run_script(
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
         plan = plan_job(size, hosts, hostfile, rank_table)
         elastic = None
+        times = {"wait_secs": wait_secs, "cool_down_secs": cool_down_secs}
+        times = {name: secs for name, secs in times.items() if secs is not None}
         if any(given is not None for given in (least, most, hosts_from)):
             excluded = {"--rank-table": rank_table, "--timeline": timeline, "--repeat": repeat}
             whole = plan_job(None, hosts, hostfile) if plan.slots else None
             numbers = check_numbers(
                 least, most, size, whole, hosts_from, [name for name, is_set in excluded.items() if is_set]
             )
-            elastic = Bounds(*numbers, wait_secs, cool_down_secs)
+            elastic = Bounds(*numbers, **times)
             plan = whole or Plan(elastic.most, {})
+        elif times:
+            name = "--wait" if "wait_secs" in times else "--cool-down"
+            raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
         repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
         _take_outputs(outputs, plan, log_dir, repeats, recording, report)
         SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()

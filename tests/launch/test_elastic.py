@@ -57,6 +57,21 @@ def test_a_job_is_stopped_only_for_slots_that_stay():
     assert members.why_out_of_date(50.0 + elastic.STEADY_SECS) == "there are slots for 4 ranks in place of 2"
 
 
+def test_hosts_that_had_ranks_come_first():
+    there = {"a": 2, "b": 2, "c": 2}
+    members = Members(lambda: there, TWO_TO_FOUR)
+    assert list(members.plan(0.0).slots) == ["a", "b", "c"]  # there is no rank on c
+    del there["a"]
+    assert list(members.plan(1.0).slots) == ["b", "c"]
+    there.clear()
+    there |= {"d": 1, "a": 1, "c": 1, "b": 1}
+    assert list(members.plan(2.0).slots) == ["b", "c", "d", "a"]
+    del there["b"], there["c"], there["a"]
+    assert members.plan(3.0) is None
+    there |= {"c": 2, "a": 1}
+    assert list(members.plan(4.0).slots) == ["c", "d", "a"]
+
+
 def test_hosts_that_go_do_not_stop_ranks_that_run():
     there = {"a": 4}
     members = Members(lambda: there, TWO_TO_FOUR)
@@ -176,11 +191,19 @@ def test_numbers_that_do_not_fit_are_refused(numbers, says):
         check_numbers(*numbers)
 
 
-def test_bad_numbers_start_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--min-np", 5, "--max-np", 4), "--min-np 5 cannot be reached"),
+        (("--wait", 0), "--wait is of jobs that may lose ranks. Add --min-np N"),
+        (("-np", 2, "--cool-down", 60), "--cool-down is of jobs that may lose ranks. Add --min-np N"),
+    ],
+)
+def test_options_that_do_not_fit_start_nothing(tmp_path, options, says):
     write_script(tmp_path, "raise SystemExit('it ran')")
-    code, output = npu_run("--min-np", 5, "--max-np", 4, "train.py", cwd=tmp_path)
+    code, output = npu_run(*options, "train.py", cwd=tmp_path)
     assert code == 2 and "it ran" not in output
-    assert output.count("\n") == 1, output
+    assert output.count("\n") == 1 and says in output, output
 
 
 # After which step.

@@ -6,6 +6,7 @@ the last checkpoint. A start ends when ranks are lost, or after a whole step whe
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import threading
 import time
@@ -40,8 +41,8 @@ class Bounds(NamedTuple):
 
     least: int
     most: int
-    wait_secs: float
-    cool_down_secs: float
+    wait_secs: float = 600.0
+    cool_down_secs: float = 60.0
 
 
 def check_numbers(
@@ -140,6 +141,7 @@ class Members:
         self._cooling: list[tuple[str, float]] = []
         self._losses: dict[str, int] = {}
         self._size = 0
+        self._hosts: list[str] = []
         self._more_since: float | None = None
 
     def available(self, now: float) -> dict[str, int]:
@@ -150,11 +152,18 @@ class Members:
         return {host: slots for host, slots in left.items() if slots > 0}
 
     def plan(self, now: float) -> Plan | None:
-        """A job of as many ranks as can be; None while there are too few slots."""
+        """A job of as many ranks as can be; None while there are too few slots.
+
+        Hosts that had ranks before come first: where hosts share no folder, the checkpoints are on one of these, and
+        rank 0 goes to the first host.
+        """
         slots = self.available(now)
         size = min(self._bounds.most, sum(slots.values()))
         if size < self._bounds.least:
             return None
+        slots = {host: slots[host] for host in (*filter(slots.__contains__, self._hosts), *slots)}
+        filled = itertools.accumulate(slots.values(), initial=0)
+        self._hosts = [host for host, before in zip(slots, filled) if before < size]
         self._size, self._more_since = size, None
         return Plan(size, {} if list(slots) == [""] else slots)
 
