@@ -58,18 +58,19 @@ def test_a_job_is_stopped_only_for_slots_that_stay():
 
 
 def test_hosts_that_had_ranks_come_first():
-    there = {"a": 2, "b": 2, "c": 2}
+    there = {}
     members = Members(lambda: there, TWO_TO_FOUR)
-    assert list(members.plan(0.0).slots) == ["a", "b", "c"]  # there is no rank on c
-    del there["a"]
-    assert list(members.plan(1.0).slots) == ["b", "c"]
-    there.clear()
-    there |= {"d": 1, "a": 1, "c": 1, "b": 1}
-    assert list(members.plan(2.0).slots) == ["b", "c", "d", "a"]
-    del there["b"], there["c"], there["a"]
-    assert members.plan(3.0) is None
-    there |= {"c": 2, "a": 1}
-    assert list(members.plan(4.0).slots) == ["c", "d", "a"]
+
+    def order(now, **slots):
+        there.clear()
+        there.update(slots)
+        plan = members.plan(now)
+        return plan and list(plan.slots)
+
+    assert order(0.0, a=2, b=2, c=2) == ["a", "b", "c"]  # no rank on c
+    assert order(1.0, d=1, c=2, b=2) == ["b", "d", "c"]
+    assert order(2.0, d=1) is None
+    assert order(3.0, a=2, c=2, d=1) == ["d", "c", "a"]
 
 
 def test_hosts_that_go_do_not_stop_ranks_that_run():
