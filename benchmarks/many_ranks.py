@@ -14,6 +14,7 @@ import argparse
 import os
 import pathlib
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -151,11 +152,8 @@ class Job:
     def read_until(self, is_there) -> float:
         """Reads on until `is_there(output)`; gives when that was so."""
         while not is_there(self.output):
-            text = os.read(self.process.stdout.fileno(), 1 << 20)
-            if not text or time.monotonic() > self.began + LIMIT_SECS:
-                self.process.kill()
-                raise SystemExit(f"the job of {self.size} ranks ended too early:\n{self.output.decode()[-3000:]}")
-            self.output += text
+            if not self._read():
+                raise SystemExit(f"the job of {self.size} ranks has ended too early:\n{self.output.decode()[-3000:]}")
         return time.monotonic()
 
     def come_up(self) -> dict[int, tuple[int, ...]]:
@@ -166,10 +164,19 @@ class Job:
 
     def finish(self) -> tuple[float, list[str]]:
         """Reads on to the end; gives when that was, and the lines since all ranks were up."""
-        while text := os.read(self.process.stdout.fileno(), 1 << 20):
-            self.output += text
+        while self._read():
+            pass
         self.process.wait()
         return time.monotonic(), self.output[self._told :].decode().splitlines()
+
+    def _read(self) -> bool:
+        left = self.began + LIMIT_SECS - time.monotonic()
+        if not select.select([self.process.stdout], [], [], max(left, 0.0))[0]:
+            self.process.kill()
+            raise SystemExit(f"the job of {self.size} ranks takes too long:\n{self.output.decode()[-3000:]}")
+        text = os.read(self.process.stdout.fileno(), 1 << 20)
+        self.output += text
+        return bool(text)
 
     def cpu_secs(self) -> float:
         """User and system time of the launcher."""

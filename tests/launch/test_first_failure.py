@@ -17,6 +17,7 @@ from npu_bridge.launch.job.first_failure import (
     describe_survivors,
     first_failure,
     is_decided,
+    name_ranks,
     ran_short,
 )
 
@@ -122,6 +123,38 @@ def test_survivors_have_a_line_each_and_one_where_they_say_the_same():
         "rank 7 was killed by SIGABRT after that",
         "rank 8 was lost: nothing was heard from hostb after that",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([7], "rank 7"),
+        ([1, 2, 3, 7], "ranks 1, 2, 3, 7"),
+        ([0, 2, 3, 4, 5, 8], "ranks 0, 2-5, 8"),
+        (range(1, 1000), "ranks 1-999"),
+        (range(0, 1000, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ... (500 in all)"),
+    ],
+)
+def test_many_ranks_are_named_in_few_words(ranks, words):
+    assert name_ranks(ranks) == words
+
+
+def test_a_thousand_deaths_are_told_in_few_lines():
+    killed = [KILLED._replace(rank=rank, when=KILLED.when + rank / 1000) for rank in range(1000)]
+    cause = first_failure(killed)
+    assert cause == killed[0] and is_decided(killed, cause.when + SETTLE_SECS)
+    assert describe_survivors(cause, killed) == [
+        "ranks 1-999 were killed by SIGKILL (by hand, or by the system because memory ran out) after that"
+    ]
+    raised = [RAISED._replace(rank=rank) for rank in range(1000)]
+    assert describe_survivors(raised[0], raised) == ["ranks 1-999 ended with ValueError: boom after that"]
+    differing = [RAISED._replace(rank=rank, summary=f"ValueError: rank {rank}") for rank in range(1000)]
+    *_, fifth, rest = lines = describe_survivors(differing[0], differing)
+    assert len(lines) == 6 and fifth == "rank 5 ended with ValueError: rank 5 after that"
+    assert rest == "ranks 6-999 failed in other words after that"
+    secondary = [SECONDARY, *(DONE._replace(rank=rank) for rank in range(1, 999))]
+    assert "Ranks 1-998 had ended normally by then" in describe(SECONDARY, secondary, 1000)
+    assert len(describe(SECONDARY, [SECONDARY], 1000)) < 200
 
 
 OWN_END = Ending(rank=1, when=10.5, exit_code=1, summary="OutOfRangeError: End of sequence")
