@@ -236,6 +236,12 @@ def measure(script: pathlib.Path, size: int) -> Row:
     return Row(up_secs, cpu_secs, busy, line - killed, end - killed, all_end - all_killed, len(lines), files, memory_mb)
 
 
+def _shared_out_mb(process: int) -> float:
+    """Memory of a process, in which a page that several have counts in parts."""
+    lines = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
 def measure_real(folder: pathlib.Path, size: int) -> None:
     """Trains on real ranks, kills one, and prints what that took."""
     script = folder / "train.py"
@@ -245,7 +251,8 @@ def measure_real(folder: pathlib.Path, size: int) -> None:
     print(f"first line          {time.monotonic() - job.began:8.1f} s", flush=True)
     ranks = job.come_up()
     print(f"first step          {time.monotonic() - job.began:8.1f} s, of the last rank", flush=True)
-    print(f"memory of a rank    {max(rank[1] for rank in ranks.values()):8d} MB, at most")
+    own = [_shared_out_mb(process) for process, *_ in ranks.values()]
+    print(f"memory of a rank    {max(rank[1] for rank in ranks.values()):8d} MB, of which its own {max(own):.0f} MB")
     print(f"threads of a rank   {max(rank[2] for rank in ranks.values()):8d}, at most")
     print(f"memory of npu-run   {job.memory_mb():8.0f} MB", flush=True)
     killed = time.monotonic()

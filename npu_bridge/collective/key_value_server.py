@@ -12,7 +12,6 @@ import contextlib
 import hmac
 import secrets
 import socket
-import socketserver
 import threading
 import time
 from typing import NamedTuple
@@ -26,6 +25,8 @@ _HEAD_BYTES = 8192
 _VALUE_BYTES = 16 * 2**20
 _STORE_BYTES = 256 * 2**20
 _MOST_REQUESTS = 256
+_MOST_WAITING = 1024
+_PAUSE_SECS = 0.01
 _SECRET_BYTES = 16
 _REASONS = {200: "OK", 404: "Not Found", 413: "Content Too Large"}
 
@@ -79,16 +80,14 @@ class KeyValueServer:
           OSError: it is not an address of this machine.
         """
         if address not in self._listeners:
-            listener = self._listeners[address] = _Listener((address, 0), self)
-            threading.Thread(target=listener.serve_forever, name="key-value server", daemon=True).start()
-        port = self._listeners[address].server_address[1]
+            self._listeners[address] = _Listener((address, 0), self)
+        port = self._listeners[address].port
         return Location(f"{name or address}:{port}/{self._secret}", port)
 
     def stop(self) -> None:
         """Closes all ports."""
         for listener in self._listeners.values():
-            listener.shutdown()
-            listener.server_close()
+            listener.close()
 
     def refuse(self) -> None:
         """Counts a request that was dropped."""
@@ -124,43 +123,73 @@ class KeyValueServer:
                 self._stored_bytes -= len(key) + len(value)
 
 
-class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """One open port; a thread for each request, and a bound on how many there are at once."""
-
-    daemon_threads = True
-    request_queue_size = 128
+class _Listener:
+    """One open port; as many threads as there are requests at once, up to a bound."""
 
     def __init__(self, address: tuple[str, int], store: KeyValueServer):
-        self.store = store
-        self._free = threading.BoundedSemaphore(_MOST_REQUESTS)
-        super().__init__(address, _Request)
+        self._store = store
+        self._socket = socket.create_server(address, backlog=_MOST_WAITING)
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._threads = self._idle = 0
+        self._add_thread()
 
-    def process_request(self, request, client_address):
-        self._free.acquire()  # every thread ends after a while, so one becomes free
-        super().process_request(request, client_address)
+    @property
+    def port(self) -> int:
+        return self._socket.getsockname()[1]
 
-    def process_request_thread(self, request, client_address):
+    def close(self) -> None:
+        """Takes no more requests."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # who waits for a request is told
+        self._socket.close()
+
+    def _add_thread(self) -> None:
+        self._threads, self._idle = self._threads + 1, self._idle + 1
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+            threading.Thread(target=self._take_requests, name="key-value server", daemon=True).start()
+        except RuntimeError:  # there may be no more; those there are go on
+            self._threads, self._idle = self._threads - 1, self._idle - 1
+            if not self._threads:
+                raise
 
-    def handle_error(self, request, client_address):
-        """A request that makes the handler fail is refused, and not worth a line on somebody's terminal."""
-        self.store.refuse()
+    def _take_requests(self) -> None:
+        while not self._is_closed:
+            try:
+                request = self._socket.accept()[0]
+            except OSError:
+                time.sleep(_PAUSE_SECS)  # closed, or this process has too many open files for a moment
+                continue
+            with self._lock:
+                self._idle -= 1
+                if not self._idle and self._threads < _MOST_REQUESTS:
+                    self._add_thread()
+            with request:
+                try:
+                    _Request(request, self._store).handle()
+                    with contextlib.suppress(OSError):  # whoever has asked is gone
+                        request.shutdown(socket.SHUT_WR)
+                except Exception:  # whatever makes the handler fail is refused, and not worth a line on a terminal
+                    self._store.refuse()
+            with self._lock:
+                self._idle += 1
 
 
-class _Request(socketserver.BaseRequestHandler):
+class _Request:
     """One request: GET, PUT or DELETE of a path that begins with the secret."""
 
+    def __init__(self, request: socket.socket, store: KeyValueServer):
+        self._request, self._store = request, store
+
     def handle(self) -> None:
-        store = self.server.store  # type: ignore[attr-defined]
+        """Answers it, or raises."""
+        store = self._store
         head, rest = self._read_head()
-        words = head.split(b"\r\n")[0].decode("latin-1").split(" ")
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         key = store.key_of(words[1]) if len(words) == 3 and words[1].startswith("/") else None
         if key is None or words[0] not in ("GET", "PUT", "DELETE"):
-            store.refuse()
-            return
+            raise ValueError("none of this job")
         value, status = b"", 200
         if words[0] == "GET":
             value = store.get(key)
@@ -170,9 +199,9 @@ class _Request(socketserver.BaseRequestHandler):
         elif not self._takes_value(store, key, head, rest):
             status = 413
         answer = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(value)}\r\nConnection: close\r\n\r\n"
-        self.request.settimeout(_VALUE_SECS)
+        self._request.settimeout(_VALUE_SECS)
         with contextlib.suppress(OSError):  # whoever has asked is gone
-            self.request.sendall(answer.encode() + value)
+            self._request.sendall(answer.encode() + value)
 
     def _takes_value(self, store: KeyValueServer, key: str, head: bytes, rest: bytes) -> bool:
         """Reads and stores what a PUT brings; False when it is too much."""
@@ -199,8 +228,8 @@ class _Request(socketserver.BaseRequestHandler):
 
     def _receive(self, end: float) -> bytes:
         """What comes next, before the time is over."""
-        self.request.settimeout(max(end - time.monotonic(), 0.001))
-        text = self.request.recv(65536)
+        self._request.settimeout(max(end - time.monotonic(), 0.001))
+        text = self._request.recv(65536)
         if not text or time.monotonic() > end:
             raise socket.timeout("the request has not come whole")
         return text

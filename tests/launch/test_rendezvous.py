@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import threading
 import urllib.error
 import urllib.request
+from concurrent import futures
 
 import pytest
 
@@ -146,3 +149,22 @@ def test_a_local_job_listens_on_loopback_alone_and_says_once_that_strangers_came
         "npu-run: 2 request(s) at the rendezvous server without this job's secret were refused",
     ]
     assert os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") is None
+
+
+def test_many_requests_at_once_are_answered_beside_strangers_who_say_nothing(server):
+    location = server.listen("127.0.0.1")
+    with contextlib.ExitStack() as strangers, futures.ThreadPoolExecutor(64) as pool:
+        for _ in range(20):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", location.port), timeout=20))
+        list(pool.map(lambda rank: ask(location, f"a/{rank}", "PUT", b"%d" % rank), range(300)))
+        assert list(pool.map(lambda rank: ask(location, f"a/{rank}"), range(300))) == [b"%d" % n for n in range(300)]
+        assert server.refused == 0
+
+
+def test_a_stopped_server_has_no_threads_and_no_port(server):
+    location = server.listen("127.0.0.1")
+    ask(location, "a/0", "PUT", b"x")
+    server.stop()
+    wait_for(lambda: all(thread.name != "key-value server" for thread in threading.enumerate()), "threads to end", 60)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", location.port), timeout=5)
