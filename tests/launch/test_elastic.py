@@ -21,7 +21,7 @@ from npu_bridge.launch.job.supervisor import Outcome
 from npu_bridge.session import GlobalBatches
 from npu_bridge.session.elastic.stop_request import StopRequest
 from tests.launch.elastic_scripts import SCRIPTS, assert_alike
-from tests.launch.launching import LIMIT_SECS, finish, needs_horovod, npu_run, start, write_script
+from tests.launch.launching import LIMIT_SECS, finish, is_alive, needs_horovod, npu_run, start, write_script
 
 TWO_TO_FOUR = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
 
@@ -355,6 +355,55 @@ def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, siz
     code, output = npu_run(*command, cwd=tmp_path)
     assert code == 0, output
     assert_alike(tmp_path / "out.npz", undisturbed(face))
+
+
+# One slot; a second one that comes and goes; rubbish; a failure; no answer; one slot.
+FICKLE = """
+echo >> asked
+number=$(wc -l < asked)
+case $number in
+    4 | 6 | 8 | 10 | 12) echo localhost:2 ;;
+    14) echo "<html>no hosts here</html>" ;;
+    15) exit 3 ;;
+    16) sleep 600 & echo $! > sleeper; wait ;;
+    *) echo localhost:1 ;;
+esac
+"""
+UNTIL_ASKED = """
+import tensorflow as tf
+from npu_bridge.npu_init import *
+from npu_bridge.session import StopHook
+
+weight = tf.get_variable("weight", [])
+train = NPUOptimizer(tf.train.GradientDescentOptimizer(0.1)).minimize(weight**2, tf.train.get_or_create_global_step())
+with tf.train.MonitoredTrainingSession(hooks=[StopHook()]) as session:
+    while len(open("asked").readlines()) < 20:
+        session.run(train)
+print("trained to the end")
+"""
+
+
+@needs_horovod
+def test_a_training_lives_through_a_fickle_host_and_a_command_that_prints_rubbish_fails_and_hangs(tmp_path):
+    write_script(tmp_path, FICKLE, "hosts.sh")
+    write_script(tmp_path, UNTIL_ASKED)
+    quick = "from npu_bridge.launch.job import elastic\nelastic._ANSWER_SECS, elastic._POLL_SECS = 1.0, 0.2\n"
+    options = ("--tf1", "--min-np", 1, "--max-np", 2, "--hosts-from", "sh hosts.sh")
+    code, output = npu_run(*options, "train.py", cwd=tmp_path, prepare=quick)
+    assert code == 0, output
+    stay = "the hosts it named before stay"
+    expected = [
+        "npu-run: 1 rank on localhost:1",
+        "npu-run: --hosts-from sh hosts.sh: its output:1: the line is not understood. Expected each host once, as host "
+        f"slots=N; got '<html>no hosts here</html>'; {stay}",
+        f"npu-run: --hosts-from sh hosts.sh: exit code 3; {stay}",
+        f"npu-run: --hosts-from sh hosts.sh: no answer within 1 s; {stay}",
+        "trained to the end",
+    ]
+    lines = output.splitlines()
+    assert [line for line in lines if line.startswith(("npu-run: 1", "npu-run: 2", "npu-run: --h", "tra"))] == expected
+    assert "there are slots" not in output
+    wait_until(lambda: not is_alive(int((tmp_path / "sleeper").read_text())))
 
 
 def wait_until(is_so):

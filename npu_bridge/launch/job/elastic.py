@@ -7,6 +7,8 @@ the last checkpoint. A start ends when ranks are lost, or after a whole step whe
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -107,24 +109,25 @@ class HostsFrom:
 
     def _ask(self) -> str:
         """Asks once; gives what is wrong with the answer."""
+        with subprocess.Popen(
+            self._command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=_ANSWER_SECS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+                return f"no answer within {_ANSWER_SECS:.0f} s"
+        if process.returncode:
+            return f"exit code {process.returncode}"
         try:
-            done = subprocess.run(
-                self._command,
-                shell=True,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_ANSWER_SECS,
-                check=False,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            return f"no answer within {_ANSWER_SECS:.0f} s"
-        if done.returncode:
-            return f"exit code {done.returncode}"
-        try:
-            self._slots = read_hosts(done.stdout.decode(errors="replace").splitlines(), "its output")
+            self._slots = read_hosts(output.decode(errors="replace").splitlines(), "its output")
         except LaunchError as error:
-            return str(error)
+            return str(error).rstrip(".")
         return ""
 
 
