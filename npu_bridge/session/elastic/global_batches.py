@@ -18,6 +18,7 @@ from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
+from npu_bridge.session.elastic.memory_checkpoints import take_memory_checkpoint
 
 __all__ = ["GlobalBatches"]
 
@@ -152,6 +153,7 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
         stages = [stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.stages]
         counts = [int(stage.state()["dealt"].updates) for stage in stages if isinstance(stage, _CountUpdates)]
         return gather_values(max(counts, default=int(after.optimizer.iterations)), "updates_dealt")[0]
+    take_memory_checkpoint(os.fspath(after))
     checkpoint = tf.train.latest_checkpoint(os.fspath(after)) if ranks.rank == 0 else None
     if checkpoint is not None:
         reader = tf.train.load_checkpoint(checkpoint)
