@@ -17,7 +17,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
-from npu_bridge.base.files import remove_unfinished
+from npu_bridge.base.files import finish, flush, remove_unfinished
 from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import folder_of
@@ -151,7 +151,7 @@ def write_beside(file: str, content: bytes) -> None:
         unfinished = f"{file}.tmp{secrets.token_hex(8)}"
         with tf.io.gfile.GFile(unfinished, "wb") as written:
             written.write(content)
-        tf.io.gfile.rename(unfinished, file, overwrite=True)
+        finish(unfinished, file)
 
 
 def copy_checkpoint(source: str, target: str) -> None:
@@ -169,21 +169,14 @@ def copy_checkpoint(source: str, target: str) -> None:
     endings = [file[len(source) :] for file in tf.io.gfile.glob(f"{source}.*")]
     for ending in endings:
         tf.io.gfile.copy(source + ending, unfinished + ending, overwrite=True)
-        _flush(unfinished + ending)
+        flush(unfinished + ending)
     damage = find_damage(unfinished)
     if damage is not None:
         raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.what}")
     # The index is what makes it a checkpoint.
     for ending in sorted(endings, key=".index".__eq__):
-        tf.io.gfile.rename(unfinished + ending, target + ending, overwrite=True)
+        finish(unfinished + ending, target + ending)
     remove_unfinished(folder)
-
-
-def _flush(path):
-    """Has the kernel write a file to the disk, where it is one of this machine."""
-    if "://" not in path:
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
 
 
 def remove_leftovers(folder: str, basename: str) -> None:

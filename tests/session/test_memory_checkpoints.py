@@ -18,7 +18,7 @@ from npu_bridge.base import memory_folders
 from npu_bridge.base.environment import MEMORY_FOLDER
 from npu_bridge.base.memory_folders import make_memory_folder, name_of
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
-from npu_bridge.session import CheckpointNotSavedError, MemoryCheckpointHook, take_memory_checkpoint
+from npu_bridge.session import CheckpointNotSavedError, MemoryCheckpointHook, checkpoints, take_memory_checkpoint
 from npu_bridge.session.elastic import background_saves, memory_hook
 from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
 
@@ -271,7 +271,7 @@ def test_older_checkpoints_are_removed_in_turn(tmp_path):
 
 def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path, caplog):
     folder = str(tmp_path / "out")
-    flush = background_saves.copy_checkpoint.__globals__["_flush"]
+    flush = checkpoints.flush
 
     def flip_a_bit(path):
         flush(path)
@@ -280,7 +280,7 @@ def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path,
             content[100] ^= 4
             Path(path).write_bytes(content)
 
-    monkeypatch.setitem(background_saves.copy_checkpoint.__globals__, "_flush", flip_a_bit)
+    monkeypatch.setattr(checkpoints, "flush", flip_a_bit)
     train(6, NPUCheckpointSaverHook(folder, save_steps=2), Training(lambda step: time.sleep(0.3)))
     assert saved_steps(folder) == [0, 2, 6]
     assert not [name for name in files(folder) if "-4" in name]

@@ -18,7 +18,7 @@ from typing import Callable
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.files import remove_own
+from npu_bridge.base.files import UNFINISHED, put_in_place, remove_own
 from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_bytes, make_memory_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
@@ -28,7 +28,6 @@ __all__ = ["MemoryCheckpoints", "memory_checkpoints", "take_memory_checkpoint"]
 
 _LOG = logger(__name__)
 _NAME = "model.ckpt"
-_UNFINISHED = "unfinished"
 # Of the memory that is free: an old copy, a new one, and as much for others.
 _TIMES_FREE = 3
 
@@ -59,7 +58,7 @@ class MemoryCheckpoints:
             os.makedirs(self._folder, 0o700, exist_ok=True)
             if free_bytes(self._folder) < _TIMES_FREE * size_bytes:
                 return None
-            unfinished = os.path.join(self._folder, _UNFINISHED)
+            unfinished = os.path.join(self._folder, f"{UNFINISHED}copy")
             _remove(unfinished)
             os.mkdir(unfinished)
             save(os.path.join(unfinished, _NAME))
@@ -67,7 +66,7 @@ class MemoryCheckpoints:
             if place in self._used:  # the same step, which is being copied to the disk
                 return os.path.join(place, _NAME)
             _remove(place)
-            os.rename(unfinished, place)
+            put_in_place(unfinished, place)
         except (OSError, *NO_SPACE):
             return None
         self._remove_all(but=place)
@@ -96,8 +95,8 @@ class MemoryCheckpoints:
     def forget(self) -> None:
         """Removes all copies: the training has ended."""
         self._remove_all()
-        with contextlib.suppress(OSError):
-            os.rmdir(self._folder)
+        if not self._used:
+            _remove(self._folder)
 
     def _remove_all(self, but=""):
         with self._lock, contextlib.suppress(FileNotFoundError):
