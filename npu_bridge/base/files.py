@@ -19,6 +19,8 @@ __all__ = [
     "check_home",
     "check_output",
     "check_room",
+    "finish",
+    "flush",
     "new_file",
     "put_in_place",
     "remove_own",
@@ -209,6 +211,34 @@ def remove_unfinished(path: str, is_new: bool = False) -> None:
         raise NotOursError(f"{path} is not what an unfinished save leaves.")
     is_link = os.path.islink(path)  # a link is removed, and not what it leads to
     (io.gfile.rmtree if io.gfile.isdir(path) and not is_link else io.gfile.remove)(path)
+
+
+def finish(unfinished: str, path: str) -> None:
+    """Gives a file its name in one move, in any file system that TensorFlow knows.
+
+    Args:
+      unfinished: a file whose name, or that of its folder, says that it is unfinished.
+      path: its name; a file that has it is replaced.
+    Raises:
+      NotOursError: the name of `unfinished` is another one.
+    """
+    from tensorflow import io
+
+    folder, name = os.path.split(unfinished)
+    if not any(map(_UNFINISHED.fullmatch, (name, os.path.basename(folder)))):
+        raise NotOursError(f"{unfinished} is not an unfinished file.")
+    io.gfile.rename(unfinished, path, overwrite=True)
+
+
+def flush(path: str) -> None:
+    """Has the kernel write a file to the disk now; nothing is done for one of a remote file system."""
+    if "://" in path:
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def replace_list(path: str, text: str) -> None:

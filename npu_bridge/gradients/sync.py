@@ -36,7 +36,7 @@ def sync_all(optimizer: Any) -> Any:
     Ranks: collective.
     """
     pipelines = list_pipelines(optimizer)
-    if not _need_it(pipelines):
+    if not differ_between_ranks(pipelines):
         names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages)
         problem, fix = "ranks are alike with these stages", "Leave the call out."
         expected = "an optimizer with PartialSync, Accumulate, TopK, Threshold or Adasum on weights"
@@ -53,7 +53,7 @@ def sync_if_needed(optimizer: Any) -> None:
         pipelines = list_pipelines(optimizer)
     except TypeError:
         return  # it has no stages
-    if collective.current().size > 1 and _need_it(pipelines):
+    if collective.current().size > 1 and differ_between_ranks(pipelines):
         _sync(pipelines)
 
 
@@ -80,7 +80,8 @@ def begin_anew(optimizer: Any) -> None:
         variable.assign(tf.zeros_like(variable))
 
 
-def _need_it(pipelines: Sequence) -> bool:
+def differ_between_ranks(pipelines: Sequence) -> bool:
+    """Whether stages keep something that is each rank's own, so that `sync_all` comes before a checkpoint."""
     return any(pipeline.has_rank_values or _synchronising(pipeline) for pipeline in pipelines)
 
 
@@ -120,12 +121,13 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
             save_steps = check_count("SyncBeforeSavingHook", "save_steps", save_steps, fix)
         self._interval = (save_steps or _AT_THE_END) if is_saving else _NEVER
         self._sync = None
+        self._are_together = False
 
     def begin(self):
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
         self._pipelines = pipelines = pipelines_in(graph)
         self._global_step = global_step_of(graph)
-        if ranks.size > 1 and self._global_step is not None and _need_it(pipelines):
+        if ranks.size > 1 and self._global_step is not None and differ_between_ranks(pipelines):
             self._sync = _sync(pipelines)
             self._interval_of_rank_0 = ranks.broadcast(tf.constant(self._interval), 0, "sync_before_saving")
 
@@ -138,6 +140,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
             self._sync = None
 
     def before_run(self, run_context):
+        self._are_together = False
         return None if self._sync is None else tf.compat.v1.train.SessionRunArgs(self._global_step)
 
     def after_run(self, run_context, run_values):
@@ -156,9 +159,18 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         if step != self._synced_at or any(pipeline.has_given_back(session) for pipeline in self._pipelines):
             self._run(session, step)
 
+    def bring_together(self, session: Any) -> None:
+        """Has `sync_all` run once more after a run, for a copy of the variables that is no checkpoint of this hook's.
+
+        Ranks: collective; between two runs.
+        """
+        if self._sync is not None and not self._are_together:
+            self._are_together = True
+            session.run(self._sync)
+
     def _is_due(self, step):
         return self._interval != _AT_THE_END and step >= self._synced_at + self._interval
 
     def _run(self, session, step):
-        session.run(self._sync)
+        self.bring_together(session)
         self._synced_at = step

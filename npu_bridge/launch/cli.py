@@ -17,7 +17,7 @@ from typing import Callable
 import click
 
 from npu_bridge import __version__
-from npu_bridge.base import environment
+from npu_bridge.base import environment, memory_folders
 from npu_bridge.base.files import NotOursError
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.terminal import echo, in_line
@@ -249,6 +249,7 @@ def run_script(
             recording.announce(plan.size)
         if restarts or elastic:
             environment.write_variable(environment.RESTARTS, restarts or 1)
+            outputs.enter_context(memory_folders.for_job())
         # At once: until TensorFlow is loaded and the ranks have met, nothing else is to be seen.
         _announce_start(script, plan, elastic)
         sys.stdout.flush()

@@ -34,7 +34,11 @@ _PLACES = {
         "prepare_session_config",
         "settle_session",
     ),
+    "elastic.background_saves": ("BackgroundSaver",),
     "elastic.global_batches": ("GlobalBatches", "updates_dealt"),
+    "elastic.memory_checkpoints": ("memory_checkpoints", "take_memory_checkpoint"),
+    "elastic.memory_hook": ("MemoryCheckpointHook",),
+    "elastic.resume_callback": ("ResumeCallback",),
     "elastic.stop_hook": ("StopHook",),
     "end_together": ("EndTogether",),
     "end_together_keras": ("EndTogetherCallback",),
@@ -43,7 +47,6 @@ _PLACES = {
     "iterations": ("name_step", "steps_per_run", "train_in_loops"),
     "job_start": ("choose_start",),
     "loop_variables": ("create_loop_variables", "load_loop_variables", "loop_variable"),
-    "resume_callback": ("ResumeCallback",),
     "stop_together": ("StopTogether",),
 }
 

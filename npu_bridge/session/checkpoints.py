@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import re
+import secrets
 import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -16,15 +17,17 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
-from npu_bridge.base.files import remove_unfinished
+from npu_bridge.base.files import finish, flush, remove_unfinished
 from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import folder_of
+from npu_bridge.session.damaged_checkpoints import find_damage
 
 _LOG = logger(__name__)
 # What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
 # the data looks like: a MonitoredSession would end the training as if it were complete.
-_NO_SPACE = (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError)
+NO_SPACE = (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError)
+_NOT_WRITTEN = (*NO_SPACE, tf.errors.DataLossError)
 
 
 class CheckpointNotSavedError(OSError):
@@ -111,7 +114,7 @@ class CarefulSaver:
         kept, files = list(self._saver.last_checkpoints), set(tf.io.gfile.glob(f"{prefix}.*"))
         try:
             return self._saver.save(session, save_path, global_step=global_step, write_meta_graph=write_meta_graph)
-        except _NO_SPACE as error:
+        except _NOT_WRITTEN as error:
             folder = os.path.dirname(save_path)
             latest = tf.train.latest_checkpoint(folder)
             if prefix not in (latest, *kept):
@@ -136,10 +139,44 @@ def space_for(file: str) -> Iterator[None]:
     before = set(tf.io.gfile.glob(f"{file}.tmp*"))
     try:
         yield
-    except _NO_SPACE as error:
+    except NO_SPACE as error:
         for half_written in set(tf.io.gfile.glob(f"{file}.tmp*")) - before:
             remove_unfinished(half_written, is_new=True)
         raise CheckpointNotSavedError(_explain(os.path.basename(file), os.path.dirname(file), error)) from error
+
+
+def write_beside(file: str, content: bytes) -> None:
+    """Writes a file of a checkpoint in one move; no space is an error, as of `space_for`."""
+    with space_for(file):
+        unfinished = f"{file}.tmp{secrets.token_hex(8)}"
+        with tf.io.gfile.GFile(unfinished, "wb") as written:
+            written.write(content)
+        finish(unfinished, file)
+
+
+def copy_checkpoint(source: str, target: str) -> None:
+    """Copies the files of a checkpoint; they get their names once all are on the disk and can be read from there.
+
+    Args:
+      source, target: paths without what stands behind them in the names of the files.
+    Raises:
+      tf.errors.OpError: it cannot be written; ResourceExhaustedError if there is no space.
+      tf.errors.DataLossError: what was written cannot be read.
+    """
+    folder = f"{target}_temp"
+    unfinished = os.path.join(folder, "part")
+    tf.io.gfile.makedirs(folder)
+    endings = [file[len(source) :] for file in tf.io.gfile.glob(f"{source}.*")]
+    for ending in endings:
+        tf.io.gfile.copy(source + ending, unfinished + ending, overwrite=True)
+        flush(unfinished + ending)
+    damage = find_damage(unfinished)
+    if damage is not None:
+        raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.what}")
+    # The index is what makes it a checkpoint.
+    for ending in sorted(endings, key=".index".__eq__):
+        finish(unfinished + ending, target + ending)
+    remove_unfinished(folder)
 
 
 def remove_leftovers(folder: str, basename: str) -> None:
@@ -158,10 +195,12 @@ def _explain(what, folder, error):
     # A long message: what failed stands before the line that names the operator.
     found = re.search(r"([^\n]+)\n\s*\[\[", error.message)
     reason = found.group(1) if found else error.message.strip().splitlines()[-1]
+    is_damaged = isinstance(error, tf.errors.DataLossError)
+    fix = "Look after the disk" if is_damaged else "Free some space"
     return message(
         "checkpoint",
         f"{what} is not saved",
-        f"space in {folder}",
+        f"to read from {folder} what was written" if is_damaged else f"space in {folder}",
         f"{type(error).__name__}: {reason}",
-        f"Free some space; the latest checkpoint is {os.path.basename(latest) if latest else 'none'}.",
+        f"{fix}; the latest checkpoint is {os.path.basename(latest) if latest else 'none'}.",
     )

@@ -147,6 +147,17 @@ def find_damage(prefix: str) -> _Damage | None:
     return None
 
 
+def newest_step(folder: str) -> int:
+    """The step in the name of the newest checkpoint that a folder lists; -1 if there is none."""
+    listed = _listed_checkpoints(folder) if tf.io.gfile.exists(os.path.join(folder, _STATE)) else ()
+    return max(map(_step_of, listed), default=-1)
+
+
+def add_newest(folder: str, path: str) -> None:
+    """Lists a checkpoint that was put into a folder as its newest one."""
+    _make_newest(folder, [*(listed for listed in _listed_checkpoints(folder) if listed != path), path])
+
+
 def _listed_checkpoints(folder):
     """Paths in the file that says which checkpoints there are, the newest last; none if it cannot be read."""
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -60,6 +62,25 @@ def _():
     unmade = v1.Session.__new__(v1.Session)
     sessions.mark_as_not_begun(unmade)
     unmade.__del__()
+
+
+@canary_of(sessions.session_interface)
+def _():
+    variable = v1.get_variable("variable", [])
+    saver, asked = v1.train.Saver([variable]), []
+
+    class Session(sessions.session_interface()):
+        graph = v1.get_default_graph()
+
+        def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+            asked.append((fetches, list(feed_dict)))
+            return next(iter(feed_dict.values()))
+
+    with tempfile.TemporaryDirectory() as folder:
+        saver.save(Session(), os.path.join(folder, "model"))
+        names = saver.saver_def
+        expect(asked == [(names.save_tensor_name, [names.filename_tensor_name])], "a saver runs something else")
+        expect(saver.last_checkpoints == [os.path.join(folder, "model")], "a saver keeps another list")
 
 
 @canary_of(sessions.plain_session)

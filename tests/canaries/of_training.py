@@ -241,6 +241,14 @@ def _():
     expect(training.folder_of(hook) == "folder", "it saves to another folder")
 
 
+@canary_of(training.has_listeners)
+def _():
+    hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1, listeners=[v1.train.CheckpointSaverListener()])
+    expect(training.has_listeners(hook), "its listeners are elsewhere")
+    hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1)
+    expect(not training.has_listeners(hook), "it has listeners by itself")
+
+
 @canary_of(training.bulk_saver_builder)
 def _():
     variable_and_loss()

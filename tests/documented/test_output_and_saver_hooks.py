@@ -200,7 +200,7 @@ def test_saver_hook_saves_as_the_stock_hook_and_does_not_ask_for_the_step_after_
 
 
 FULL_DISK = """
-import logging, os, resource, shutil, signal, sys
+import logging, os, resource, shutil, signal, sys, time
 import numpy as np, tensorflow as tf
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
@@ -219,11 +219,13 @@ def model_fn(features, labels, mode):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 class DiskIsFull(tf.estimator.SessionRunHook):
-    def __init__(self, room_again):
-        self.runs, self.room_again = 0, room_again
+    def __init__(self, folder, room_again):
+        self.runs, self.folder, self.room_again = 0, folder, room_again
 
     def after_run(self, run_context, run_values):
         self.runs += 1
+        while self.runs == 3 and not os.path.exists(f"{self.folder}/model.ckpt-2.meta"):
+            time.sleep(0.01)  # it is being written in the background
         if self.runs == 3:  # no file may grow beyond what events take, and checkpoints are larger
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
         if self.runs == self.room_again:
@@ -237,7 +239,8 @@ def fill(folder):
         except OSError:
             pass
 
-trainings = ("small", []), ("small", []), ("for_some_time", [DiskIsFull(7)]), ("for_good", [DiskIsFull(0)])
+trainings = ("small", []), ("small", []), ("for_some_time", [DiskIsFull("for_some_time", 7)])
+trainings = *trainings, ("for_good", [DiskIsFull("for_good", 0)])
 for number, (folder, hooks) in enumerate(trainings):
     print("---", flush=True)
     estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=folder, save_checkpoints_steps=2))

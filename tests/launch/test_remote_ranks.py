@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import secrets
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import types
 
 import pytest
 
+from npu_bridge.base.memory_folders import make_memory_folder
 from npu_bridge.launch.job.watched_rank import WatchedRank
 from npu_bridge.launch.remote.host import RemoteHost, RemoteProcess
 from tests.launch.launching import (
@@ -262,6 +264,39 @@ def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
     assert agent.wait(timeout=LIMIT_SECS) == 0
     assert_all_gone(pids)
     agent.stdin.close()
+
+
+@pytest.mark.skipif(make_memory_folder() is None, reason="there are no folders in memory here")
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_state_in_memory_is_kept_for_a_job_that_goes_on(tmp_path, goes_on):
+    """As the launcher of another machine would have it: its own folder has the same name."""
+    write_script(tmp_path, "import os; open(os.environ['NPU_RUN_MEMORY_FOLDER'] + '/state', 'w').close()")
+    name = secrets.token_hex(8)
+    job = {
+        "silence_secs": 20.0,
+        "ranks": [{"rank": 0, "variables": {}}],
+        "script": "train.py",
+        "arguments": [],
+        "devices": [],
+        "peer": OTHER,
+        "environment": {"PYTHONPATH": str(ROOT), "NPU_RUN_MEMORY_FOLDER": f"/elsewhere/npu_bridge-1-{name}"},
+    }
+    folder = pathlib.Path(f"/dev/shm/npu_bridge-{os.getuid()}-{name}")
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "npu_bridge.launch.remote.host_agent"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    agent.stdin.write(json.dumps(job).encode() + b"\n")
+    agent.stdin.flush()
+    wait_for((folder / "state").exists, "the rank to write")
+    agent.communicate(json.dumps({"goes_on": goes_on}).encode() + b"\n", timeout=LIMIT_SECS)
+    assert (folder / "state").exists() == goes_on
+    if goes_on:
+        make_memory_folder(name).close()
+    assert not folder.exists()
 
 
 def test_times_of_another_clock_become_the_launchers():

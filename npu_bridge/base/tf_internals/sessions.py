@@ -59,6 +59,13 @@ def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), fe
     return inspect.unwrap(BaseSession._do_run)(session, None, list(targets), elements, by_reference, None, None)
 
 
+def session_interface() -> type:
+    """The class of what savers take for a session (`tensorflow.python.client.session.SessionInterface`, TF 2.15)."""
+    from tensorflow.python.client.session import SessionInterface
+
+    return SessionInterface
+
+
 def is_remote(session: tf.compat.v1.Session) -> bool:
     """Whether a session runs on a TensorFlow server (`BaseSession._target`, TF 2.15)."""
     return bool(session._target)

@@ -191,6 +191,11 @@ def folder_of(hook: tf.estimator.CheckpointSaverHook) -> str:
     return hook._checkpoint_dir
 
 
+def has_listeners(hook: tf.estimator.CheckpointSaverHook) -> bool:
+    """Whether somebody waits for checkpoints of a hook (`CheckpointSaverHook._listeners`, TF 2.15)."""
+    return bool(hook._listeners)
+
+
 def put_around_restore(function: Callable) -> None:
     """From now on `Saver.restore` of TF 1 is `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
     from tensorflow.python.training.saver import Saver

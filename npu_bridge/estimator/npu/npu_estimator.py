@@ -265,9 +265,11 @@ class NPUEstimator(tf.estimator.Estimator):
         if not self.config.cluster_spec:
             # Where the base class would put a saver of its own. Every rank is the chief of its own session.
             is_saving = bool(secs or save_steps) and not has_saver
-            chief_hooks = [SyncBeforeSavingHook(save_steps or None, is_saving)]
+            sync = SyncBeforeSavingHook(save_steps or None, is_saving)
+            scaffold, chief_hooks = estimator_spec.scaffold, [sync]
+            if is_saving:
+                chief_hooks.append(session.MemoryCheckpointHook(self.model_dir, sync, scaffold))
             if is_saving and collective.current().rank == 0:
-                scaffold = estimator_spec.scaffold
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
@@ -324,6 +326,7 @@ class NPUEstimator(tf.estimator.Estimator):
         return self._end_together.next_of(result)
 
     def _check_start(self):
+        session.take_memory_checkpoint(self.model_dir)
         session.check_newest_checkpoint(self.model_dir, may_go_back=True)
         if self._warm_start_settings and self.latest_checkpoint() is None:
             session.check_checkpoint(self._warm_start_settings.ckpt_to_initialize_from)

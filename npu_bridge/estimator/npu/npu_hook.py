@@ -11,18 +11,20 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.held_folders import FolderHeldError
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.training import expect_steps_per_run
+from npu_bridge.base.tf_internals.training import expect_steps_per_run, has_listeners
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.rank_values import without_rows
 from npu_bridge.session import (
-    CarefulSaver,
+    BackgroundSaver,
     CheckpointNotSavedError,
     HostCallHook,
     create_loop_variables,
     hold_model_dir,
     load_loop_variables,
+    memory_checkpoints,
     remove_leftovers,
     space_for,
     steps_per_run,
@@ -156,6 +158,10 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     refused. Of a job that was killed the folder is taken over, and what it has left half-written is deleted. With
     `iterations_per_loop` above 1 a checkpoint that is due inside a loop is saved after it.
 
+    Variables are copied to memory, and written to the disk from there in the background while training goes on; they
+    are read back before an older checkpoint is removed. With `listeners`, and where memory is short, training waits.
+    When `end` returns, everything is on the disk.
+
     Args:
       checkpoint_dir: folder of the checkpoints.
       save_secs: seconds between checkpoints.
@@ -188,6 +194,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self._is_behind = False
         self._hold = None
         self._release = None
+        self._background = None
         self._runs, self._last_seen, self._widest = 0, None, 0  # how far the global step moves in a run
 
     def begin(self):
@@ -195,6 +202,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self._runs, self._last_seen, self._widest = 0, None, 0
         self._hold = hold_model_dir(self._checkpoint_dir)
         self._release = weakref.finalize(self, self._hold.release)  # `end` is not called after an error
+        self._background = BackgroundSaver(memory_checkpoints(self._checkpoint_dir), self._hold)
         if self._hold.has_taken_over:
             remove_leftovers(self._checkpoint_dir, self._checkpoint_basename)
         super().begin()
@@ -202,11 +210,16 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     def after_create_session(self, session, coord):
         with space_for(os.path.join(self._checkpoint_dir, "graph.pbtxt")):
             super().after_create_session(session, coord)
+        self._background.waits = has_listeners(self)
 
     def after_run(self, run_context, run_values):
         self._expect(run_values.results, run_context.session)
+        self._attempt(self._background.check)
+        self._attempt(super().after_run, run_context, run_values)
+
+    def _attempt(self, action, *arguments):
         try:
-            super().after_run(run_context, run_values)
+            action(*arguments)
         except CheckpointNotSavedError as error:
             self._is_behind = True
             _LOG.error("%s Training goes on.", error)
@@ -225,6 +238,8 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
             expect_steps_per_run(self, 2 * max(self._widest, steps_per_run(session)))
 
     def end(self, session):
+        self._background.waits = True
+        self._attempt(self._background.wait)
         if self._is_behind:
             self._timer.reset()  # else a checkpoint of this very step would count as saved
         super().end(session)
@@ -233,6 +248,10 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     def let_go(self):
         """Gives the folder back, as `end` does; after an error, for who does not wait for that."""
         if self._release is not None:
+            try:
+                self._background.wait()
+            except (CheckpointNotSavedError, FolderHeldError) as error:
+                _LOG.error("%s", error)
             self._release()
 
     def _save(self, session, step):
@@ -242,7 +261,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     def _get_saver(self):
         saver = super()._get_saver()
-        return saver and CarefulSaver(saver, self._hold)
+        return saver and self._background.of(saver)
 
 
 class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):

@@ -116,7 +116,10 @@ def run_ranks(
                 start(own, script, arguments, plan, logs)
             outcome = job.run()
             lost = tuple(slots[rank].host for rank in job.lost)
-            return outcome._replace(lost=lost, has_trained=job.has_trained)
+            outcome = outcome._replace(lost=lost, has_trained=job.has_trained)
+            if lost or outcome.was_torn or outcome.was_resized:
+                job.keep_memory()
+            return outcome
         except ReaderGoneError as gone:
             silence(sys.stdout)  # nothing may be written at exit either
             with contextlib.suppress(ReaderGoneError):
@@ -259,6 +262,11 @@ class _Job:
         if not self._resize:
             self.say(f"ended{step}; exit code {STOPPED_EXIT_CODE}. The same command goes on from there.")
         return Outcome(STOPPED_EXIT_CODE, has_failed=False, was_resized=bool(self._resize))
+
+    def keep_memory(self) -> None:
+        """Leaves on other hosts what ranks have kept in memory, for a job that is started again."""
+        for host in self._hosts:
+            host.tell(goes_on=True)
 
     def close(self) -> None:
         """Leaves nothing running and nothing open."""

@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from npu_bridge.base.environment import MEMORY_FOLDER
+from npu_bridge.base.memory_folders import MemoryFolder, make_memory_folder, name_of
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.limits import FILES_OF_A_RANK, Limit, allow_open_files
 from npu_bridge.launch.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
@@ -50,6 +52,7 @@ def main() -> None:
 
 def _run(job: dict[str, Any], messages: Iterator[dict[str, Any]], open_files: Limit | None) -> None:
     environment = _environment(job)
+    memory = _take_memory(environment)
     ranks = {}
     for place in job["ranks"]:
         command = functools.partial(rank_command, job["script"], job["arguments"], job["devices"])
@@ -57,7 +60,7 @@ def _run(job: dict[str, Any], messages: Iterator[dict[str, Any]], open_files: Li
         variables = {**environment, **place["variables"]}
         ranks[place["rank"]] = RankProcess(command, variables, take, open_files=open_files)
     codes: dict[int, int] = {}
-    threading.Thread(target=_obey, args=(messages, ranks, codes), daemon=True).start()
+    threading.Thread(target=_obey, args=(messages, ranks, codes, memory), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
         _watch(ranks, codes)
     _end(ranks, codes)
@@ -84,15 +87,33 @@ def _pass_on(rank: int, channel: str, text: bytes) -> None:
     _tell(rank=rank, channel=channel, text=text.decode("latin-1"))
 
 
-def _obey(messages: Iterator[dict[str, Any]], ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
+def _obey(
+    messages: Iterator[dict[str, Any]],
+    ranks: dict[int, RankProcess],
+    codes: dict[int, int],
+    memory: MemoryFolder | None,
+) -> None:
     """Does what the launcher says; once it says nothing more, kills the ranks and ends this process."""
+    goes_on = False
     for message in messages:
+        goes_on = message.get("goes_on", goes_on)
         if "signal" in message:
             ranks[message["rank"]].send_signal(message["signal"])
         elif "order" in message:
             ranks[message["rank"]].ask(message["order"])
     _end(ranks, codes)
+    if memory is not None:
+        memory.close(keeps=goes_on)
     os._exit(0)
+
+
+def _take_memory(environment: dict[str, str]) -> MemoryFolder | None:
+    """The folder in which the job keeps state in this host's memory, if it does so: another one than the launcher's."""
+    path = environment.pop(MEMORY_FOLDER, None)
+    folder = path and make_memory_folder(name_of(path))
+    if folder:
+        environment[MEMORY_FOLDER] = folder.path
+    return folder or None
 
 
 def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:

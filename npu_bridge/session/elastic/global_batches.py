@@ -19,6 +19,7 @@ from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.graph.variables import global_step_of
+from npu_bridge.session.elastic.memory_checkpoints import take_memory_checkpoint
 
 __all__ = ["GlobalBatches"]
 
@@ -157,6 +158,7 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
         for count in counts:
             count.assign(dealt)
         return dealt
+    take_memory_checkpoint(os.fspath(after))
     checkpoint = tf.train.latest_checkpoint(os.fspath(after)) if ranks.rank == 0 else None
     if checkpoint is not None:
         reader = tf.train.load_checkpoint(checkpoint)

@@ -1,0 +1,135 @@
+"""Folders in memory that outlive the processes which write there: for state that a job goes on from.
+
+A folder is held by who made it, with a lock that the kernel gives back when the holder dies. What a holder that was
+killed has left is removed by the next one, after an hour: until then the job may be starting again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+
+from npu_bridge.base.environment import MEMORY_FOLDER, read_variable, write_variable
+from npu_bridge.base.files import remove_own
+
+__all__ = ["MemoryFolder", "folder_of_job", "for_job", "free_bytes", "make_memory_folder", "name_of"]
+
+_ROOT = "/dev/shm"
+_LOCK = ".lock"
+_KEPT_SECS = 3600.0
+
+
+class MemoryFolder:
+    """A folder that this process holds until `close`.
+
+    Attributes:
+      path: where it is; nobody but this user can look into it.
+    """
+
+    def __init__(self, path: str, lock: int):
+        self.path, self._lock, self._process = path, lock, os.getpid()
+
+    def close(self, keeps: bool = False) -> None:
+        """Removes the folder and what is in it, or keeps that for the next holder; again does nothing."""
+        lock, self._lock = self._lock, -1
+        if lock < 0 or self._process != os.getpid():  # a process that was forked holds nothing
+            return
+        if not keeps:
+            _remove(self.path)
+        os.close(lock)
+
+
+def make_memory_folder(name: str = "") -> MemoryFolder | None:
+    """A folder in memory; one of that name that has no holder is taken over, with what is in it.
+
+    Args:
+      name: of letters and digits; by default nobody else's.
+    Returns:
+      None where there is no such place, or another process holds the folder.
+    """
+    prefix = f"npu_bridge-{os.getuid()}-"
+    path = os.path.join(_ROOT, prefix + (name or secrets.token_hex(8)))
+    try:
+        _remove_leftovers(prefix, but=path)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        lock = _take(path)
+    except OSError:
+        return None
+    return None if lock is None else MemoryFolder(path, lock)
+
+
+@contextlib.contextmanager
+def for_job() -> Iterator[None]:
+    """Inside, the processes of this job, also those of other hosts, keep state in a folder of memory."""
+    folder = make_memory_folder()
+    if folder is None:
+        yield
+        return
+    write_variable(MEMORY_FOLDER, folder.path)
+    try:
+        yield
+    finally:
+        folder.close()
+
+
+def name_of(path: str) -> str:
+    """The name that `make_memory_folder` has given a folder, on any machine."""
+    return os.path.basename(path).rpartition("-")[2]
+
+
+def folder_of_job() -> str | None:
+    """The folder in memory of the job that this process belongs to; None if the launcher starts no job again."""
+    path = read_variable(MEMORY_FOLDER)
+    return path if path is not None and _is_own(path) else None
+
+
+def free_bytes(path: str) -> int:
+    """How much can be written to the file system of a folder."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def _take(path: str) -> int | None:
+    """Holds a folder; gives the descriptor that does so, None if another process holds it."""
+    if not _is_own(path):
+        return None
+    lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    os.utime(path)
+    return lock
+
+
+def _is_own(path: str) -> bool:
+    """Whether it is a folder of this user's, and of nobody else's."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return False
+
+
+def _remove_leftovers(prefix: str, but: str) -> None:
+    for name in os.listdir(_ROOT):
+        path = os.path.join(_ROOT, name)
+        if not name.startswith(prefix) or path == but:
+            continue
+        with contextlib.suppress(OSError):
+            if time.time() - os.stat(path).st_mtime > _KEPT_SECS:
+                lock = _take(path)
+                if lock is not None:
+                    _remove(path)
+                    os.close(lock)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        remove_own(path, lambda each, found: found.st_uid == os.getuid())

@@ -1,0 +1,167 @@
+"""Checkpoints in memory: the newest state of a training, in a folder of memory that outlives its process.
+
+A job that is started again goes on from there if it is newer than what is on the disk; and what is saved to the disk in
+the background is copied from there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Callable
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.files import UNFINISHED, put_in_place, remove_own
+from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_bytes, make_memory_folder
+from npu_bridge.base.terminal import logger
+from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
+from npu_bridge.session.damaged_checkpoints import add_newest, find_damage, newest_step
+
+__all__ = ["MemoryCheckpoints", "memory_checkpoints", "take_memory_checkpoint"]
+
+_LOG = logger(__name__)
+_NAME = "model.ckpt"
+# Of the memory that is free: an old copy, a new one, and as much for others.
+_TIMES_FREE = 3
+
+
+class MemoryCheckpoints:
+    """The copies of one training's state in the memory of this machine, of which the newest is kept.
+
+    Args:
+      folder: where they are; made when the first is written.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._used: set[str] = set()
+        self._lock = threading.Lock()
+
+    def write(self, save: Callable[[str], object], step: int, size_bytes: int) -> str | None:
+        """Writes a copy, and removes older ones.
+
+        Args:
+          save: writes a checkpoint to a path that it is given.
+          step: the global step.
+          size_bytes: how large it will be.
+        Returns:
+          The path of the checkpoint; None if memory is too short.
+        """
+        try:
+            os.makedirs(self._folder, 0o700, exist_ok=True)
+            if free_bytes(self._folder) < _TIMES_FREE * size_bytes:
+                return None
+            unfinished = os.path.join(self._folder, f"{UNFINISHED}copy")
+            _remove(unfinished)
+            os.mkdir(unfinished)
+            save(os.path.join(unfinished, _NAME))
+            place = os.path.join(self._folder, f"{step}-{os.getpid()}")
+            if place in self._used:  # the same step, which is being copied to the disk
+                return os.path.join(place, _NAME)
+            _remove(place)
+            put_in_place(unfinished, place)
+        except (OSError, *NO_SPACE):
+            return None
+        self._remove_all(but=place)
+        return os.path.join(place, _NAME)
+
+    def newest(self) -> tuple[int, str] | None:
+        """The global step and the path of the newest copy that another process of this job has left."""
+        found = []
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._folder):
+                step, _, process = name.partition("-")
+                if step.isdecimal() and process != str(os.getpid()):
+                    found.append((int(step), os.path.join(self._folder, name, _NAME)))
+        return max(found, default=None)
+
+    @contextlib.contextmanager
+    def used(self, path: str) -> Iterator[None]:
+        """A block in which a copy stays, also when there is a newer one."""
+        place = os.path.dirname(path)
+        self._used.add(place)
+        try:
+            yield
+        finally:
+            self._used.discard(place)
+
+    def forget(self) -> None:
+        """Removes all copies: the training has ended."""
+        self._remove_all()
+        if not self._used:
+            _remove(self._folder)
+
+    def _remove_all(self, but=""):
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._folder):
+                place = os.path.join(self._folder, name)
+                if place != but and place not in self._used:
+                    _remove(place)
+
+
+def memory_checkpoints(model_dir: str, of_job: bool = False) -> MemoryCheckpoints | None:
+    """Those of the training in a folder, in the memory of the job, or else of this process.
+
+    Args:
+      model_dir: where checkpoints on the disk are.
+      of_job: None in place of those of this process alone.
+    """
+    root = folder_of_job()
+    if root is None and not of_job:
+        own = _of_this_process()
+        root = own and own.path
+    if root is None:
+        return None
+    real = model_dir if "://" in model_dir else os.path.realpath(model_dir)
+    return _at(os.path.join(root, hashlib.sha256(os.fsencode(real)).hexdigest()[:16]))
+
+
+def take_memory_checkpoint(model_dir: str | None) -> None:
+    """Makes the state that an earlier start of this job has kept in memory the newest checkpoint, if it is newer.
+
+    Ranks: local, for rank 0; does nothing on others.
+    """
+    if not model_dir or folder_of_job() is None or collective.current().rank > 0:
+        return
+    copies = memory_checkpoints(model_dir, of_job=True)
+    found = copies and copies.newest()
+    if not found or found[0] <= newest_step(model_dir):
+        return
+    step, path = found
+    damage = find_damage(path)
+    if damage is not None:  # a machine that loses bits
+        _LOG.warning("The copy of step %d in memory cannot be read (%s), and is left out.", step, damage.what)
+        return
+    target = os.path.join(model_dir, f"{_NAME}-{step}")
+    try:
+        tf.io.gfile.makedirs(model_dir)
+        copy_checkpoint(path, target)
+    except tf.errors.OpError as error:
+        _LOG.warning("The copy of step %d in memory could not be saved in %s (%s).", step, model_dir, error.message)
+        return
+    add_newest(model_dir, target)
+    _LOG.info("Took step %d over from memory into %s.", step, model_dir)
+
+
+@functools.cache
+def _of_this_process() -> MemoryFolder | None:
+    folder = make_memory_folder()
+    if folder is not None:
+        atexit.register(folder.close)
+    return folder
+
+
+@functools.cache
+def _at(folder: str) -> MemoryCheckpoints:
+    return MemoryCheckpoints(folder)
+
+
+def _remove(place: str) -> None:
+    remove_own(place, lambda path, found: os.path.basename(path).startswith(_NAME))

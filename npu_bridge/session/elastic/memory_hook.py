@@ -1,0 +1,129 @@
+"""`MemoryCheckpointHook`: copies a training's state to memory as often as that costs next to nothing."""
+
+from __future__ import annotations
+
+import collections
+import math
+import statistics
+import time
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.errors import message
+from npu_bridge.base.memory_folders import folder_of_job
+from npu_bridge.collective.apart import GraphApart
+from npu_bridge.gradients import remote_slots
+from npu_bridge.gradients.collections import pipelines_in
+from npu_bridge.gradients.sync import SyncBeforeSavingHook, differ_between_ranks
+from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.variables import global_step_of
+from npu_bridge.session.elastic.background_saves import size_of_variables
+from npu_bridge.session.elastic.memory_checkpoints import memory_checkpoints, take_memory_checkpoint
+
+__all__ = ["MemoryCheckpointHook"]
+
+# Of a training's time, for copies. A checkpoint costs as much again, and the sum is to stay below 1 %.
+_SHARE = 0.005
+_FIRST_AFTER_RUNS = 10
+
+
+class MemoryCheckpointHook(tf.estimator.SessionRunHook):
+    """Keeps a copy of all variables in memory, so that a rank or host that is lost costs few steps.
+
+    It works in a job that is started again: by `npu-run --min-np`, `--hosts-from` or `--restarts`; in others it does
+    nothing. Rank 0 and the first rank of each other host write their variables to memory every N runs. N comes from
+    the measured cost of a copy, so that copies take 0.5 % of the time. Where ranks keep state of their own (`TopK`,
+    sharded slots), only the host of rank 0 has copies. The next start goes on from a copy if it is newer than the
+    checkpoints on the disk. At the end of the training copies are removed.
+
+    Args:
+      checkpoint_dir: the folder of the checkpoints on the disk.
+      sync: the hook that brings ranks together before they save, if there is one; it comes before this one.
+      scaffold: the `Scaffold` whose saver says what is saved; by default the saver of the graph does.
+    Attributes:
+      every_n_runs: runs between two copies, as decided last.
+    Raises:
+      ValueError: in `begin`, when ranks keep state of their own and there is no `sync`.
+    Ranks: collective; give it to every rank.
+    Example:
+      >>> hooks = [StopHook(), MemoryCheckpointHook("out")]
+      >>> with MonitoredTrainingSession(checkpoint_dir="out", hooks=hooks) as session:
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str,
+        sync: SyncBeforeSavingHook | None = None,
+        scaffold: tf.compat.v1.train.Scaffold | None = None,
+    ):
+        self._checkpoint_dir, self._sync, self._scaffold = checkpoint_dir, sync, scaffold
+        self._trains: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
+        self._is_training = False
+        self._agreed: GraphApart | None = None
+        self._copies = None
+        self._costs: collections.deque[float] = collections.deque(maxlen=3)  # the first one builds an executor
+        self.every_n_runs = _FIRST_AFTER_RUNS
+
+    def begin(self):
+        self._copies = None
+        if folder_of_job() is None:
+            return
+        graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
+        take_memory_checkpoint(self._checkpoint_dir)
+        is_apart = ranks.size > 1 and differ_between_ranks(pipelines_in(graph))
+        if is_apart and self._sync is None:
+            problem, expected = "ranks keep state of their own", "a SyncBeforeSavingHook for sync, on every rank"
+            fix = "Put one before this hook, and pass it as sync."
+            raise ValueError(message("MemoryCheckpointHook", problem, expected, "None", fix))
+        is_alike = not is_apart and remote_slots.of_graph(graph) is None
+        self._writes = ranks.rank == 0 or (ranks.local_rank == 0 and is_alike)
+        self._copies = memory_checkpoints(self._checkpoint_dir, of_job=True)
+        self._size_bytes = size_of_variables(graph)
+        self._agreed = GraphApart(lambda own: ranks.broadcast(own, 0, "memory_checkpoint_runs"), np.int64(0))
+        self.every_n_runs = _FIRST_AFTER_RUNS
+
+    def after_create_session(self, session, coord):
+        self._runs, self._since = 0, time.monotonic()
+
+    def before_run(self, run_context):
+        asked = run_context.original_args
+        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
+        if run not in self._trains:
+            self._trains[run] = run.trains
+        self._is_training = self._trains[run]
+
+    def after_run(self, run_context, run_values):
+        if self._copies is None or not self._is_training:
+            return
+        self._runs += 1
+        if self._runs >= self.every_n_runs:
+            self._copy(run_context.session)
+
+    def end(self, session):
+        if self._copies is not None:
+            self._copies.forget()
+            self._agreed.close()
+
+    def _copy(self, session):
+        began = time.monotonic()
+        secs_per_run = (began - self._since) / self._runs
+        if self._sync is not None:
+            self._sync.bring_together(session)
+        if self._writes:
+            of_graph = session.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)
+            saver = self._scaffold.saver if self._scaffold else next(iter(of_graph), None)
+            step = global_step_of(session.graph)
+            if saver is not None and step is not None:
+                names = saver.saver_def
+                self._copies.write(
+                    lambda path: session.run(names.save_tensor_name, {names.filename_tensor_name: path}),
+                    int(session.run(step)),
+                    self._size_bytes,
+                )
+        self._since, self._runs = time.monotonic(), 0
+        self._costs.append(self._since - began)
+        cost = statistics.median(self._costs)
+        self.every_n_runs = int(self._agreed.run(np.int64(max(1, math.ceil(cost / (_SHARE * secs_per_run))))))

@@ -1,0 +1,371 @@
+"""Copies of a training's state in memory, and checkpoints that are written from there in the background."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.base import memory_folders
+from npu_bridge.base.environment import MEMORY_FOLDER
+from npu_bridge.base.memory_folders import make_memory_folder, name_of
+from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
+from npu_bridge.session import CheckpointNotSavedError, MemoryCheckpointHook, checkpoints, take_memory_checkpoint
+from npu_bridge.session.elastic import background_saves, memory_hook
+from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
+
+v1 = tf.compat.v1
+pytestmark = pytest.mark.skipif(make_memory_folder() is None, reason="there are no folders in memory here")
+
+
+@pytest.fixture
+def of_job(monkeypatch):
+    """The folder in memory of a job that this process is a rank of."""
+    folder = make_memory_folder()
+    monkeypatch.setenv(MEMORY_FOLDER, folder.path)
+    yield Path(folder.path)
+    folder.close()
+    assert not os.path.exists(folder.path)
+
+
+def counting_graph():
+    """A graph whose step adds one to 1000 numbers and to the global step."""
+    step = v1.train.get_or_create_global_step()
+    numbers = v1.get_variable("numbers", [1000], initializer=v1.zeros_initializer())
+    with tf.control_dependencies([numbers.assign_add(tf.ones([1000]))]):
+        return step.assign_add(1).op
+
+
+def train(steps, *hooks, checkpoint_dir=None):
+    """Trains some steps in a graph of its own."""
+    with tf.Graph().as_default():
+        op = counting_graph()
+        v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver(max_to_keep=3, sharded=True))
+        with v1.train.SingularMonitoredSession([*hooks], checkpoint_dir=checkpoint_dir) as session:
+            for _ in range(steps):
+                session.run(op)
+
+
+class Training(v1.train.SessionRunHook):
+    """Calls a function with the global step after each run."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def begin(self):
+        self._step = v1.train.get_global_step()
+
+    def after_run(self, run_context, run_values):
+        self._function(int(run_context.session.run(self._step)))
+
+
+def saved_steps(folder):
+    state = tf.train.get_checkpoint_state(str(folder))
+    return [int(path.rpartition("-")[2]) for path in state.all_model_checkpoint_paths]
+
+
+def files(folder):
+    return sorted(name for name in os.listdir(folder) if name.startswith("model.ckpt"))
+
+
+# Folders in memory.
+
+
+def test_a_folder_is_nobody_elses_and_goes_with_its_holder():
+    folder = make_memory_folder()
+    assert os.stat(folder.path).st_mode & 0o777 == 0o700
+    assert make_memory_folder(name_of(folder.path)) is None, "it is held"
+    folder.close(keeps=True)
+    assert os.path.isdir(folder.path)
+    again = make_memory_folder(name_of(folder.path))
+    assert again.path == folder.path
+    again.close()
+    assert not os.path.exists(folder.path)
+
+
+@pytest.mark.parametrize(("age_secs", "is_left"), [(10, True), (4000, False)])
+def test_what_a_killed_holder_has_left_is_removed_after_an_hour(age_secs, is_left):
+    code = (
+        "from npu_bridge.base.memory_folders import *; f = make_memory_folder(); print(f.path); import os; os._exit(9)"
+    )
+    path = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    Path(path, "state").write_text("left")
+    held = make_memory_folder()
+    for each in (path, held.path):
+        os.utime(each, (time.time() - age_secs,) * 2)
+    make_memory_folder().close()
+    assert os.path.exists(path) == is_left
+    assert os.path.exists(held.path), "whoever lives keeps its folder, however old it is"
+    held.close()
+    make_memory_folder(name_of(path)).close()
+
+
+def test_a_folder_of_somebody_elses_making_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory_folders, "_ROOT", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"npu_bridge-{os.getuid()}-abc").symlink_to(tmp_path / "elsewhere")
+    assert make_memory_folder("abc") is None
+    (tmp_path / f"npu_bridge-{os.getuid()}-def").mkdir()
+    os.chmod(tmp_path / f"npu_bridge-{os.getuid()}-def", 0o755)
+    assert make_memory_folder("def") is None
+
+
+# Copies.
+
+
+def write(copies, text, step, size_bytes=10):
+    return copies.write(lambda path: Path(f"{path}.index").write_text(text), step, size_bytes)
+
+
+def test_only_the_newest_copy_is_kept(tmp_path):
+    copies = MemoryCheckpoints(str(tmp_path / "copies"))
+    first = write(copies, "one", 1)
+    with copies.used(first):
+        write(copies, "two", 2)
+        third = write(copies, "three", 3)
+        assert len(os.listdir(tmp_path / "copies")) == 2, "what is being copied to the disk stays"
+        assert Path(f"{first}.index").read_text() == "one"
+    assert Path(f"{third}.index").read_text() == "three"
+    write(copies, "four", 4)
+    assert len(os.listdir(tmp_path / "copies")) == 1
+    copies.forget()
+    assert not (tmp_path / "copies").exists()
+
+
+def test_no_copy_is_made_where_memory_is_short(tmp_path):
+    copies = MemoryCheckpoints(str(tmp_path))
+    assert write(copies, "one", 1, size_bytes=1 << 60) is None
+    assert copies.write(lambda path: Path("/dev/full").write_text("x"), 1, 10) is None
+
+
+def test_copies_are_made_as_seldom_as_they_cost_little(of_job, monkeypatch, tmp_path):
+    clock = [0.0]
+    monkeypatch.setattr(memory_hook.time, "monotonic", lambda: clock[0])
+    made = []
+    write_as_before = MemoryCheckpoints.write
+
+    def write_slowly(self, save, step, size_bytes):
+        made.append(step)
+        clock[0] += 0.0499
+        return write_as_before(self, save, step, size_bytes)
+
+    monkeypatch.setattr(MemoryCheckpoints, "write", write_slowly)
+    hook = MemoryCheckpointHook(str(tmp_path))
+
+    def tick(step):
+        clock[0] += 1.0
+
+    train(45, Training(tick), hook)
+    assert made == [10, 20, 30, 40] and hook.every_n_runs == 10  # 0.05 s of 10 s are 0.5 %
+    assert not list(of_job.glob("*/*")), "a training that has ended needs no copy"
+
+
+# Going on from a copy.
+
+
+class KilledError(Exception):
+    """Stands for the end of a rank: no hook's `end` is called."""
+
+
+def train_and_be_killed(folder, steps, copied_at, monkeypatch):
+    """A training that saves to the disk at its start and to memory after some steps, and ends with no hook's `end`."""
+    monkeypatch.setattr(memory_hook, "_FIRST_AFTER_RUNS", copied_at)
+
+    def die(step):
+        if step == steps:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(steps, NPUCheckpointSaverHook(folder, save_steps=1000), MemoryCheckpointHook(folder), Training(die))
+
+
+def as_of_another_process(of_job):
+    (place,) = of_job.glob("*/*-*")
+    return place.rename(place.with_name(place.name.replace(str(os.getpid()), "1")))
+
+
+def test_a_copy_that_is_newer_becomes_the_newest_checkpoint(of_job, monkeypatch, tmp_path):
+    folder = str(tmp_path / "out")
+    train_and_be_killed(folder, steps=8, copied_at=5, monkeypatch=monkeypatch)
+    take_memory_checkpoint(folder)
+    assert saved_steps(folder) == [0], "the same process has not been started again"
+    as_of_another_process(of_job)
+    take_memory_checkpoint(folder)
+    assert saved_steps(folder) == [0, 5]
+    assert [name for name in files(folder) if "-5" in name] == [
+        "model.ckpt-5.data-00000-of-00001",
+        "model.ckpt-5.index",
+    ]
+    latest = tf.train.latest_checkpoint(folder)
+    np.testing.assert_array_equal(tf.train.load_variable(latest, "numbers"), np.full(1000, 5.0))
+    train(2, NPUCheckpointSaverHook(folder, save_steps=1000), checkpoint_dir=folder)
+    assert saved_steps(folder) == [5, 7] or saved_steps(folder) == [0, 5, 7]
+
+
+def test_a_copy_that_is_older_than_the_disk_is_left_out(of_job, monkeypatch, tmp_path):
+    folder = str(tmp_path / "out")
+    train_and_be_killed(folder, steps=8, copied_at=5, monkeypatch=monkeypatch)
+    as_of_another_process(of_job)
+    train(7, NPUCheckpointSaverHook(folder, save_steps=1000))
+    before = files(folder)
+    take_memory_checkpoint(folder)
+    assert files(folder) == before and saved_steps(folder)[-1] == 7
+
+
+def test_a_damaged_copy_is_left_out(of_job, monkeypatch, tmp_path):
+    folder = str(tmp_path / "out")
+    train_and_be_killed(folder, steps=8, copied_at=5, monkeypatch=monkeypatch)
+    (data,) = as_of_another_process(of_job).glob("*.data-*")
+    content = bytearray(data.read_bytes())
+    content[100] ^= 4
+    data.write_bytes(content)
+    take_memory_checkpoint(folder)
+    assert saved_steps(folder) == [0]
+
+
+# Saving in the background.
+
+
+def test_what_is_saved_is_the_state_at_the_time(monkeypatch, tmp_path):
+    """The disk is slow; training goes on meanwhile."""
+    folder, may_write, seen = str(tmp_path / "out"), threading.Event(), []
+    copy = background_saves.copy_checkpoint
+
+    def copy_late(source, target):
+        assert target.endswith("-0") or may_write.wait(60)
+        copy(source, target)
+
+    monkeypatch.setattr(background_saves, "copy_checkpoint", copy_late)
+
+    def look(step):
+        seen.append(saved_steps(folder))
+        if step == 9:
+            may_write.set()
+
+    train(9, NPUCheckpointSaverHook(folder, save_steps=5), Training(look))
+    assert seen == [[0]] * 9 or seen[:8] == [[0]] * 8
+    assert saved_steps(folder) == [0, 5, 9]
+    for step in (5, 9):
+        path = os.path.join(folder, f"model.ckpt-{step}")
+        np.testing.assert_array_equal(tf.train.load_variable(path, "numbers"), np.full(1000, float(step)))
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.train.import_meta_graph(f"{path}.meta").restore(session, path)
+            assert session.run(v1.train.get_global_step()) == step
+
+
+def test_older_checkpoints_are_removed_in_turn(tmp_path):
+    folder = str(tmp_path / "out")
+    train(12, NPUCheckpointSaverHook(folder, save_steps=2))
+    assert saved_steps(folder) == [8, 10, 12]
+    endings = ("data-00000-of-00001", "index", "meta")
+    assert files(folder) == sorted(f"model.ckpt-{step}.{ending}" for step in (8, 10, 12) for ending in endings)
+
+
+def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path, caplog):
+    folder = str(tmp_path / "out")
+    flush = checkpoints.flush
+
+    def flip_a_bit(path):
+        flush(path)
+        if "-4_temp" in path and ".data" in path:
+            content = bytearray(Path(path).read_bytes())
+            content[100] ^= 4
+            Path(path).write_bytes(content)
+
+    monkeypatch.setattr(checkpoints, "flush", flip_a_bit)
+    train(6, NPUCheckpointSaverHook(folder, save_steps=2), Training(lambda step: time.sleep(0.3)))
+    assert saved_steps(folder) == [0, 2, 6]
+    assert not [name for name in files(folder) if "-4" in name]
+    assert "that of step 4 is not saved. Expected to read from" in caplog.text
+    assert "Look after the disk; the latest checkpoint is model.ckpt-2. Training goes on." in caplog.text
+
+
+def test_a_save_that_fails_at_the_end_is_raised(monkeypatch, tmp_path):
+    def no_space(source, target):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    folder = str(tmp_path / "out")
+    with pytest.raises(CheckpointNotSavedError, match="that of step 3 is not saved"):
+        monkeypatch.setattr(background_saves, "copy_checkpoint", background_saves.copy_checkpoint)
+        at_end = Training(lambda step: monkeypatch.setattr(background_saves, "copy_checkpoint", no_space))
+        train(3, NPUCheckpointSaverHook(folder, save_steps=1000), at_end)
+    assert saved_steps(folder) == [0]
+
+
+def test_who_listens_to_checkpoints_finds_them_on_the_disk(tmp_path):
+    folder, seen = str(tmp_path / "out"), []
+
+    class Listener(v1.train.CheckpointSaverListener):
+        def after_save(self, session, global_step_value):
+            seen.append(saved_steps(folder)[-1])
+
+    train(6, NPUCheckpointSaverHook(folder, save_steps=2, listeners=[Listener()]))
+    assert seen == [0, 2, 4, 6]
+
+
+def test_nothing_is_left_in_memory(tmp_path):
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.session.test_memory_checkpoints import *
+train(5, NPUCheckpointSaverHook({str(tmp_path / "out")!r}, save_steps=2))
+from npu_bridge.session.elastic import memory_checkpoints
+print(memory_checkpoints._of_this_process().path)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    path = done.stdout.split()[-1]
+    assert path.startswith("/dev/shm/") and not os.path.exists(path)
+
+
+# A job.
+
+JOB = """
+import os, signal, sys
+import numpy as np
+from npu_bridge.npu_init import *
+
+
+class Kill(tf.train.SessionRunHook):
+    def after_run(self, context, values):
+        if context.session.run(tf.train.get_global_step()) == 35 and not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def model_fn(features, labels, mode):
+    loss = tf.losses.mean_squared_error(labels, tf.layers.dense(features, 1))
+    op = NPUOptimizer(tf.train.AdamOptimizer(0.01)).minimize(loss, tf.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=op)
+
+
+def rows():
+    return tf.data.Dataset.from_tensors((np.ones([8, 4], "f"), np.ones([8, 1], "f"))).repeat()
+
+
+config = NPURunConfig(model_dir="out", save_checkpoints_steps=1000000)
+NPUEstimator(model_fn, config=config).train(rows, [Kill()], max_steps=60)
+print("folder in memory", os.environ["NPU_RUN_MEMORY_FOLDER"])
+"""
+
+
+def test_a_killed_rank_costs_the_steps_since_the_last_copy(tmp_path):
+    (tmp_path / "train.py").write_text(JOB)
+    command = [sys.executable, "-m", "npu_bridge.run", "--restarts", "1", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, **settings)
+    assert done.returncode == 0, done.stderr
+    # The first copy is made after ten steps, and the second one when that is cheap.
+    found = re.search(r"going on from step (\d+)", done.stderr + done.stdout)
+    assert found and 10 <= int(found.group(1)) <= 34, done.stderr
+    assert saved_steps(tmp_path / "out") == [0, int(found.group(1)), 60]
+    path = re.search("folder in memory (.*)", done.stdout).group(1)
+    assert path.startswith("/dev/shm/") and not os.path.exists(path)
