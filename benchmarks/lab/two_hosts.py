@@ -99,9 +99,11 @@ class Hosts:
         self._folder = folder
         self._servers: list[subprocess.Popen] = []
         self._runs = 0
+        self._rate: str | None = None
 
     def build(self, rate: str | None) -> None:
         """Makes namespaces, links and remote shells."""
+        self._rate = rate
         self._write_files()
         for name in (_SWITCH, *self.names):
             _ip("netns", "add", _namespace(name))
@@ -181,6 +183,19 @@ class Hosts:
     def fix(self, host: int = 1) -> None:
         """Puts a host back."""
         _ip("-n", _namespace(_SWITCH), "link", "set", self.names[host], "master", "bridge")
+
+    def shape(self, *words: str, host: int = 0) -> None:
+        """Changes how a host sends, as `tc` writes it; without words to what `build` was given."""
+        if not words and self._rate is None:
+            _output("tc", "-n", _namespace(self.names[host]), "qdisc", "delete", "dev", _INTERFACE, "root")
+            return
+        words = words or (*_shape(self._rate),)
+        _output("tc", "-n", _namespace(self.names[host]), "qdisc", "replace", "dev", _INTERFACE, "root", *words)
+
+    def dropped_packets(self, host: int = 0) -> int:
+        """Packets that a host's shape has dropped since it was given."""
+        text = _output("tc", "-s", "-n", _namespace(self.names[host]), "qdisc", "show", "dev", _INTERFACE)
+        return sum(map(int, re.findall(r"dropped (\d+)", text)))
 
     def process_ids(self, host: int) -> list[int]:
         """Processes that run on a host, without its remote shell."""

@@ -1,0 +1,335 @@
+"""The faults: each harms a running job from outside, and says what has to follow.
+
+Those that last a while and that a training should outlive are context managers, so that two can happen at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Callable, NamedTuple
+
+import psutil
+
+from tests.soak.job import Job
+
+_UNFINISHED = re.compile(r"_temp|tempstate|\.tmp|\.unfinished-.*keras")
+_KILLED = r"rank ({}) of \d was killed by SIGKILL"
+_WHY = r"npu-run: rank \d of \d .*exit code \d"
+
+
+class Fault(NamedTuple):
+    """What has happened, and what has to follow.
+
+    Attributes:
+      what: for the report.
+      at: when it happened, in seconds on the monotonic clock.
+      over: since when nothing hinders the training any more.
+      restarts: whether the job has to start its ranks anew; None if it may, and then says why.
+      says: patterns that the log has to have since.
+      may_lose: whether steps may have to be made again.
+    """
+
+    what: str
+    at: float
+    over: float
+    restarts: bool | None = True
+    says: tuple[str, ...] = ()
+    may_lose: bool = True
+
+
+class Kind(NamedTuple):
+    """A kind of fault: how often it is drawn, in which kinds of jobs it can happen, and what it does."""
+
+    weight: float
+    act: Callable[[Job, Random], Fault]
+    homes: tuple[str, ...] = ("plain", "slots", "disk", "clock", "hosts")
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _kill(job: Job, chance: Random, count: int = 1) -> Fault:
+    ranks = job.ranks()
+    chosen = sorted(chance.sample(sorted(ranks), min(count, len(ranks))))
+    for rank in chosen:
+        _signal(ranks[rank], signal.SIGKILL)
+    now = _now()
+    return Fault(f"ranks {chosen}", now, now, says=(_KILLED.format("|".join(map(str, chosen))),))
+
+
+def _kill_two(job: Job, chance: Random) -> Fault:
+    return _kill(job, chance, 2)
+
+
+def _kill_again(job: Job, chance: Random) -> Fault:
+    old = set(job.ranks().values())
+    first = _kill(job, chance)
+    job.wait(lambda: set(job.ranks().values()) - old, "the next start")
+    time.sleep(chance.uniform(0, 6))
+    new = {rank: pid for rank, pid in job.ranks().items() if pid not in old}
+    if not new:
+        return first
+    rank = chance.choice(sorted(new))
+    _signal(new[rank], signal.SIGKILL)
+    says = (*first.says, rf"(?s)was killed by SIGKILL.*{_KILLED.format(rank)}")
+    return Fault(f"{first.what}, then rank {rank}", first.at, _now(), says=says)
+
+
+def _kill_saving(job: Job, chance: Random) -> Fault:
+    pid, limit = job.ranks()[0], _now() + 10
+    while (is_late := _now() > limit) is False:
+        if any(map(_UNFINISHED.search, os.listdir(job.model))):
+            break
+    _signal(pid, signal.SIGKILL)
+    now = _now()
+    what = "rank 0, which was not seen to save" if is_late else "rank 0"
+    return Fault(what, now, now, says=(_KILLED.format(0),))
+
+
+def _stop_launcher(job: Job, chance: Random) -> Fault:
+    now = _now()
+    _signal(job.process.pid, signal.SIGTERM)
+    return _start_again(job, "the launcher", now, "npu-run: SIGTERM: the ranks end")
+
+
+def _stop_rank(job: Job, chance: Random) -> Fault:
+    ranks = job.ranks()
+    rank, now = chance.choice(sorted(ranks)), _now()
+    _signal(ranks[rank], signal.SIGTERM)
+    return _start_again(job, f"rank {rank}", now, rf"npu-run: SIGTERM \(rank {rank} was told\)")
+
+
+def _start_again(job: Job, what: str, at: float, says: str) -> Fault:
+    job.wait(lambda: job.process.poll() is not None, "an orderly end", may_end=True)
+    code = job.process.returncode
+    now = _now()
+    job.start()
+    says_all = (says, r"npu-run: ended after step \d+; exit code 75\.")
+    return Fault(f"{what}, exit code {code}", at, now, says=says_all, may_lose=False)
+
+
+def _tear(job: Job, chance: Random) -> Fault:
+    """Resets all TCP connections of a rank, of which it has some to the other ranks and no others that last."""
+    ranks = job.ranks()
+    rank = chance.choice(sorted(ranks))
+    if len(ranks) == 1:
+        return _kill(job, chance)
+    inside = ["nsenter", f"--net=/proc/{ranks[rank]}/ns/net", "ss"]
+    listed = subprocess.run([*inside, "-Htnp", "state", "established"], capture_output=True, text=True, check=True)
+    own = [line.split()[2] for line in listed.stdout.splitlines() if f"pid={ranks[rank]}," in line]
+    now = _now()
+    for address in own:
+        words = [*inside, "-K", "sport", "=", address.rpartition(":")[2]]
+        subprocess.run(words, capture_output=True, check=False)
+    return Fault(f"{len(own)} of rank {rank}", now, now, says=("connections between ranks lost",))
+
+
+def _damage(job: Job, chance: Random) -> Fault:
+    """Damages the newest checkpoint, or the list of checkpoints, while nobody saves; then kills rank 0."""
+    pid = job.ranks()[0]
+    _signal(pid, signal.SIGSTOP)
+    files = [path for path in job.model.iterdir() if path.is_file()]
+    newest = max((int(found[1]) for path in files if (found := re.search(r"-(\d+)\.index$", path.name))), default=-1)
+    if job.face == "keras":
+        chosen = [path for path in files if path.name == "model.keras"]
+    else:
+        chosen = [path for path in files if path.name == "checkpoint"]
+        chosen += [path for path in files if re.search(rf"-{newest}\.(index|data-.*)$", path.name)]
+    path = chance.choice(sorted(chosen))
+    how = chance.choice(["deleted", "truncated", "one bit flipped", "overwritten"])
+    text = path.read_bytes()
+    place = chance.randrange(len(text))
+    changed = {
+        "truncated": text[:place],
+        "one bit flipped": text[:place] + bytes([text[place] ^ 1 << chance.randrange(8)]) + text[place + 1 :],
+        "overwritten": text[: place // 2] + bytes(len(text) - place // 2),
+    }
+    path.unlink()
+    if how != "deleted":
+        path.write_bytes(changed[how])
+    _signal(pid, signal.SIGKILL)
+    now = _now()
+    return Fault(f"{path.name} {how} at {place} of {len(text)}", now, now, says=(_KILLED.format(0),))
+
+
+def _limit(name: str) -> Callable[[Job, Random], Fault]:
+    def act(job, chance):
+        ranks = job.ranks()
+        rank = chance.choice(sorted(ranks))
+        process = psutil.Process(ranks[rank])
+        number = getattr(psutil, f"RLIMIT_{name}")
+        soft, hard = process.rlimit(number)
+        least = process.memory_info().vms + chance.randrange(1 << 20) if name == "AS" else process.num_fds()
+        at = _now()
+        process.rlimit(number, (least, hard))
+        time.sleep(chance.uniform(1, 2))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.rlimit(number, (soft, hard))
+        return Fault(f"rank {rank}, {least}", at, _now(), None, (_WHY,))
+
+    return act
+
+
+def _change_slots(job: Job, chance: Random) -> Fault:
+    size = len(job.ranks())
+    offered = chance.choice([number for number in (1, 2, 3, 4) if number != size])
+    job.size, now = max(job.size, offered), _now()
+    job.offer(offered)
+    if offered < size:
+        return Fault(f"{size} to {offered}", now, now + 1, False)
+    is_room = offered > size
+    return Fault(f"{size} to {offered}", now, now, is_room, ("there are slots for",), may_lose=False)
+
+
+def _lose_host(job: Job, chance: Random) -> Fault:
+    """For good, as far as the job knows; it comes back once the job goes on without it."""
+    if len(job.wait_until_steady().runs) < 3:
+        return _kill(job, chance)
+    at, known, size = _now(), len(job.starts()), job.log.stat().st_size
+    job.hosts.cut()
+    try:
+        job.wait(lambda: "nothing was heard from hostb for 20 s" in job.said(size), "the host to be missed")
+        job.wait(lambda: len(job.starts()) > known and job.starts()[-1].last[0] > 0, "the job to go on without it")
+    finally:
+        job.hosts.fix()
+    return Fault("hostb", at, _now(), says=(r"rank 2 of 3 was lost: nothing was heard from hostb for 20 s",))
+
+
+@contextlib.contextmanager
+def _pausing(job: Job, chance: Random) -> Iterator[str]:
+    ranks = job.ranks()
+    rank = chance.choice(sorted(ranks))
+    _signal(ranks[rank], signal.SIGSTOP)
+    yield f"rank {rank}"
+    _signal(ranks[rank], signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def _moving_clock(job: Job, chance: Random) -> Iterator[str]:
+    secs = chance.choice([-1, 1]) * int(10 ** chance.uniform(0, 8))
+    job.move_clock(secs)
+    yield f"{secs:+} s"
+    if chance.random() < 0.5:  # back, which is another jump
+        job.move_clock(0)
+
+
+@contextlib.contextmanager
+def _cutting(job: Job, chance: Random) -> Iterator[str]:
+    job.hosts.cut()
+    yield ""
+    job.hosts.fix()
+
+
+def _shaping(*rates: str, queue: tuple[str, ...]) -> Callable:
+    """A link of another rate; packets that do not fit into its queue are lost."""
+
+    @contextlib.contextmanager
+    def shaping(job, chance):
+        rate = chance.choice(rates)
+        job.hosts.shape("tbf", "rate", rate, "burst", "1600", *queue)
+        try:
+            yield rate
+        finally:
+            dropped = job.hosts.dropped_packets()
+            job.hosts.shape()
+            if dropped:
+                job.note(f"{dropped} packets were dropped")
+
+    return shaping
+
+
+_slowing = _shaping("50kbit", "200kbit", "1mbit", queue=("latency", "2s"))
+# A kernel may have no netem.
+_losing_packets = _shaping("200kbit", "1mbit", queue=("limit", "1700"))
+
+
+@contextlib.contextmanager
+def _filling(job: Job, chance: Random) -> Iterator[str]:
+    filling = job.model.parent / "filling"
+    with open(filling, "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    yield ""
+    filling.unlink()
+
+
+@contextlib.contextmanager
+def _read_only(job: Job, chance: Random) -> Iterator[str]:
+    """Lays a read-only view of the disk over it: what is open for writing stays so, and nothing else can be written."""
+    disk, view = job.model.parent, job.folder / "view"
+    view.mkdir(exist_ok=True)
+    for words in (["--bind", disk, view], ["-o", "remount,bind,ro", view], ["--bind", view, disk]):
+        subprocess.run(["mount", *map(str, words)], check=True)
+    subprocess.run(["umount", str(view)], check=True)
+    yield ""
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def _for_a_while(
+    lasts: Callable, least: float, most: float, may_end: bool = False
+) -> Callable[[Job, Random], Fault]:
+    """A fault that the training outlives; with `may_end`, or that ends its ranks with a reason."""
+
+    def act(job, chance):
+        secs, at = chance.uniform(least, most), _now()
+        with lasts(job, chance) as what:
+            time.sleep(secs)
+        restarts = None if may_end else False
+        return Fault(f"{what} for {secs:.1f} s".strip(), at, _now(), restarts, (_WHY,) if may_end else ())
+
+    return act
+
+
+_LASTING = {
+    "plain": [_pausing],
+    "slots": [_pausing],
+    "disk": [_filling, _read_only, _pausing],
+    "clock": [_moving_clock, _pausing],
+    "hosts": [_cutting, _slowing, _losing_packets, _pausing],
+}
+
+
+def _two_at_once(job: Job, chance: Random) -> Fault:
+    lasting = chance.choice(_LASTING[job.kind])
+    with lasting(job, chance) as what:
+        time.sleep(chance.uniform(0, 0.5))
+        fault = _kill(job, chance)
+        time.sleep(chance.uniform(0, 1))
+    return fault._replace(what=f"{what}, killed {fault.what}", over=_now())
+
+
+KINDS: dict[str, Kind] = {
+    "rank killed": Kind(8, _kill),
+    "two ranks killed": Kind(4, _kill_two),
+    "killed, and again in recovery": Kind(3, _kill_again),
+    "killed while saving": Kind(4, _kill_saving),
+    "launcher told to stop": Kind(4, _stop_launcher),
+    "rank told to stop": Kind(3, _stop_rank),
+    "connections torn": Kind(3, _tear),
+    "checkpoint damaged, then killed": Kind(6, _damage),
+    "memory limited": Kind(3, _limit("AS")),
+    "files limited": Kind(3, _limit("NOFILE")),
+    "two at once": Kind(5, _two_at_once),
+    "rank paused": Kind(15, _for_a_while(_pausing, 0.2, 3)),
+    "slots changed": Kind(20, _change_slots, ("slots",)),
+    "disk full": Kind(20, _for_a_while(_filling, 0.5, 2, may_end=True), ("disk",)),
+    "disk read-only": Kind(12, _for_a_while(_read_only, 0.5, 2, may_end=True), ("disk",)),
+    "clock moved": Kind(60, _for_a_while(_moving_clock, 0.1, 0.5), ("clock",)),
+    "link cut for a second": Kind(15, _for_a_while(_cutting, 0.5, 1.5), ("hosts",)),
+    "link slow": Kind(15, _for_a_while(_slowing, 1, 2), ("hosts",)),
+    "link loses packets": Kind(15, _for_a_while(_losing_packets, 1, 2), ("hosts",)),
+    "host lost": Kind(1.5, _lose_host, ("hosts",)),
+}
