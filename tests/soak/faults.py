@@ -21,6 +21,7 @@ from tests.soak.job import Job
 
 _UNFINISHED = re.compile(r"_temp|tempstate|\.tmp|\.unfinished-.*keras")
 _KILLED = r"rank ({}) of \d was killed by SIGKILL"
+_NOT_SAVED = re.compile(r"Training goes on|No space left on device|Read-only file system|ended with \w+")
 _WHY = r"npu-run: rank \d of \d .*exit code \d"
 
 
@@ -45,11 +46,12 @@ class Fault(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of fault: how often it is drawn, in which kinds of jobs it can happen, and what it does."""
+    """A kind of fault: how often it is drawn, what it does, and which jobs it can happen to."""
 
     weight: float
     act: Callable[[Job, Random], Fault]
     homes: tuple[str, ...] = ("plain", "slots", "disk", "clock", "hosts")
+    faces: tuple[str, ...] = ("estimator", "session", "keras")
 
 
 def _now() -> float:
@@ -138,31 +140,32 @@ def _tear(job: Job, chance: Random) -> Fault:
 
 
 def _damage(job: Job, chance: Random) -> Fault:
-    """Damages the newest checkpoint, or the list of checkpoints, while nobody saves; then kills rank 0."""
+    """Damages the newest of several checkpoints, or their list, while nobody saves; then kills rank 0."""
+    job.wait(lambda: len(_steps_saved(job)) > 1, "two checkpoints")
     pid = job.ranks()[0]
     _signal(pid, signal.SIGSTOP)
-    files = [path for path in job.model.iterdir() if path.is_file()]
-    newest = max((int(found[1]) for path in files if (found := re.search(r"-(\d+)\.index$", path.name))), default=-1)
-    if job.face == "keras":
-        chosen = [path for path in files if path.name == "model.keras"]
-    else:
-        chosen = [path for path in files if path.name == "checkpoint"]
-        chosen += [path for path in files if re.search(rf"-{newest}\.(index|data-.*)$", path.name)]
-    path = chance.choice(sorted(chosen))
+    newest = max(_steps_saved(job))
+    of_newest = rf"checkpoint|model\.ckpt-{newest}\.(index|data-.*)"
+    path = chance.choice(sorted(path for path in job.model.iterdir() if re.fullmatch(of_newest, path.name)))
     how = chance.choice(["deleted", "truncated", "one bit flipped", "overwritten"])
     text = path.read_bytes()
     place = chance.randrange(len(text))
-    changed = {
-        "truncated": text[:place],
-        "one bit flipped": text[:place] + bytes([text[place] ^ 1 << chance.randrange(8)]) + text[place + 1 :],
-        "overwritten": text[: place // 2] + bytes(len(text) - place // 2),
-    }
     path.unlink()
-    if how != "deleted":
-        path.write_bytes(changed[how])
+    if how == "truncated":
+        path.write_bytes(text[:place])
+    elif how != "deleted":
+        end = place + 1 if how == "one bit flipped" else len(text)
+        path.write_bytes(text[:place] + bytes(byte ^ 16 for byte in text[place:end]) + text[end:])
     _signal(pid, signal.SIGKILL)
     now = _now()
-    return Fault(f"{path.name} {how} at {place} of {len(text)}", now, now, says=(_KILLED.format(0),))
+    # One bit in the list may be part of a number that is as good.
+    says = () if path.name == "checkpoint" or how == "one bit flipped" else (rf"{path.name} is damaged",)
+    return Fault(f"{path.name} {how} at {place} of {len(text)}", now, now, says=(_KILLED.format(0), *says))
+
+
+def _steps_saved(job: Job) -> list[int]:
+    found = (re.fullmatch(r"model\.ckpt-(\d+)\.index", path.name) for path in job.model.iterdir())
+    return [int(each[1]) for each in found if each]
 
 
 def _limit(name: str) -> Callable[[Job, Random], Fault]:
@@ -278,17 +281,29 @@ def _read_only(job: Job, chance: Random) -> Iterator[str]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def _for_a_while(
-    lasts: Callable, least: float, most: float, may_end: bool = False
-) -> Callable[[Job, Random], Fault]:
-    """A fault that the training outlives; with `may_end`, or that ends its ranks with a reason."""
+def _for_a_while(lasts: Callable, least: float, most: float) -> Callable[[Job, Random], Fault]:
+    """A fault that the training outlives."""
 
     def act(job, chance):
         secs, at = chance.uniform(least, most), _now()
         with lasts(job, chance) as what:
             time.sleep(secs)
-        restarts = None if may_end else False
-        return Fault(f"{what} for {secs:.1f} s".strip(), at, _now(), restarts, (_WHY,) if may_end else ())
+        return Fault(f"{what} for {secs:.1f} s".strip(), at, _now(), False)
+
+    return act
+
+
+def _until_saving_fails(lasts: Callable) -> Callable[[Job, Random], Fault]:
+    """A fault of the disk, which the training outlives, or ends its ranks because of it and says so."""
+
+    def act(job, chance):
+        at, size = _now(), job.log.stat().st_size
+        with lasts(job, chance):
+            while not (said := _NOT_SAVED.search(job.said(size))) and _now() < at + 10:
+                time.sleep(0.1)
+            time.sleep(chance.uniform(0, 0.5))
+        what = f"for {_now() - at:.1f} s, {said[0] if said else 'nothing was saved'}"
+        return Fault(what, at, _now(), None, (_WHY,))
 
     return act
 
@@ -319,14 +334,14 @@ KINDS: dict[str, Kind] = {
     "launcher told to stop": Kind(4, _stop_launcher),
     "rank told to stop": Kind(3, _stop_rank),
     "connections torn": Kind(3, _tear),
-    "checkpoint damaged, then killed": Kind(6, _damage),
+    "checkpoint damaged, then killed": Kind(6, _damage, faces=("estimator", "session")),
     "memory limited": Kind(3, _limit("AS")),
     "files limited": Kind(3, _limit("NOFILE")),
     "two at once": Kind(5, _two_at_once),
     "rank paused": Kind(15, _for_a_while(_pausing, 0.2, 3)),
     "slots changed": Kind(20, _change_slots, ("slots",)),
-    "disk full": Kind(20, _for_a_while(_filling, 0.5, 2, may_end=True), ("disk",)),
-    "disk read-only": Kind(12, _for_a_while(_read_only, 0.5, 2, may_end=True), ("disk",)),
+    "disk full": Kind(20, _until_saving_fails(_filling), ("disk",)),
+    "disk read-only": Kind(12, _until_saving_fails(_read_only), ("disk",)),
     "clock moved": Kind(60, _for_a_while(_moving_clock, 0.1, 0.5), ("clock",)),
     "link cut for a second": Kind(15, _for_a_while(_cutting, 0.5, 1.5), ("hosts",)),
     "link slow": Kind(15, _for_a_while(_slowing, 1, 2), ("hosts",)),

@@ -47,7 +47,7 @@ class Diary:
         rows = ",".join(map(str, rows))
         os.write(self.file, f"{number} {part} {time.monotonic_ns()} {rows}\\n".encode())
         if not os.path.exists(out + "/hurry"):
-            time.sleep(0.02 / parts * steps / max(1, steps - number))  # slower and slower, for faults to find it
+            time.sleep(0.04 / parts * steps / max(1, steps - number))  # slower and slower, for faults to find it
 
 
 diary = Diary()

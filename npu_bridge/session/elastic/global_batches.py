@@ -18,6 +18,7 @@ from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
+from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 
 __all__ = ["GlobalBatches"]
 
@@ -145,6 +146,9 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
     Args:
       after: the folder of its checkpoints, of which the latest one counts, or a compiled Keras model. Where an
         optimizer has no stages of `GlobalBatches`, it is the number of its steps.
+    Raises:
+      DamagedCheckpointError: the latest checkpoint is damaged; in a job that the launcher starts again, only if no
+        other one is intact.
     Ranks: collective.
     """
     ranks, dealt = collective.current(), 0
@@ -152,6 +156,8 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
         stages = [stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.stages]
         counts = [int(stage.state()["dealt"].updates) for stage in stages if isinstance(stage, _CountUpdates)]
         return gather_values(max(counts, default=int(after.optimizer.iterations)), "updates_dealt")[0]
+    if ranks.rank == 0:
+        check_newest_checkpoint(os.fspath(after), may_go_back=True)
     checkpoint = tf.train.latest_checkpoint(os.fspath(after)) if ranks.rank == 0 else None
     if checkpoint is not None:
         reader = tf.train.load_checkpoint(checkpoint)
