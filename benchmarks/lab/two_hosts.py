@@ -192,10 +192,10 @@ class Hosts:
         words = words or (*_shape(self._rate),)
         _output("tc", "-n", _namespace(self.names[host]), "qdisc", "replace", "dev", _INTERFACE, "root", *words)
 
-    def dropped_packets(self, host: int = 0) -> int:
-        """Packets that a host's shape has dropped since it was given."""
-        text = _output("tc", "-s", "-n", _namespace(self.names[host]), "qdisc", "show", "dev", _INTERFACE)
-        return sum(map(int, re.findall(r"dropped (\d+)", text)))
+    def sent_again(self) -> int:
+        """TCP segments that the hosts have sent again since they exist, because no answer came."""
+        texts = [_output("ip", "netns", "exec", _namespace(name), "cat", "/proc/net/snmp") for name in self.names]
+        return sum(_counters(text)["RetransSegs"] for text in texts)
 
     def process_ids(self, host: int) -> list[int]:
         """Processes that run on a host, without its remote shell."""
@@ -275,6 +275,11 @@ def _remove_namespace(namespace: str) -> None:
             _kill(numbers)
             time.sleep(0.02)
         _ip("netns", "delete", namespace)
+
+
+def _counters(text: str) -> dict[str, int]:
+    names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
+    return dict(zip(names, map(int, values)))
 
 
 def _process_ids(namespace: str) -> list[int]:

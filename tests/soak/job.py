@@ -108,11 +108,6 @@ class Job:
         with open(self.folder / "moved", "r+b" if (self.folder / "moved").exists() else "wb") as file:
             file.write(struct.pack("q", secs))
 
-    def note(self, text: str) -> None:
-        """Adds a line to the log."""
-        with open(self.log, "ab") as log:
-            log.write(f"soak: {text}\n".encode())
-
     def said(self, since: int = 0) -> str:
         """The log, from a size of it on."""
         with open(self.log, "rb") as file:
@@ -168,10 +163,12 @@ class Job:
         return found
 
     def wait_until_steady(self) -> Start:
-        """Waits until all ranks of the latest start train; gives it."""
+        """Waits until all ranks of the latest start train, and are not about to make room for more; gives it."""
 
         def steady():
-            starts = self.starts()
+            starts, said = self.starts(), self.said()
+            if "there are slots for" in re.split(r"npu-run: \d ranks?\b", said)[-1]:
+                return None
             alive = starts and len(starts[-1].runs) == starts[-1].size == len(self.ranks())
             return starts[-1] if alive and all(starts[-1].runs.values()) else None
 
@@ -205,7 +202,9 @@ class Job:
         for update, parts in dealt.items():
             if not parts.items() <= expected[update].items():
                 raise SoakError(f"update {update} had the rows {parts}, and undisturbed {expected[update]}")
-        numbers = [number for update in sorted(expected) for _, part in sorted(expected[update].items()) for number in part]
+        numbers = [
+            number for update in sorted(expected) for _, part in sorted(expected[update].items()) for number in part
+        ]
         for epoch in range(len(numbers) // ROWS):
             if len(set(numbers[epoch * ROWS : (epoch + 1) * ROWS])) != ROWS:
                 raise SoakError(f"a row came twice in epoch {epoch}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 ROWS, BATCH, MICRO = 600, 48, 8
 
-BEGINNING = f"""
+BEGINNING = (
+    f"""
 import hashlib, os, sys, time
 import numpy as np
 import tensorflow as tf
@@ -21,7 +22,8 @@ x = random.randn({ROWS}, 12).astype("f")
 y = np.sin(x).sum(1, keepdims=True)
 numbers = np.arange({ROWS})
 batches = GlobalBatches(rows={ROWS}, batch={BATCH}, micro={MICRO}, seed=1)
-""" """
+"""
+    """
 
 def manager():
     return ExponentialUpdateLossScaleManager(2.0**127, 20, 1, 2.0, 0.5)  # the first steps overflow
@@ -52,6 +54,7 @@ class Diary:
 
 diary = Diary()
 """
+)
 
 OF_TENSORFLOW_1 = """
 from npu_bridge.npu_init import *

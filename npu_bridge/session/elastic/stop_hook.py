@@ -90,7 +90,7 @@ class StopHook(tf.estimator.SessionRunHook):
         self._request.leave(self.step)
 
     def _leave_after_other_hooks(self):
-        """Some that save may come behind this one; a session raises what its coordinator was told when all have ended."""
+        """Some that save may come behind this one; a session raises at its end what its coordinator was told."""
         try:
             self.leave()
         except SystemExit:
