@@ -144,7 +144,7 @@ class Job:
         for process in self.processes().values():
             with contextlib.suppress(psutil.Error, OSError):
                 if "npu_bridge.launch.rank.main" in process.cmdline() and os.getsid(process.pid) == process.pid:
-                    found[int(process.environ()["HOROVOD_RANK"])] = process.pid
+                    found[int(process.environ().get("HOROVOD_RANK", "0"))] = process.pid
         return found
 
     def wait(self, is_so, what: str, limit_secs: float = LIMIT_SECS, may_end: bool = False):
