@@ -27,7 +27,7 @@ bin := .venv$(addprefix -tf,$(TF))/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-for-train venv-tf115 train test test-versions test-clusters test-hosts test-tf115 explore lint docs modules dist format bench clean distclean
+.PHONY: help venv venv-for-train venv-tf115 train test test-versions test-clusters test-hosts test-soak test-tf115 explore lint docs modules dist format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -54,6 +54,9 @@ test-versions:  ## ROOMS= that another TensorFlow may break, on each of VERSIONS
 
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)
+
+test-soak: venv  ## trainings through random faults, 1,000 by default (ARGS="--faults 30 --seed 2"); needs root for all
+	@$(bin)/python -m pytest -q -s -p no:xdist tests/soak $(or $(ARGS),--faults 1000 --seed 1)
 
 test-clusters: venv  ## jobs under a Slurm of this machine alone; needs root, and apt-get install slurm-wlm munge
 	@$(bin)/python -m pytest tests/clusters $(ARGS)

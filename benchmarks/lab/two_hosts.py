@@ -99,9 +99,11 @@ class Hosts:
         self._folder = folder
         self._servers: list[subprocess.Popen] = []
         self._runs = 0
+        self._rate: str | None = None
 
     def build(self, rate: str | None) -> None:
         """Makes namespaces, links and remote shells."""
+        self._rate = rate
         self._write_files()
         for name in (_SWITCH, *self.names):
             _ip("netns", "add", _namespace(name))
@@ -182,6 +184,19 @@ class Hosts:
         """Puts a host back."""
         _ip("-n", _namespace(_SWITCH), "link", "set", self.names[host], "master", "bridge")
 
+    def shape(self, *words: str, host: int = 0) -> None:
+        """Changes how a host sends, as `tc` writes it; without words to what `build` was given."""
+        if not words and self._rate is None:
+            _output("tc", "-n", _namespace(self.names[host]), "qdisc", "delete", "dev", _INTERFACE, "root")
+            return
+        words = words or (*_shape(self._rate),)
+        _output("tc", "-n", _namespace(self.names[host]), "qdisc", "replace", "dev", _INTERFACE, "root", *words)
+
+    def sent_again(self) -> int:
+        """TCP segments that the hosts have sent again since they exist, because no answer came."""
+        texts = [_output("ip", "netns", "exec", _namespace(name), "cat", "/proc/net/snmp") for name in self.names]
+        return sum(_counters(text)["RetransSegs"] for text in texts)
+
     def process_ids(self, host: int) -> list[int]:
         """Processes that run on a host, without its remote shell."""
         servers = {server.pid for server in self._servers}
@@ -260,6 +275,11 @@ def _remove_namespace(namespace: str) -> None:
             _kill(numbers)
             time.sleep(0.02)
         _ip("netns", "delete", namespace)
+
+
+def _counters(text: str) -> dict[str, int]:
+    names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
+    return dict(zip(names, map(int, values)))
 
 
 def _process_ids(namespace: str) -> list[int]:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Callable
 
@@ -256,7 +257,14 @@ def run_script(
         given = list(arguments)
 
         def run(words: list[str]) -> int:
-            start = functools.partial(run_ranks, script, words, log_dir=log_dir, stall_secs=stall_secs)
+            began = time.time()
+            environment.write_variable(environment.BEGAN, "")
+
+            def start(plan: Plan, **options) -> Outcome:
+                outcome = run_ranks(script, words, plan, log_dir, stall_secs, **options)
+                environment.write_variable(environment.BEGAN, began)
+                return outcome
+
             if elastic is None:
                 return _run_again(functools.partial(start, plan), restarts)
             slots = HostsFrom(hosts_from, _tell) if hosts_from else lambda: whole.slots if whole else {"": elastic.most}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.base.environment import RESTARTS, read_variable
+from npu_bridge.base.environment import BEGAN, RESTARTS, read_variable
 from npu_bridge.base.errors import message, shortened
 from npu_bridge.base.files import replace_list
 from npu_bridge.base.terminal import logger
@@ -48,10 +48,12 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
       DamagedCheckpointError: it is damaged, or there is no telling which one is the newest.
     Ranks: local.
     """
-    if not folder or not tf.io.gfile.exists(os.path.join(folder, _STATE)):
+    is_listed = bool(folder) and tf.io.gfile.exists(os.path.join(folder, _STATE))
+    if not folder or not (is_listed or (may_go_back and _has_lost_list(folder))):
         return
     listed = _listed_checkpoints(folder)
-    damage = find_damage(listed[-1]) if listed else _Damage(os.path.join(folder, _STATE), "it names no checkpoint")
+    unlisted = _Damage(os.path.join(folder, _STATE), "it names no checkpoint" if is_listed else "it is not there")
+    damage = find_damage(listed[-1]) if listed else unlisted
     if damage is None:
         return
     intact = _newest_intact(folder, listed[:-1])
@@ -176,6 +178,14 @@ def _newest_intact(folder, listed):
     found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
     candidates = [*reversed(listed), *sorted(found, key=_step_of, reverse=True)]
     return next((path for path in dict.fromkeys(candidates) if find_damage(path) is None), None)
+
+
+def _has_lost_list(folder):
+    """Whether this job has saved checkpoints since it was first started; who removes the list before starts anew."""
+    began = float(read_variable(BEGAN) or "inf")
+    files = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
+    indexes = [os.path.join(folder, file) for file in files if re.search(r"-\d+\.index$", file)]
+    return any(tf.io.gfile.stat(path).mtime_nsec / 1e9 >= began for path in indexes)
 
 
 def _step_of(prefix):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base.environment import RESTARTS
+from npu_bridge.base.environment import BEGAN, RESTARTS
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
@@ -183,6 +183,23 @@ def test_a_job_that_is_restarted_goes_on_from_the_newest_intact_one(folder, monk
     assert estimator.get_variable_value("weight") == 7.0
     assert estimator.get_variable_value("global_step") == 7
     check_newest_checkpoint(str(folder))
+
+
+def test_a_list_that_is_lost_while_the_job_runs_is_made_anew(folder, monkeypatch, caplog):
+    """One that was removed before is a wish to start from initial values."""
+    saved = os.path.getmtime(folder / f"{NEWEST}.index")
+    (folder / STATE).unlink()
+    monkeypatch.setenv(RESTARTS, "1")
+    for began in ("", str(saved + 1)):
+        monkeypatch.setenv(BEGAN, began)
+        check_newest_checkpoint(str(folder), may_go_back=True)
+        assert tf.train.latest_checkpoint(str(folder)) is None
+    monkeypatch.setenv(BEGAN, str(saved - 1))
+    check_newest_checkpoint(str(folder))
+    assert tf.train.latest_checkpoint(str(folder)) is None
+    check_newest_checkpoint(str(folder), may_go_back=True)
+    assert f"{STATE} is damaged. Expected a file as it was saved; got it is not there." in caplog.text
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / NEWEST)
 
 
 def test_a_folder_in_place_of_the_list_keeps_what_is_in_it(folder, monkeypatch):

@@ -168,6 +168,8 @@ NOT_RUN = {
     ),
     "make test-clusters": "needs root and Slurm; the suite runs the same tests where it may",
     "make test-hosts": "needs root; the suite runs the same tests where it may",
+    "make test-soak": "an hour of faults",
+    'make test-soak ARGS="--faults 30 --seed 2 --kinds killed,link"': "minutes of faults",
     'pip install ".[cpu]"': "needs a network",
     'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml': "needs a network",
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "

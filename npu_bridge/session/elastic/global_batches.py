@@ -19,6 +19,7 @@ from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.graph.variables import global_step_of
+from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 from npu_bridge.session.elastic.memory_checkpoints import take_memory_checkpoint
 
 __all__ = ["GlobalBatches"]
@@ -147,6 +148,9 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
     Args:
       after: the folder of its checkpoints, of which the latest one counts, or a compiled Keras model. Where an
         optimizer has no stages of `GlobalBatches`, or had none so far, it is the number of its steps.
+    Raises:
+      DamagedCheckpointError: the latest checkpoint is damaged; in a job that the launcher starts again, only if no
+        other one is intact.
     Ranks: collective.
     """
     ranks, dealt = collective.current(), 0
@@ -159,6 +163,8 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
             count.assign(dealt)
         return dealt
     take_memory_checkpoint(os.fspath(after))
+    if ranks.rank == 0:
+        check_newest_checkpoint(os.fspath(after), may_go_back=True)
     checkpoint = tf.train.latest_checkpoint(os.fspath(after)) if ranks.rank == 0 else None
     if checkpoint is not None:
         reader = tf.train.load_checkpoint(checkpoint)

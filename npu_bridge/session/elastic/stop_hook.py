@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 
 import tensorflow as tf
@@ -44,6 +45,7 @@ class StopHook(tf.estimator.SessionRunHook):
         self._trains: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
         self._is_training = False
         self._runs_more = 0
+        self._coordinator: tf.train.Coordinator | None = None
         self._heeding = contextlib.ExitStack()
         weakref.finalize(self, self._heeding.close)  # `end` is not called after an error
         self.was_stopped = False
@@ -53,6 +55,9 @@ class StopHook(tf.estimator.SessionRunHook):
         self.was_stopped, self.step, self._runs_more = False, None, 0
         self.close()
         self._heeding.enter_context(self._request.heeded(collective.current().size))
+
+    def after_create_session(self, session, coord):
+        self._coordinator = coord
 
     def before_run(self, run_context):
         asked = run_context.original_args
@@ -78,11 +83,20 @@ class StopHook(tf.estimator.SessionRunHook):
         global_step = global_step_of()
         self.step = None if global_step is None else int(session.run(global_step))
         if self._leaves:
-            self.leave()
+            self._leave_after_other_hooks()
 
     def leave(self):
         """Ends the process with exit code 75."""
         self._request.leave(self.step)
+
+    def _leave_after_other_hooks(self):
+        """Some that save may come behind this one; a session raises at its end what its coordinator was told."""
+        try:
+            self.leave()
+        except SystemExit:
+            if self._coordinator is None or self._coordinator.should_stop():
+                raise
+            self._coordinator.request_stop(sys.exc_info())
 
     def close(self):
         """Leaves signals to whoever had them before; called at the end, and by whoever notices an error."""

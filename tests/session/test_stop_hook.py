@@ -1,0 +1,26 @@
+"""`StopHook`: a session that is asked to end ends all its hooks, and then the process."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.session import StopHook
+from npu_bridge.session.elastic import stop_hook
+from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE, StopRequest
+
+
+def test_hooks_behind_it_end_before_the_process_does(graph, tmp_path, monkeypatch):
+    request = StopRequest()
+    monkeypatch.setattr(stop_hook, "of_this_process", lambda: request)
+    weight = tf.compat.v1.get_variable("weight", [])
+    step = tf.compat.v1.train.get_or_create_global_step()
+    train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(weight * weight, step)
+    saver = tf.estimator.CheckpointSaverHook(str(tmp_path), save_steps=1000)
+    with pytest.raises(SystemExit) as left:
+        with tf.compat.v1.train.MonitoredSession(hooks=[StopHook(), saver]) as session:
+            request.end_after(3)
+            while not session.should_stop():
+                session.run(train)
+    assert left.value.code == STOPPED_EXIT_CODE
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-3")
