@@ -35,6 +35,7 @@ _PLACES = {
         "settle_session",
     ),
     "elastic.global_batches": ("GlobalBatches", "updates_dealt"),
+    "elastic.resumable_loop": ("ResumableLoop",),
     "elastic.stop_hook": ("StopHook",),
     "end_together": ("EndTogether",),
     "end_together_keras": ("EndTogetherCallback",),
