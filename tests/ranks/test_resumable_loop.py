@@ -37,23 +37,26 @@ def _make(generation):
     return model, npu_keras_optimizer(family.Adam(0.1), manager, stages=[Accumulate(2)])
 
 
+def _step_of(model, optimizer, generation):
+    @tf.function
+    def train_step(rows):
+        with tf.GradientTape() as tape:
+            loss = 100.0 * tf.reduce_mean((model(rows, training=True) - tf.reduce_sum(rows, 1, True)) ** 2)
+            scaled = optimizer.scale_loss(loss) if generation == "keras3" else loss
+        if generation == "keras3":
+            optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+        else:
+            optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    return train_step
+
+
 def _train(folder, generation, stops):
     """On a rank: updates before each part, values of the end; a part is left by a `break` after so many updates."""
     starts = []
     for stop in stops:
         model, optimizer = _make(generation)
-
-        @tf.function
-        def train_step(rows):
-            with tf.GradientTape() as tape:
-                loss = 100.0 * tf.reduce_mean((model(rows, training=True) - tf.reduce_sum(rows, 1, True)) ** 2)
-                scaled = optimizer.scale_loss(loss) if generation == "keras3" else loss
-            variables = model.trainable_variables
-            if generation == "keras3":
-                optimizer.apply(tape.gradient(scaled, variables), variables)
-            else:
-                optimizer.minimize(loss, variables, tape=tape)
-
+        train_step = _step_of(model, optimizer, generation)
         loop = ResumableLoop(folder, model, optimizer, every_n_steps=2)
         batch = 2 * int(optimizer.iterations + optimizer.skipped_steps)
         starts.append(int(optimizer.iterations))
