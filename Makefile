@@ -27,7 +27,7 @@ bin := .venv$(addprefix -tf,$(TF))/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-for-train venv-tf115 train test test-versions test-clusters test-hosts test-soak test-tf115 explore lint docs modules dist format bench clean distclean
+.PHONY: help venv venv-for-train venv-tf115 train test test-versions test-clusters test-hosts test-soak test-elastic test-tf115 explore lint docs modules dist format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -60,6 +60,9 @@ test-soak: venv  ## trainings through random faults, 1,000 by default (ARGS="--f
 
 test-clusters: venv  ## jobs under a Slurm of this machine alone; needs root, and apt-get install slurm-wlm munge
 	@$(bin)/python -m pytest tests/clusters $(ARGS)
+
+test-elastic: venv  ## ranks that come and go, faces x models x seeds, against trainings that nobody disturbs (TF=2.21: Keras 3)
+	@$(bin)/python -m tests.launch.elastic_matrix $(ARGS)
 
 replay := $(CURDIR)/$(bin)/python $(CURDIR)/tools/replay_on_genuine.py --copy --python $(CURDIR)/.venv-tf115/bin/python \
   $(addprefix --path ,$(PATH37))

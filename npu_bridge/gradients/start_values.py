@@ -21,7 +21,9 @@ from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.sessions import run_quietly
+from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import agreement, first_run
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.gradients import remote_slots, same_batches
@@ -79,6 +81,32 @@ def watch_graph(
         first_run.add_check(graph, _CHECKS[graph])
     _CHECKS[graph].transfers.update(transfers)
     _CHECKS[graph].watched.append((owner, variables, kept))
+
+
+def variables_in_training(model: Any, optimizer: Any = None) -> list:
+    """Everything that the training of a model changes, in an order that is the same on every rank; makes the slots.
+
+    Args:
+      model: of Keras, or a `tf.Module` that knows its variables.
+      optimizer: of Keras; by default the one that the model was compiled with.
+    Returns:
+      Variables of TensorFlow, each once, without those whose shape changes.
+    """
+    optimizer = model.optimizer if optimizer is None else optimizer
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        create_all_weights(optimizer, model.trainable_variables)
+    elif not getattr(optimizer, "built", False):
+        optimizer.build(model.trainable_variables)
+    own = optimizer.variables
+    # Not `variables` of a Keras model, to which Keras 3 adds seeds: each rank draws random numbers of its own.
+    found = [*(model.weights if hasattr(model, "weights") else model.variables)]
+    found += [variable for metric in getattr(model, "metrics", ()) for variable in metric.variables]
+    found += own() if callable(own) else own
+    # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
+    found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
+    found = map(keras3.value_of, found)
+    # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
+    return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
 
 
 class SeenVariables:

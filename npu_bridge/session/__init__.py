@@ -38,6 +38,7 @@ _PLACES = {
     "elastic.global_batches": ("GlobalBatches", "updates_dealt"),
     "elastic.memory_checkpoints": ("memory_checkpoints", "take_memory_checkpoint"),
     "elastic.memory_hook": ("MemoryCheckpointHook",),
+    "elastic.resumable_loop": ("ResumableLoop",),
     "elastic.resume_callback": ("ResumeCallback",),
     "elastic.stop_hook": ("StopHook",),
     "end_together": ("EndTogether",),

@@ -1,4 +1,4 @@
-"""The code of the README and of twelve pages of docs runs as it stands, alone and on two ranks."""
+"""The code of the README and of thirteen pages of docs runs as it stands, alone and on two ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES = {
     **{
         name: f"docs/{name}.md"
         for name in (
-            *("keras", "session", "reporting", "amp", "ranks"),
+            *("keras", "session", "reporting", "amp", "ranks", "elastic"),
             *("first_distributed", "early_stopping", "batch_size", "nan", "reading_report", "keras_start_to_end"),
         )
     },
@@ -38,7 +38,7 @@ print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).
 """
 EAGER_PIECES = """
 import npu_bridge.npu_init as npu, tensorflow as tf
-import keras_0, keras_1, keras_3, reporting_2, amp_0, amp_1, amp_2
+import keras_0, keras_1, keras_3, reporting_2, amp_0, amp_1, amp_2, elastic_1
 import readme_2, first_distributed_1, early_stopping_0, batch_size_0, nan_1, keras_start_to_end_0
 tf.keras.mixed_precision.set_global_policy("float32")
 if npu.get_rank_size() == 1:
@@ -59,7 +59,7 @@ import readme_0
 import ranks_0
 import session_0, session_1, session_2
 import reporting_0, reporting_1
-import early_stopping_1, nan_0, reading_report_0
+import early_stopping_1, nan_0, reading_report_0, elastic_0
 """
 
 

@@ -167,6 +167,7 @@ NOT_RUN = {
         "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
     ),
     "make test-clusters": "needs root and Slurm; the suite runs the same tests where it may",
+    "make test-elastic": "hours; test_elastic_matrix.py runs a part of it",
     "make test-hosts": "needs root; the suite runs the same tests where it may",
     "make test-soak": "an hour of faults",
     'make test-soak ARGS="--faults 30 --seed 2 --kinds killed,link"': "minutes of faults",

@@ -1,4 +1,4 @@
-"""Trainings of three kinds, the same with any number of ranks, that do harm to themselves at certain steps."""
+"""Trainings of four kinds, the same with any number of ranks, that do harm to themselves at certain steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os, signal, sys
 import numpy as np
 import tensorflow as tf
 from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, get_rank_id
-from npu_bridge.session import GlobalBatches, ResumeCallback, StopHook, updates_dealt
+from npu_bridge.session import GlobalBatches, ResumableLoop, ResumeCallback, StopHook, updates_dealt
 
 folder, steps, faults = sys.argv[1], 120, sys.argv[2:]
 random = np.random.RandomState(0)
@@ -60,6 +60,16 @@ def tell_weights():
         names = [name for name in reader.get_variable_to_shape_map() if "dense" in name and "accum" not in name]
         np.savez(folder + ".npz", **{name: reader.get_tensor(name) for name in names})
 """
+OF_KERAS = """
+from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
+
+tf.keras.utils.set_random_seed(1)
+layers = [tf.keras.layers.Input([12]), tf.keras.layers.Dense(16, "tanh"), tf.keras.layers.Dense(1)]
+model = tf.keras.Sequential(layers)
+optimizer = npu_keras_optimizer(tf.keras.optimizers.Adam(0.01), manager(), stages=batches.stages())
+"""
+# For `npu-run`: once more slots are there, a step is as long as it takes to hear of them.
+QUICK = "from npu_bridge.launch.job import elastic\nelastic.STEADY_SECS, elastic._POLL_SECS = 0.0, 0.1\n"
 SCRIPTS = {
     "estimator": BEGINNING
     + OF_TENSORFLOW_1
@@ -96,13 +106,8 @@ with tf.train.MonitoredTrainingSession(hooks=hooks, **where) as session:
 tell_weights()
 """,
     "keras": BEGINNING
+    + OF_KERAS
     + """
-from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
-
-tf.keras.utils.set_random_seed(1)
-layers = [tf.keras.layers.Input([12]), tf.keras.layers.Dense(16, "tanh"), tf.keras.layers.Dense(1)]
-model = tf.keras.Sequential(layers)
-optimizer = npu_keras_optimizer(tf.keras.optimizers.Adam(0.01), manager(), stages=batches.stages())
 model.compile(optimizer, loss="mse")
 resume = ResumeCallback(folder + "/model.keras", every_n_steps=25)
 resume.restore(model)
@@ -116,6 +121,24 @@ class Faults(tf.keras.callbacks.Callback):
 
 callbacks = npu_callbacks_append([Faults(), resume])
 model.fit(batches.dataset((x, y), model), steps_per_epoch=runs, callbacks=callbacks, verbose=0)
+if get_rank_id() == 0:
+    np.savez(folder + ".npz", *model.get_weights())
+""",
+    "loop": BEGINNING
+    + OF_KERAS
+    + """
+@tf.function
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    optimizer.minimize(loss, model.trainable_variables, tape)
+
+
+loop = ResumableLoop(folder, model, optimizer, every_n_steps=25)
+data = iter(batches.dataset((x, y), folder))
+for _ in loop.until(steps):
+    train_step(*next(data))
+    suffer(int(optimizer.iterations))
 if get_rank_id() == 0:
     np.savez(folder + ".npz", *model.get_weights())
 """,

@@ -20,7 +20,7 @@ from npu_bridge.launch.job.ordered_stop import OrderedStop
 from npu_bridge.launch.job.supervisor import Outcome
 from npu_bridge.session import GlobalBatches
 from npu_bridge.session.elastic.stop_request import StopRequest
-from tests.launch.elastic_scripts import SCRIPTS, assert_alike
+from tests.launch.elastic_scripts import QUICK, SCRIPTS, assert_alike
 from tests.launch.launching import LIMIT_SECS, finish, is_alive, needs_horovod, npu_run, start, write_script
 
 TWO_TO_FOUR = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
@@ -301,10 +301,6 @@ def test_arrays_of_other_lengths_are_refused():
 
 
 # Real trainings.
-
-
-# Once more slots are there, a step is as long as it takes to hear of them.
-QUICK = "from npu_bridge.launch.job import elastic\nelastic.STEADY_SECS, elastic._POLL_SECS = 0.0, 0.1\n"
 
 
 @pytest.fixture(scope="module")

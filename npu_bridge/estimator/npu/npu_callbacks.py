@@ -8,12 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.tf_internals import keras3
-from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import exchanges
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.same_batches import FirstBatchOfFit
 from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW, warn_of_skips
+from npu_bridge.gradients.start_values import variables_in_training
 from npu_bridge.reporting.keras_numbers import Numbers
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
@@ -80,7 +79,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             return
         if tf.executing_eagerly():
             kept = set(map(id, own))
-            variables = [variable for variable in _variables_of(self.model) if id(variable) not in kept]
+            variables = [variable for variable in variables_in_training(self.model) if id(variable) not in kept]
             _check_alike(variables, lambda tensor: tensor.numpy())
             _assignments(variables, self._root_rank)
             return
@@ -138,21 +137,3 @@ def _check_alike(variables, run):
                 f"variables of rank 0, with their shapes and dtypes; got {count}. Build and compile the same model on "
                 f"every rank; if one loads a saved model, the others need its optimizer too."
             )
-
-
-def _variables_of(model):
-    """Everything training changes, in an order that is the same on every rank; the optimizer's slots are made."""
-    optimizer = model.optimizer
-    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        create_all_weights(optimizer, model.trainable_variables)
-    elif not getattr(optimizer, "built", False):
-        optimizer.build(model.trainable_variables)
-    own = optimizer.variables
-    # Not `model.variables`, to which Keras 3 adds seeds: each rank draws random numbers of its own.
-    found = [*model.weights, *(variable for metric in model.metrics for variable in metric.variables)]
-    found += own() if callable(own) else own
-    # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
-    found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
-    found = map(keras3.value_of, found)
-    # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
-    return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
