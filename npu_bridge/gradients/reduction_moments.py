@@ -12,14 +12,14 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from npu_bridge.base.search import search
-from npu_bridge.base.tf_internals.graphs import branches_around, opened_for_changes
+from npu_bridge.base.tf_internals.graphs import branches_around, control_flow_context, opened_for_changes
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.transfers import is_flag_transfer
-from npu_bridge.graph.control_flow import Depth, measure_depths
 from npu_bridge.graph.operators import needed_ops
 from npu_bridge.graph.run import TRANSFER_TYPES, Run, sends_gradients
 
 _KEY = ("npu_bridge", "reduction_moments")  # TensorFlow exports collections with text keys only
+_SWITCHES = ("Switch", "RefSwitch")
 
 
 class Moments(NamedTuple):
@@ -38,7 +38,9 @@ class Moments(NamedTuple):
 
 
 def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
-    """The marks of a run of a graph; None where it sends no gradients, or sends them in a loop of its own.
+    """The marks of a run of a graph; None where it sends no gradients, or nobody knows where conditions end.
+
+    That is so in a loop of a graph, and in conditions of a graph that was imported from a definition.
 
     Args:
       graph: a TF 1 graph, which may be finalized.
@@ -48,7 +50,8 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
     """
     sent = [op for op in run.ops if _is_sent(op)] or [op for op in run.ops if TRANSFER_TYPES.match(op.type)]
     conditions = [list(branches_around(op)) for op in sent]
-    if not sent or any(what is None for around in conditions for what, _ in around):
+    is_imported = not any(map(control_flow_context, run.ops)) and any(op.type in _SWITCHES for op in run.ops)
+    if not sent or is_imported or any(what is None for around in conditions for what, _ in around):
         return None
     sent += [op for op in run.ops if is_flag_transfer(op) and op not in sent]
     names, known = frozenset(op.name for op in sent), graph.get_collection_ref(_KEY)
@@ -62,9 +65,10 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
                 ready = tf.timestamp("ready")
             with tf.control_dependencies(ends):
                 done = tf.timestamp("done")
-    outermost = {around[-1] if around else None for around in conditions}
-    deciding = tuple(sorted(filter(None, outermost), key=lambda pair: (pair[0].name, pair[1])))
-    moments = Moments(ready, done, () if None in outermost else deciding)
+            # What a condition reads cannot be fetched itself.
+            outermost = {(what.name, branch): what for what, branch in (around[-1] for around in conditions if around)}
+            deciding = tuple((tf.identity(what), branch) for (_, branch), what in outermost.items())
+    moments = Moments(ready, done, deciding if all(conditions) else ())
     known.append((names, moments))
     return moments
 
@@ -78,7 +82,7 @@ def _before_and_behind(run, sent):
 
     All of them surely run: what is inside a condition is told from what leads into it, and what comes out of it.
     """
-    depths, transfers = measure_depths(run.ops, run.fed_names), set(sent)
+    transfers = set(sent)
     waiting: set[tf.Operation] = set()  # for another rank
     readers: dict[tf.Operation, list[tf.Operation]] = {}
     for op in run.ops:
@@ -88,14 +92,17 @@ def _before_and_behind(run, sent):
         for other in needed:
             readers.setdefault(other, []).append(op)
 
-    def surely_runs(op):
-        return depths[op] == Depth()
-
     def is_own(op):
-        return op not in waiting and surely_runs(op)
+        return op not in waiting and _surely_runs(op)
 
     made_of = list(search(sent, lambda op: [each for each in needed_ops(op, run.fed_names) if not is_own(each)]))
     behind = {each for op in made_of for each in needed_ops(op, run.fed_names) if is_own(each) and each.type != "Const"}
-    on_the_way = search(sent, lambda op: () if surely_runs(op) else readers.get(op, ()))
-    ends = [op for op in on_the_way if surely_runs(op)]
+    on_the_way = search(sent, lambda op: () if _surely_runs(op) else readers.get(op, ()))
+    ends = [op for op in on_the_way if _surely_runs(op)]
     return sorted(behind, key=lambda op: op.name), ends
+
+
+def _surely_runs(op):
+    """Whether it is outside of conditions and loops; what leads into a condition is half inside."""
+    is_way_in = op.type in _SWITCHES or (op.type == "Identity" and op.inputs[0].op.type in _SWITCHES)
+    return control_flow_context(op) is None and not is_way_in

@@ -80,13 +80,15 @@ class StragglerHook(tf.estimator.SessionRunHook):
         if not run_values.results:
             return
         ready, done, decided = run_values.results
+        is_update = not self._deciding or any(value == wanted for value, (_, wanted) in zip(decided, self._deciding))
         began, self._done, self._runs = self._done, done, self._runs + 1
-        if began is None or self._runs <= _START_UP_RUNS:
+        if not self._counts:
+            self._counts = is_update and self._runs >= _START_UP_RUNS
             return
         steps = steps_per_run(run_context.session)
         waiting = max(done - ready, 0.0) * steps
         self._sums += [max(done - began - waiting, 0.0), waiting, 0]
-        if self._deciding and not any(value == wanted for value, (_, wanted) in zip(decided, self._deciding)):
+        if not is_update:
             return  # what was computed is part of an update to come
         self._sums[2] += steps
         if self._sums[2] >= _STEPS_OF_PART:
@@ -102,8 +104,8 @@ class StragglerHook(tf.estimator.SessionRunHook):
             self._gathering = None
 
     def _begin_session(self):
-        self._done: float | None = None
-        self._runs = 0
+        self._done = 0.0
+        self._runs, self._counts = 0, False
         self._sums = np.zeros(3)  # own seconds, seconds waiting, steps
         self._parts: list[np.ndarray] = []
 
