@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 import weakref
@@ -32,9 +33,9 @@ class StragglerHook(tf.estimator.SessionRunHook):
     Ranks that train together all take the same time for a step. So each rank's own work is compared: from the end of
     the reductions of the step before to the moment when its own last gradient is ready, with input, hooks and Python.
     What comes then is waiting, for other ranks and for the network. Every 50 steps the ranks compare. A rank is slow
-    whose own work has taken 20 % more than the median of the others, and at least 2 ms, in each fifth of these steps.
-    It has recovered once that is less than 10 %. Where gradients are accumulated, a step is a whole update. Of
-    `iterations_per_loop` steps, the waiting of the last one stands for all.
+    whose own work takes 20 % more than that of the others, and at least 2 ms, in each fifth of these steps (medians, so
+    that saving is left out). It has recovered once that is less than 10 %. Where gradients are accumulated, a step is a
+    whole update. Of `iterations_per_loop` steps, the waiting of the last one stands for all.
 
     A `ProgressHook`, a `HistoryHook`, a `ReportHook` and a `TensorBoardHook` of the same session show what it finds.
     Every `NPUEstimator` has one.
@@ -87,13 +88,17 @@ class StragglerHook(tf.estimator.SessionRunHook):
             return
         steps = steps_per_run(run_context.session)
         waiting = max(done - ready, 0.0) * steps
-        self._sums += [max(done - began - waiting, 0.0), waiting, 0]
+        self._total_secs += done - began
+        self._waiting_secs += waiting
+        self._own_secs += max(done - began - waiting, 0.0)
         if not is_update:
             return  # what was computed is part of an update to come
-        self._sums[2] += steps
-        if self._sums[2] >= _STEPS_OF_PART:
-            self._parts.append(self._sums[:2] / self._sums[2])
-            self._sums = np.zeros(3)
+        self._steps_of_part += [self._own_secs / steps] * steps
+        self._own_secs = 0.0
+        if len(self._steps_of_part) >= _STEPS_OF_PART:
+            # Rank 0 saves now and then, which makes it no slow rank, and the others none that are fast.
+            self._parts.append(statistics.median(self._steps_of_part))
+            self._steps_of_part = []
         if len(self._parts) == PARTS:
             self._compare(run_context.session)
 
@@ -106,14 +111,17 @@ class StragglerHook(tf.estimator.SessionRunHook):
     def _begin_session(self):
         self._done = 0.0
         self._runs, self._counts = 0, False
-        self._sums = np.zeros(3)  # own seconds, seconds waiting, steps
-        self._parts: list[np.ndarray] = []
+        self._begin_window()
+
+    def _begin_window(self):
+        self._total_secs = self._waiting_secs = self._own_secs = 0.0  # the last of the update that is going on
+        self._steps_of_part: list[float] = []  # own seconds
+        self._parts: list[float] = []
 
     def _compare(self, session):
         ranks = collective.current()
-        own, waiting = np.transpose(self._parts)
-        row = np.array([[*own, waiting.mean()]])
-        self._parts = []
+        row = np.array([[*self._parts, self._waiting_secs / max(self._total_secs, 1e-9)]])
+        self._begin_window()
         if self._gathering is None:
             with uncounted():
                 self._gathering = GraphApart(lambda row: ranks.all_gather(row, "straggler_times"), row)

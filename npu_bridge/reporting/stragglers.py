@@ -15,14 +15,14 @@ _LEAST_SECS = 0.002
 
 
 def compare(
-    step: int, time: float, own_secs: Sequence[Sequence[float]], waiting_secs: Sequence[float], slow: Collection[int]
+    step: int, time: float, own_secs: Sequence[Sequence[float]], waiting: Sequence[float], slow: Collection[int]
 ) -> Comparison:
     """Which ranks are slow.
 
     Args:
       step, time: of the comparison.
-      own_secs: for each rank its own work of a step, on average over each part of the steps that are compared.
-      waiting_secs: for each rank its waiting in a step, on average over all of them.
+      own_secs: for each rank its own work of a step, the usual one in each part of the steps that are compared.
+      waiting: for each rank the share of the time in which it has waited.
       slow: the ranks that were slow before.
     """
     found = []
@@ -34,8 +34,7 @@ def compare(
             is_slow = all(one > max(_SLOW * other, other + _LEAST_SECS) for one, other in zip(own, others))
         found += [rank] if is_slow else []
     means = [statistics.fmean(own) for own in own_secs]
-    shares = [waiting / max(own + waiting, 1e-9) for own, waiting in zip(means, waiting_secs)]
-    return Comparison(step, time, [round(1000 * own, 3) for own in means], [round(each, 4) for each in shares], found)
+    return Comparison(step, time, [round(1000 * own, 3) for own in means], [round(each, 4) for each in waiting], found)
 
 
 def say_changes(before: Comparison | None, now: Comparison) -> list[str]:

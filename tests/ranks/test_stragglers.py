@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import time
 
@@ -11,6 +12,8 @@ import tensorflow as tf
 
 from hccl.split.api import set_split_strategy_by_idx
 from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.reduction_moments import mark_reductions
 from npu_bridge.graph.operators import computed_ops
@@ -19,6 +22,8 @@ from npu_bridge.reporting import History, HistoryHook, ProgressHook, StragglerHo
 from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.session import run_with_hooks
 from npu_bridge.stages import Accumulate
+from tests.ranks.test_tailing_bits import train_op_of
+from tests.ranks.ways import WAYS, control_flow, open_session
 from tests.stage_sets import SETS, Training
 from tests.training import in_graph
 
@@ -202,3 +207,64 @@ def test_no_bit_differs_and_the_marks_wait_for_what_they_should(on_ranks):
     for differing, wrong in on_ranks(2, _with_hook_and_without, list(SETS)):
         assert differing == {kind: [] for kind in SETS}
         assert wrong == {kind: [] for kind in SETS}
+
+
+def _estimator(folder, loop):
+    """What a training prints on this rank."""
+
+    def model_fn(features, mode):
+        return NPUEstimatorSpec(mode, loss=tf.reduce_mean(features), train_op=_step(features))
+
+    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=50, iterations_per_loop=loop)
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        NPUEstimator(model_fn, config=config).train(lambda: _batches(_slow_always), max_steps=20 * loop + 55)
+    return printed.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("loop", [1, 5])
+def test_an_estimator_names_it_and_so_does_its_page(on_ranks, tmp_path, loop):
+    lines, other = on_ranks(2, _estimator, str(tmp_path), loop)
+    named = f"rank {_SLOW} is slow: its own work takes "
+    assert [line[: len(named) + 12] for line in lines if line.startswith("npu_bridge")] == [f"npu_bridge: {named}"]
+    assert not [line for line in other if "slow" in line]
+    (ending,) = [line for line in lines if line.startswith("from step ")]
+    assert f" on, {named}" in ending
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>Own work and waiting</h2>" in page and f"<td>{_SLOW}</td>" in page and "the others wait for it" in page
+    points = {
+        value.tag: value.simple_value
+        for path in tmp_path.glob("events*")
+        for event in tf1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    assert points["training/slowest_rank"] == _SLOW and 0.2 < points["training/waiting_for_slowest_rank"] < 1
+    assert points["training/slowest_rank_own_ms"] > 1.2 * points["training/other_ranks_own_ms"]
+
+
+_WAYS = [f"{way}_adam_none".replace(" ", "_") for way in WAYS]
+
+
+@in_graph
+def _ways(is_classic, is_tailing):
+    """The ways to train, stock Horovod's among them: whether bits differ, and what is wrong with the marks."""
+    tokens, trouble = tf1.placeholder(tf.int32, [4]), tf1.placeholder(tf.int32, [])
+    with control_flow(is_classic):
+        train_ops = [train_op_of(case, tokens, trouble, is_tailing)[0] for case in _WAYS]
+        start = tf1.global_variables_initializer()
+    graph, values, states = tf1.get_default_graph(), tf1.global_variables(), []
+    for hooks in ([], [StragglerHook(io.StringIO())]):
+        with open_session(is_tailing) as session:
+            run_with_hooks(session, hooks)
+            session.run(start)
+            for step in range(5 * len(_WAYS)):
+                train_op = train_ops[step % len(_WAYS)]
+                session.run(train_op, {tokens: [step % 6, 1, 2, 3], trouble: 1 if step > 16 else 0})
+            states.append([value.tobytes() for value in session.run(values)])
+    faults = [_faults(graph, train_op) for train_op in train_ops]
+    return states[0] == states[1], [name for found in faults for name in found]
+
+
+@pytest.mark.parametrize(("is_classic", "is_tailing"), [(True, True), (False, False)])
+def test_stock_horovod_and_freed_tails_are_marked_too(on_ranks, is_classic, is_tailing):
+    assert on_ranks(2, _ways, is_classic, is_tailing) == [(True, [])] * 2
