@@ -50,7 +50,6 @@ class StragglerHook(tf.estimator.SessionRunHook):
     def __init__(self, stream: TextIO | None = None):
         self._stream = stream
         self._moments: weakref.WeakKeyDictionary[Run, Moments | tuple] = weakref.WeakKeyDictionary()
-        self._deciding: tuple[tuple[tf.Tensor, bool], ...] = ()
         self._gathering: GraphApart | None = None
         self._latest: Comparison | None = None  # also of an earlier session: nothing is said twice
         self._begin_session()
@@ -71,17 +70,13 @@ class StragglerHook(tf.estimator.SessionRunHook):
         if run not in self._moments:
             self._moments[run] = (run.trains and mark_reductions(graph, run)) or ()
         moments = self._moments[run]
-        if not moments:
-            return None
-        self._deciding = moments.deciding
-        return tf.estimator.SessionRunArgs([moments.ready, moments.done, [what for what, _ in self._deciding]])
+        return tf.estimator.SessionRunArgs(moments) if moments else None
 
     def after_run(self, run_context, run_values):
         """Adds the step up; compares the ranks when there are enough."""
         if not run_values.results:
             return
-        ready, done, decided = run_values.results
-        is_update = not self._deciding or any(value == wanted for value, (_, wanted) in zip(decided, self._deciding))
+        ready, done, is_update = run_values.results
         began, self._done, self._runs = self._done, done, self._runs + 1
         if not self._counts:
             self._counts = is_update and self._runs >= _START_UP_RUNS

@@ -46,7 +46,8 @@ def say_changes(before: Comparison | None, now: Comparison) -> list[str]:
 
 def say_slow(found: Comparison, rank: int) -> str:
     """How slow a rank is."""
-    return f"rank {rank} is slow: {_work(found, rank)}; they wait {lost_share(found, rank):.0%} of the time for it"
+    who = "they wait" if len(found.own_ms) > 2 else "it waits"
+    return f"rank {rank} is slow: {_work(found, rank)}; {who} {lost_share(found, rank):.0%} of the time for it"
 
 
 def say_all_slow(found: Comparison | None) -> str | None:
@@ -91,8 +92,8 @@ def spells(history: History) -> list[tuple[Comparison, int, int | None]]:
 def _work(found, rank):
     others = statistics.median(_of_others(found.own_ms, rank))
     own, theirs = (format_secs(each / 1000) for each in (found.own_ms[rank], others))
-    whose = "those of the others" if len(found.own_ms) > 2 else "that of the other"
-    return f"its own work takes {own} a step, {whose} {theirs}{' (median)' if len(found.own_ms) > 2 else ''}"
+    whose = f"that of the others {theirs} (median)" if len(found.own_ms) > 2 else f"that of the other {theirs}"
+    return f"its own work takes {own} a step, {whose}"
 
 
 def _of_others(values, rank):
