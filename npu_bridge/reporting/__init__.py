@@ -7,7 +7,7 @@ from npu_bridge.base.lazy import attributes
 
 _PLACES = {
     "collapse_hook": ("LossScaleCollapseError", "LossScaleCollapseHook", "NanLossHook"),
-    "history": ("Evaluation", "History", "SessionFacts", "SessionStart", "StepRow"),
+    "history": ("Comparison", "Evaluation", "History", "SessionFacts", "SessionStart", "StepRow"),
     "history_hook": ("HistoryHook",),
     "evaluation": ("BatchesHook", "report_evaluation"),
     "errors": ("MissingExtraError",),
@@ -20,6 +20,7 @@ _PLACES = {
     "report_hook": ("ReportCallback", "ReportHook", "places_of_ranks"),
     "run_description": ("describe_run",),
     "step_hook": ("Observation", "StepHook"),
+    "straggler_hook": ("StragglerHook",),
     "tensorboard": ("TensorBoardCallback", "TensorBoardHook"),
     "summary": ("Summary", "format_summary", "summarize", "write_summary"),
 }

@@ -100,13 +100,32 @@ class SessionFacts(NamedTuple):
     gpu_memory_bytes: dict[int, int] | None = None
 
 
-Entry = Union[StepRow, SessionStart, Evaluation, SessionFacts]
+class Comparison(NamedTuple):
+    """What the ranks of a job did with the time of the steps before; not every one that is made is kept.
+
+    Attributes:
+      step: global step when it was made.
+      time: seconds since the epoch.
+      own_ms: for each rank, its own work of a step: input, hooks and computing, until its last gradient is there.
+      waiting: for each rank, the share of the time in which it waited for reductions after that.
+      slow: the ranks that are slow.
+    """
+
+    step: int
+    time: float
+    own_ms: list[float]
+    waiting: list[float]
+    slow: list[int]
+
+
+Entry = Union[StepRow, SessionStart, Evaluation, SessionFacts, Comparison]
 _OPTIONAL = ("learning_rate", "precision", *Evaluation._fields[3:], *SessionFacts._fields[2:])
-_FIRST = {SessionStart: "start", Evaluation: "evaluation", SessionFacts: "facts"}  # instead of "step" in a line
+# Instead of "step" in a line.
+_FIRST = {SessionStart: "start", Evaluation: "evaluation", SessionFacts: "facts", Comparison: "comparison"}
 
 
 class History:
-    """An append-only file of JSON lines, one per step, start of a session, evaluation, and note of facts.
+    """An append-only file of JSON lines, one per step, start of a session, evaluation, note of facts, and comparison.
 
     A resumed run continues the file: steps that came after the restored checkpoint are dropped, as they will
     be done again. A last line that was only half written when a process died is dropped, too.
@@ -138,6 +157,11 @@ class History:
     def evaluations(self) -> list[Evaluation]:
         """All evaluations, in order."""
         return [entry for entry in self.entries if isinstance(entry, Evaluation)]
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """Comparisons of the ranks, in order."""
+        return [entry for entry in self.entries if isinstance(entry, Comparison)]
 
     @property
     def facts(self) -> SessionFacts:
@@ -218,6 +242,10 @@ class History:
         """Adds facts of this session: the fields of `SessionFacts` that are known."""
         self._add(SessionFacts(step, self.now, **facts))
 
+    def note_comparison(self, found: Comparison) -> None:
+        """Adds a comparison of the ranks."""
+        self._add(found)
+
     def close(self) -> None:
         """Closes the file; the entries stay readable."""
         self._is_open = False
@@ -249,11 +277,11 @@ def _up_to(entries: list[Entry], step: int) -> list[Entry]:
         return list(entries)
     # Rows may be sparse: a first row beyond the step belongs to what is done again.
     end = reached[0] + (entries[reached[0]].step == step)
-    # Evaluations and facts stand where they were written, maybe before steps that came into the file later.
+    # Evaluations and the like stand where they were written, maybe before steps that came into the file later.
     return [
         entry
         for place, entry in enumerate(entries)
-        if (entry.step <= step if isinstance(entry, (Evaluation, SessionFacts)) else place < end)
+        if (entry.step <= step if isinstance(entry, (Evaluation, SessionFacts, Comparison)) else place < end)
     ]
 
 
@@ -291,6 +319,8 @@ def _from_line(line: str) -> Entry:
         samples, parameters = (_count(fields.get(name)) for name in SessionFacts._fields[2:4])
         memory, of_gpu = (_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
         return SessionFacts(whole_number(fields["facts"]), time, samples, parameters, memory, of_gpu)
+    if "comparison" in fields:
+        return _comparison(fields, time)
     precision = fields.get("precision")
     if not isinstance(precision, (str, type(None))):
         raise TypeError("precision is not a name of a dtype")
@@ -303,6 +333,14 @@ def _from_line(line: str) -> Entry:
         _number(fields.get("learning_rate")),
         precision,
     )
+
+
+def _comparison(fields: Mapping[str, Any], time: float) -> Comparison:
+    own_ms, waiting = ([float(each) for each in fields[name]] for name in ("own_ms", "waiting"))
+    slow = [whole_number(rank, most=len(own_ms) - 1) for rank in fields["slow"]]
+    if len(own_ms) != len(waiting) or len(own_ms) < 2 or not all(map(math.isfinite, own_ms + waiting)):
+        raise ValueError("a comparison has a number for each rank")
+    return Comparison(whole_number(fields["comparison"]), time, own_ms, waiting, slow)
 
 
 def _to_line(entry: Entry) -> str:

@@ -8,14 +8,18 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
-from npu_bridge.reporting.history import History
+from npu_bridge.reporting.history import Comparison, History
 from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.reporting.thinning import Thinning
 from npu_bridge.session import steps_per_run
 
 
 class HistoryHook(StepHook):
     """Records step, loss, loss scale, skipped steps, learning rate and precision in a file; only rank 0 writes.
+
+    Of what a `StragglerHook` finds it records the first comparison, those that change which ranks are slow, and the
+    last one.
 
     Args:
       history: where to write, or the path of the file.
@@ -39,6 +43,7 @@ class HistoryHook(StepHook):
         self._steps_since = self._every_n_steps  # the first step is recorded
         self._thinning: Any = None  # a `Thinning`, where steps are left out
         self._writes = False
+        self._compared: Comparison | None = None  # the last one that was recorded
 
     def begin(self):
         """Looks up tensors and rank."""
@@ -57,11 +62,13 @@ class HistoryHook(StepHook):
             step = self.read_step(session)
             self.history.begin_session(step, ranks=collective.current().size)
             self._thinning = Thinning(step) if self._thins else None
+            self._compared = None
 
     def on_step(self, session, observation: Observation) -> None:
         """Adds the rows that are due."""
         if not self._writes:
             return
+        self._note_comparison()
         steps = steps_per_run(session)
         if self._thinning is not None:
             self._thinning.add(observation, self.history.now, steps)
@@ -86,4 +93,12 @@ class HistoryHook(StepHook):
         """
         if self._writes and self._thinning is not None:
             self._thinning.write(self.history, step, is_over=True)
+        if self._writes:
+            self._note_comparison(is_last=True)
         self.history.close()
+
+    def _note_comparison(self, is_last: bool = False):
+        before, found = self._compared, latest_comparison(self._graph)
+        if found not in (None, before) and (is_last or before is None or before.slow != found.slow):
+            self.history.note_comparison(found)
+            self._compared = found

@@ -16,6 +16,8 @@ from npu_bridge.gradients.arithmetic import sum_in_order, values_of
 from npu_bridge.gradients.collections import gradients_of
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.reporting.straggler_hook import latest_comparison
+from npu_bridge.reporting.stragglers import slowest
 from npu_bridge.session import steps_per_run
 
 _NORM = "gradient_norm"
@@ -30,9 +32,10 @@ class MetricsHook(StepHook):
 
     They are `loss`, `loss_scale`, `skipped_steps`, `learning_rate`, `gradient_norm`, `steps_per_sec`,
     `samples_per_sec`, where the graph says how many samples a step has, and `memory_mb`, the memory of this process;
-    and the precision. The norm is that of the gradients as they are applied: averaged, unscaled, clipped. A skipped
-    step has none, and neither have the second one of a session and the steps of `iterations_per_loop` above 1, of which
-    a run shows only the last.
+    and the precision. Where a `StragglerHook` compares ranks, there are also `slowest_rank`, `slowest_rank_own_ms`,
+    `other_ranks_own_ms` (median) and `waiting_for_slowest_rank`, a share of the time. The norm is that of the gradients
+    as they are applied: averaged, unscaled, clipped. A skipped step has none, and neither have the second one of a
+    session and the steps of `iterations_per_loop` above 1, of which a run shows only the last.
 
     Entries reach the writer once in two seconds at most, several at a time, and when the session ends.
 
@@ -109,6 +112,7 @@ class MetricsHook(StepHook):
             "skipped_steps": self._skipped if "skipped" in self._fetches else None,
             "learning_rate": observation.learning_rate,
             _NORM: self._last_norm,
+            **slowest(latest_comparison(self._graph)),
         }
         if not is_due:
             self._entries.keep(values, self._skipped, observation.precision)

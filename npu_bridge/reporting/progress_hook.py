@@ -14,6 +14,8 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.reporting.output import PlainOutput, choose_output
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
 from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.reporting.straggler_hook import latest_comparison
+from npu_bridge.reporting.stragglers import say_all_slow
 from npu_bridge.session import steps_per_run
 
 # Plain lines without other wishes (ours): about twenty per run, and at least one in half a minute.
@@ -27,7 +29,7 @@ _START_UP_RUNS = 3
 
 
 class ProgressHook(StepHook):
-    """Shows step, share done, precision, loss, learning rate and scale, skipped steps, pace and time left.
+    """Shows step, share done, precision, loss, learning rate and scale, skipped steps, slow ranks, pace and time left.
 
     The pace is steps per second, and samples per second where the graph says how many samples a batch has.
 
@@ -176,6 +178,7 @@ class ProgressHook(StepHook):
             precision=self.precision,
             learning_rate=self.learning_rate,
             samples_per_sec=self._samples_per_sec(),
+            slow=say_all_slow(latest_comparison(self._graph)),
         )
         self._output.show(format_progress(progress, self._output.width))
         self._shown_runs, self._shown_at = self._runs, now

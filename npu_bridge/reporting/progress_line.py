@@ -25,6 +25,7 @@ class Progress(NamedTuple):
       precision: what the latest step computed in, such as "float16".
       learning_rate: that of the latest step.
       samples_per_sec: of all ranks together.
+      slow: which ranks are slow, in a few words.
     """
 
     step: int
@@ -36,6 +37,7 @@ class Progress(NamedTuple):
     precision: str | None = None
     learning_rate: float | None = None
     samples_per_sec: float | None = None
+    slow: str | None = None
 
 
 def format_progress(progress: Progress, width: int | None = None) -> str:
@@ -58,7 +60,19 @@ def format_progress(progress: Progress, width: int | None = None) -> str:
 
 
 # What a narrow window goes without, in this order.
-_DROPPED_FIRST = ("rate", "scale", "precision", "no skips", "samples", "speed", "skipped", "share", "loss", "position")
+_DROPPED_FIRST = (
+    "rate",
+    "scale",
+    "precision",
+    "no skips",
+    "samples",
+    "speed",
+    "slow",
+    "skipped",
+    "share",
+    "loss",
+    "position",
+)
 
 
 def _parts(progress: Progress) -> dict[str, str]:
@@ -74,6 +88,8 @@ def _parts(progress: Progress) -> dict[str, str]:
         parts["scale"] = f"loss scale {format_scale(progress.loss_scale)}"
     if progress.loss_scale is not None or progress.skipped_steps:
         parts["skipped" if progress.skipped_steps else "no skips"] = f"skipped {format_steps(progress.skipped_steps)}"
+    if progress.slow is not None:
+        parts["slow"] = progress.slow
     if progress.steps_per_sec:
         parts["speed"] = f"{format_rate(progress.steps_per_sec)} steps/s"
         if progress.samples_per_sec:

@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from npu_bridge.reporting.progress_line import (
     format_steps,
     wrap,
 )
+from npu_bridge.reporting.stragglers import say_slow, spells
 
 # The last loss is a mean over this many steps: one batch alone says little (ours).
 LAST_LOSS_STEPS = 10
@@ -169,6 +171,10 @@ def format_ending(
     lines = [wrap(about, _COLUMNS)]
     lines += [wrap(pace, _COLUMNS)] if pace else []
     lines += [wrap([f"peak memory {memory[0]}", *memory[1:]], _COLUMNS, ", ")] if memory else []
+    for found, rank, recovered in spells(history):
+        if recovered is None or recovered > start:
+            since = f"from step {found.step} {'on' if recovered is None else f'to {recovered}'}"
+            lines += textwrap.wrap(f"{since}, {say_slow(found, rank)}", _COLUMNS, subsequent_indent="  ")
     return lines + ([f"report {pathlib.Path(report).absolute().as_uri()}"] if report else [])
 
 

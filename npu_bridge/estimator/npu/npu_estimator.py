@@ -35,6 +35,7 @@ from npu_bridge.reporting import (
     NanLossHook,
     ProgressHook,
     ReportHook,
+    StragglerHook,
     TensorBoardHook,
 )
 from npu_bridge.reporting.evaluation import BatchesHook, report_evaluation
@@ -75,9 +76,10 @@ class NPUEstimator(tf.estimator.Estimator):
     checkpoint, so that all ranks stop together. Every rank logs its loss each `log_step_count_steps` of its
     `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (at least
     each `save_summary_steps`, where that is set), makes the page `report.html` and a summary with a `ReportHook`,
-    unless hooks contain such, and tells of each evaluation in a line; none of this where that is None. A
-    `LossScaleCollapseHook` ends a training that only skips steps, unless hooks contain one with another limit; and rank
-    0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on all ranks, unless hooks contain a saver.
+    unless hooks contain such, and tells of each evaluation in a line; a `StragglerHook` of all ranks names slow ones;
+    none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
+    contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on
+    all ranks, unless hooks contain a saver.
     Where checkpoints are saved, a training ends after a whole step when the job is asked to stop (`StopHook`), and the
     process with exit code 75.
     With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`, ranks with unequal numbers of batches
@@ -131,6 +133,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._timed = []  # hooks of a training that is going on
         self._places = None
         self._end_together = None
+        self._stragglers = StragglerHook()
         self._session_config = session.prepare_session_config(options, self._session_config)
         for strategy in (config.train_distribute, config.eval_distribute):
             make_room_for(strategy, self._session_config)
@@ -240,13 +243,9 @@ class NPUEstimator(tf.estimator.Estimator):
         recorder = next((hook for hook in given if isinstance(hook, HistoryHook)), None)
         self._history = recorder and recorder.history
         curve_steps = self.config.save_summary_steps or self.config.log_step_count_steps
-        if (
-            collective.current().rank == 0
-            and curve_steps
-            and not any(isinstance(hook, TensorBoardHook) for hook in given)
-        ):
+        if collective.current().rank == 0 and curve_steps and not _has(given, TensorBoardHook):
             hooks = [*hooks, TensorBoardHook(self.model_dir, loss=estimator_spec.loss, most_steps=curve_steps)]
-        if self._is_talkative and not any(isinstance(hook, ReportHook) for hook in given):
+        if self._is_talkative and not _has(given, ReportHook):
             # In later rounds the summary is one line.
             settings = {"curves": False, "is_brief": self._has_ended, "config": self._as_given}
             report = ReportHook(self.model_dir, self._history, self._places, sys.stderr, **settings)
@@ -260,7 +259,7 @@ class NPUEstimator(tf.estimator.Estimator):
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
             worker_hooks.append(FailureHook(self.model_dir))  # rank 0 has a ReportHook
         secs, save_steps = checkpoint_interval(self.config)  # what was given, on every rank
-        has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
+        has_saver = _has(given, tf.estimator.CheckpointSaverHook)
         worker_hooks = _WithNanLossHook(worker_hooks)
         if not self.config.cluster_spec:
             # Where the base class would put a saver of its own. Every rank is the chief of its own session.
@@ -269,11 +268,13 @@ class NPUEstimator(tf.estimator.Estimator):
             scaffold, chief_hooks = estimator_spec.scaffold, [sync]
             if is_saving:
                 chief_hooks.append(session.MemoryCheckpointHook(self.model_dir, sync, scaffold))
+            if collective.current().size > 1 and every_n_steps and not _has(given, StragglerHook):
+                chief_hooks.insert(0, self._stragglers)
             if is_saving and collective.current().rank == 0:
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
-        if any(isinstance(hook, TensorBoardHook) for hook in (*given, *hooks)):
+        if _has((*given, *hooks), TensorBoardHook):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         hooks, estimator_spec, stop = self._stopping_together(hooks, estimator_spec)
@@ -363,6 +364,10 @@ class _WithNanLossHook(list):
     def append(self, hook):
         is_of_base = type(hook) is tf.estimator.NanTensorHook
         super().append(NanLossHook(hook) if is_of_base else hook)
+
+
+def _has(hooks, kind):
+    return any(isinstance(hook, kind) for hook in hooks)
 
 
 class _OwnProgress(ProgressHook):

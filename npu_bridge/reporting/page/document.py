@@ -29,6 +29,7 @@ from npu_bridge.reporting.progress_line import (
     format_secs,
     format_steps,
 )
+from npu_bridge.reporting.stragglers import lost_share, spells
 from npu_bridge.reporting.summary import LAST_LOSS_STEPS, Summary, summarize
 
 __all__ = ["PAGE_FILE", "PAGE_FILES", "render_page", "section", "table", "whole_page", "write_page"]
@@ -83,6 +84,7 @@ def render_page(run: RunFolder) -> str:
         _how_to_repeat(run),
         _options(run),
         _ranks(run, summary),
+        _slow_ranks(run.history),
         _timeline(run.timeline),
         _environment(run),
         _numbers(curves) if curves.buckets else "",
@@ -230,6 +232,23 @@ def _ranks(run: RunFolder, summary: Summary) -> str:
         rank.update((name, _ms(times.get(number, (None, None))[place])) for name, place in of_times.items())
         rows.append([str(rank.get(name, "")) for name in header])
     return section("Ranks", table(header, rows))
+
+
+def _slow_ranks(history: History) -> str:
+    """What the latest comparison of the ranks says of each, and which ones were slow when."""
+    if not history.comparisons:
+        return ""
+    last = history.comparisons[-1]
+    of_ranks = [[rank, _ms(own), f"{last.waiting[rank]:.0%}"] for rank, own in enumerate(last.own_ms)]
+    said = f"In the steps before step {last.step:,}. Waiting is for other ranks and for the network."
+    body = table(("rank", "its own work in a step", "waiting"), of_ranks) + f'<p class="quiet">{said}</p>'
+    rows = [
+        [rank, f"{found.step:,}", "" if end is None else f"{end:,}", _ms(found.own_ms[rank])]
+        + [f"{lost_share(found, rank):.0%}"]
+        for found, rank, end in spells(history)
+    ]
+    slow = table(("slow rank", "from step", "to step", "its own work in a step", "the others wait for it"), rows)
+    return section("Own work and waiting", body + (slow if rows else "<p>No rank was slow.</p>"))
 
 
 def _gigabytes(count: int | None) -> str:

@@ -1,0 +1,137 @@
+"""Marks in a TF 1 graph when this rank has all that its reductions need, and when the last of them has ended.
+
+A clock is read behind all that the transfers of gradients are made of and that waits for no other rank, and once more
+behind the last of them. So a rank's own work can be told from its waiting, in fragments that overlap the backward pass
+too. The marks are operators that wait for others and that nothing waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.base.search import search
+from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.gradients.tailing import branches
+from npu_bridge.gradients.tailing.transfers import is_flag_transfer
+from npu_bridge.graph.control_flow import measure_depths
+from npu_bridge.graph.operators import needed_ops
+from npu_bridge.graph.run import TRANSFER_TYPES, Run, sends_gradients
+
+_OF_LOOP = " of a loop"
+_KEY = ("npu_bridge", "reduction_moments")  # TensorFlow exports collections with text keys only
+Guards = frozenset[tuple[str, int]]  # names of what decides about an operator, and which value lets it run
+
+
+class Moments(NamedTuple):
+    """Scalars to be fetched along with a training step.
+
+    Attributes:
+      ready: when everything is there that this rank alone adds to the reductions, float64 seconds since the epoch.
+      done: when the last reduction has ended, likewise.
+      exchanges: whether gradients are exchanged in this run, a boolean.
+    """
+
+    ready: tf.Tensor
+    done: tf.Tensor
+    exchanges: tf.Tensor
+
+
+def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
+    """The marks of a run of a graph; None where it sends no gradients, or sends them in a loop of the graph.
+
+    Args:
+      graph: a TF 1 graph, which may be finalized.
+      run: a training step.
+    Graph: two clocks and what tells whether anything is sent, once for the same transfers.
+    Ranks: local.
+    """
+    sent = [op for op in run.ops if _is_sent(op)] or [op for op in run.ops if TRANSFER_TYPES.match(op.type)]
+    depths = measure_depths(run.ops, run.fed_names)
+    if not sent or any(depths[op].loops for op in sent):
+        return None
+    flags = [op for op in run.ops if is_flag_transfer(op) and op not in sent]
+    names, known = frozenset(op.name for op in (*sent, *flags)), graph.get_collection_ref(_KEY)
+    for marked, moments in known:
+        if marked == names:
+            return moments
+    guards = _guards_of(run.ops, run.fed_names)
+    sure = {op for op in run.ops if not guards[op] and not depths[op].loops}
+    behind, ends = _before_and_behind(run, [*sent, *flags], sure)
+    with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None), tf.device("/cpu:0"):
+        with tf.name_scope(""), tf.name_scope("reduction_moments"):
+            with tf.control_dependencies(behind):
+                ready = tf.timestamp("ready")
+            with tf.control_dependencies(ends):
+                done = tf.timestamp("done")
+            known_here = {tensor.name: tensor for op in sure for tensor in op.outputs}
+            exchanges = _any_runs([guards[op] for op in sent], known_here)
+    known.append((names, Moments(ready, done, exchanges)))
+    return known[-1][1]
+
+
+def _is_sent(op):
+    return sends_gradients(op.name, op.type) or (op.type in branches.TYPES and bool(branches.transfers_inside(op)))
+
+
+def _before_and_behind(run: Run, sent: Sequence[tf.Operation], sure: Collection[tf.Operation]):
+    """The operators of this rank alone that transfers are made of, and those with which transfers arrive.
+
+    What is inside a condition is told from what leads into it, and what comes out of it: all of them surely run.
+    """
+    waiting = set(sent)  # for another rank
+    readers: dict[tf.Operation, list[tf.Operation]] = {}
+    for op in run.ops:
+        needed = needed_ops(op, run.fed_names)
+        if not waiting.isdisjoint(needed):
+            waiting.add(op)
+        for other in needed:
+            readers.setdefault(other, []).append(op)
+
+    def is_own(op):
+        return op in sure and op not in waiting
+
+    made_of = search(sent, lambda op: [each for each in needed_ops(op, run.fed_names) if not is_own(each)])
+    behind = {each for op in made_of for each in needed_ops(op, run.fed_names) if is_own(each) and each.type != "Const"}
+    on_the_way = search(sent, lambda op: () if op in sure else readers.get(op, ()))
+    return sorted(behind, key=lambda op: op.name), [op for op in on_the_way if op in sure]
+
+
+def _guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Operation, Guards]:
+    """On what it depends whether each operator runs, read from the switches and merges of conditions.
+
+    Contexts of conditions do not tell: a transfer that waits for something in a branch may stand outside of it.
+    """
+    found: dict[tf.Operation, Guards] = {}
+    for op in ops:
+        known = [_guards_of_tensor(tensor, found) for tensor in op.inputs if tensor.name not in fed]
+        known = [guards for guards in known if guards is not None]
+        join = frozenset.intersection if op.type in ("Merge", "RefMerge") else frozenset.union
+        guards = join(*known) if known else frozenset()
+        guards = guards.union(*(found[other] for other in op.control_inputs if other in found))
+        if op.type in ("Exit", "RefExit"):
+            guards = frozenset(pair for pair in guards if not pair[0].endswith(_OF_LOOP))
+        found[op] = guards
+    return found
+
+
+def _guards_of_tensor(tensor, found):
+    """None for what leads back into a loop."""
+    op = tensor.op
+    if op not in found or op.type not in ("Switch", "RefSwitch"):
+        return found.get(op)
+    decider = op.inputs[1]
+    name = decider.name + (_OF_LOOP if decider.op.type == "LoopCond" else "")
+    return found[op] | {(name, tensor.value_index)}
+
+
+def _any_runs(alternatives: Iterable[Guards], known: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Whether in one of some alternatives all guards let an operator run, of those guards that are surely there."""
+    sure = {frozenset(pair for pair in guards if pair[0] in known) for guards in alternatives}
+    if not all(sure):
+        return tf.constant(True)
+    return tf.reduce_any(
+        [tf.reduce_all([tf.equal(known[name], bool(value)) for name, value in guards]) for guards in sure]
+    )

@@ -1,0 +1,146 @@
+"""`StragglerHook`: names the ranks that the others wait for."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import weakref
+from typing import Any, TextIO
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective.apart import GraphApart
+from npu_bridge.collective.exchanges import uncounted
+from npu_bridge.gradients.reduction_moments import Moments, mark_reductions
+from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.variables import global_step_of
+from npu_bridge.reporting.history import Comparison
+from npu_bridge.reporting.output import choose_output
+from npu_bridge.reporting.stragglers import PARTS, compare, say_changes
+from npu_bridge.session import steps_per_run
+
+_KEY = ("npu_bridge", "comparison_of_ranks")  # TensorFlow exports collections with text keys only
+_STEPS_OF_PART = 10
+_START_UP_RUNS = 3  # in which TensorFlow prepares the graph for new sets of fetches
+
+
+class StragglerHook(tf.estimator.SessionRunHook):
+    """Says which rank is slow, once, and again when it has recovered; with one rank it does nothing.
+
+    Ranks that train together all take the same time for a step. So each rank's own work is compared: from the end of
+    the reductions of the step before to the moment when its own last gradient is ready, with input, hooks and Python.
+    What comes then is waiting, for other ranks and for the network. Every 50 steps the ranks compare. A rank is slow
+    whose own work takes 20 % more than that of the others, and at least 2 ms, in each fifth of these steps (medians, so
+    that saving is left out). It has recovered once that is less than 10 %. Where gradients are accumulated, a step is a
+    whole update. Of `iterations_per_loop` steps, the waiting of the last one stands for all.
+
+    A `ProgressHook`, a `HistoryHook`, a `ReportHook` and a `TensorBoardHook` of the same session show what it finds.
+    Every `NPUEstimator` has one.
+
+    Args:
+      stream: where rank 0 says it. None: `sys.stderr`, looked up when it is said.
+    Graph: two clocks, at the first training step; they change no value. None where gradients are sent in a loop.
+    Ranks: collective; every rank needs the hook, and at the same place among hooks that exchange something themselves.
+    Example: with tf.train.MonitoredTrainingSession(hooks=[StragglerHook(), ProgressHook(1000)]) as session: ...
+    """
+
+    def __init__(self, stream: TextIO | None = None):
+        self._stream = stream
+        self._moments: weakref.WeakKeyDictionary[Run, Moments | tuple] = weakref.WeakKeyDictionary()
+        self._gathering: GraphApart | None = None
+        self._latest: Comparison | None = None  # also of an earlier session: nothing is said twice
+        self._begin_session()
+
+    def after_create_session(self, session, coord):
+        """Begins anew."""
+        del coord
+        self._begin_session()
+        _kept_with(session.graph).clear()
+
+    def before_run(self, run_context):
+        """Asks a training step when it was ready for the reductions, and when these were done."""
+        ranks, asked = collective.current(), run_context.original_args
+        if ranks.size == 1:
+            return None
+        graph = run_context.session.graph
+        run = run_of(graph, asked.fetches, asked.feed_dict)
+        if run not in self._moments:
+            self._moments[run] = (run.trains and mark_reductions(graph, run)) or ()
+        moments = self._moments[run]
+        return tf.estimator.SessionRunArgs(moments) if moments else None
+
+    def after_run(self, run_context, run_values):
+        """Adds the step up; compares the ranks when there are enough."""
+        if not run_values.results:
+            return
+        ready, done, is_update = run_values.results
+        began, self._done, self._runs = self._done, done, self._runs + 1
+        if not self._counts:
+            self._counts = is_update and self._runs >= _START_UP_RUNS
+            return
+        steps = steps_per_run(run_context.session)
+        waiting = max(done - ready, 0.0) * steps
+        self._total_secs += done - began
+        self._waiting_secs += waiting
+        self._own_secs += max(done - began - waiting, 0.0)
+        if not is_update:
+            return  # what was computed is part of an update to come
+        self._steps_of_part += [self._own_secs / steps] * steps
+        self._own_secs = 0.0
+        if len(self._steps_of_part) >= _STEPS_OF_PART:
+            # Rank 0 saves now and then, which makes it no slow rank, and the others none that are fast.
+            self._parts.append(statistics.median(self._steps_of_part))
+            self._steps_of_part = []
+        if len(self._parts) == PARTS:
+            self._compare(run_context.session)
+
+    def end(self, session):
+        """Closes what it has opened."""
+        if self._gathering is not None:
+            self._gathering.close()
+            self._gathering = None
+
+    def _begin_session(self):
+        self._done = 0.0
+        self._runs, self._counts = 0, False
+        self._begin_window()
+
+    def _begin_window(self):
+        self._total_secs = self._waiting_secs = self._own_secs = 0.0  # the last of the update that is going on
+        self._steps_of_part: list[float] = []  # own seconds
+        self._parts: list[float] = []
+
+    def _compare(self, session):
+        ranks = collective.current()
+        row = np.array([[*self._parts, self._waiting_secs / max(self._total_secs, 1e-9)]])
+        self._begin_window()
+        if self._gathering is None:
+            with uncounted():
+                self._gathering = GraphApart(lambda row: ranks.all_gather(row, "straggler_times"), row)
+        found = self._gathering.run(row)
+        # Who has come first has waited for the others, which is no work.
+        self._done = time.time()
+        if ranks.rank > 0:
+            return
+        counter = global_step_of(session.graph)
+        step = 0 if counter is None else int(session.run(counter))
+        before = self._latest
+        slow = before.slow if before else []
+        self._latest = compare(step, round(time.time(), 3), found[:, :-1].tolist(), found[:, -1].tolist(), slow)
+        _kept_with(session.graph)[:] = [self._latest]
+        output = choose_output(self._stream or sys.stderr)
+        for text in say_changes(before, self._latest):
+            output.note(f"npu_bridge: {text}")
+
+
+def latest_comparison(graph: Any) -> Comparison | None:
+    """The latest comparison of the ranks that a `StragglerHook` has made in a graph's session, known on rank 0."""
+    kept = None if graph is None else _kept_with(graph)
+    return kept[-1] if kept else None
+
+
+def _kept_with(graph: tf.Graph) -> list[Comparison]:
+    return graph.get_collection_ref(_KEY)

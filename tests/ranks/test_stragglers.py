@@ -1,0 +1,270 @@
+"""A rank that the others wait for is named, wherever it loses its time; equal ranks and short disturbances are not."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hccl.split.api import set_split_strategy_by_idx
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients.reduction_moments import mark_reductions
+from npu_bridge.graph.operators import computed_ops
+from npu_bridge.graph.run import run_of, sends_gradients
+from npu_bridge.reporting import History, HistoryHook, ProgressHook, StragglerHook
+from npu_bridge.reporting.straggler_hook import latest_comparison
+from npu_bridge.session import run_with_hooks
+from npu_bridge.stages import Accumulate
+from tests.ranks.test_tailing_bits import train_op_of
+from tests.ranks.ways import WAYS, control_flow, open_session
+from tests.stage_sets import SETS, Training
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(3)
+_RANKS, _SLOW = 3, 1
+# A step that counts; what a rank that is slow needs more; both far above what a machine in use adds.
+_PAUSE_SECS, _MORE_SECS = 0.01, 0.03
+_STEPS = 53  # 3 to start up, 50 to compare
+
+
+def _slow_always(step):
+    return True
+
+
+def _slow_for_30(step):
+    return 10 <= step < 40
+
+
+def _slow_at_first(step):
+    return step < _STEPS
+
+
+def _never(step):
+    return False
+
+
+def _batches(is_slow):
+    """A batch after another, of which those of one rank take their time in some steps."""
+    mine = collective.current().rank == _SLOW
+
+    def batches():
+        for step in range(1000):
+            time.sleep(_PAUSE_SECS + (_MORE_SECS if mine and is_slow(step) else 0.0))
+            yield np.full([4, 8], (step % 7 + 1) / 8, np.float32)
+
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([4, 8], tf.float32))
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # else equal ranks wait for the one that is 1 % slower
+    return dataset.with_options(options)
+
+
+def _step(features, optimizer=None):
+    weights = [tf1.get_variable(f"weight_{n}", [8, 8], initializer=tf1.ones_initializer()) for n in range(3)]
+    for weight in weights:
+        features = tf.tanh(tf.matmul(features, weight))
+    optimizer = optimizer or NPUDistributedOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9))
+    return optimizer.minimize(tf.reduce_mean(features), tf1.train.get_or_create_global_step())
+
+
+def _train(train_op, runs, hooks=()):
+    """What the ranks say, and the weights in the end."""
+    said = io.StringIO()
+    with tf1.train.MonitoredTrainingSession(hooks=[StragglerHook(said), *hooks]) as session:
+        for _ in range(runs):
+            session.run(train_op)
+        weights = session.run(tf1.trainable_variables())
+    return said.getvalue().splitlines(), weights
+
+
+@in_graph
+def _sleeping(is_slow, runs, folder):
+    features = tf1.data.make_one_shot_iterator(_batches(is_slow)).get_next()
+    shown = io.StringIO()
+    hooks = [ProgressHook(stream=shown, every_n_steps=1000), HistoryHook(f"{folder}/history.jsonl")]
+    said, _ = _train(_step(features), runs, hooks)
+    return said, shown.getvalue().splitlines()
+
+
+def test_a_rank_that_sleeps_in_its_input_is_named(on_ranks, tmp_path):
+    (said, shown), *others = on_ranks(_RANKS, _sleeping, _slow_always, _STEPS + 50, str(tmp_path))
+    assert others == [([], [])] * 2
+    (line,) = said
+    assert line.startswith(f"npu_bridge: rank {_SLOW} is slow: its own work takes ")
+    assert line.endswith(" of the time for it") and "that of the others" in line
+    assert f" | rank {_SLOW} slow, others wait " in shown[-1]
+    first, last = History(str(tmp_path / "history.jsonl")).comparisons
+    for found in (first, last):
+        assert found.slow == [_SLOW]
+        assert found.own_ms[_SLOW] > 1.2 * max(found.own_ms[0], found.own_ms[2])
+        assert found.waiting[_SLOW] < min(found.waiting[0], found.waiting[2])
+    assert (first.step, last.step) == (_STEPS, _STEPS + 50)
+
+
+def test_equal_ranks_name_nobody_nor_does_a_slow_spell_of_30_steps(on_ranks, tmp_path):
+    for is_slow in (_never, _slow_for_30):
+        (said, shown), *_ = on_ranks(_RANKS, _sleeping, is_slow, _STEPS, str(tmp_path / is_slow.__name__))
+        assert said == [] and "slow" not in "".join(shown)
+        (found,) = History(str(tmp_path / is_slow.__name__ / "history.jsonl")).comparisons
+        assert found.slow == [] and len(found.own_ms) == _RANKS
+    # The mean alone would have named it.
+    assert found.own_ms[_SLOW] > 1.2 * max(found.own_ms[0], found.own_ms[2])
+
+
+def test_a_rank_that_has_recovered_is_told(on_ranks, tmp_path):
+    (said, shown), *_ = on_ranks(_RANKS, _sleeping, _slow_at_first, _STEPS + 100, str(tmp_path))
+    named, recovered = said
+    assert named.startswith(f"npu_bridge: rank {_SLOW} is slow: ")
+    assert recovered.startswith(f"npu_bridge: rank {_SLOW} is no longer slow: its own work takes ")
+    assert "slow" not in shown[-1]
+    assert [found.slow for found in History(str(tmp_path / "history.jsonl")).comparisons][:2] == [[_SLOW], []]
+
+
+@in_graph
+def _computing(fragments):
+    """A rank with more to compute, in front of gradients that are sent in several fragments."""
+    rows = 4000 if collective.current().rank == _SLOW else 4
+    wide = tf.fill([rows, 512], tf.random.uniform([]))
+    features = tf.reshape(tf.reduce_mean(tf.matmul(wide, tf.ones([512, 512]))), [1, 1]) / 512 + tf.zeros([4, 8])
+    set_split_strategy_by_idx(fragments)
+    return _train(_step(features), _STEPS)[0]
+
+
+def test_a_rank_that_computes_more_is_named(on_ranks):
+    first, *others = on_ranks(_RANKS, _computing, [0, 1, 2])
+    assert len(first) == 1 and first[0].startswith(f"npu_bridge: rank {_SLOW} is slow: ") and others == [[], []]
+
+
+@in_graph
+def _accumulating():
+    """Updates of four batches each; a rank is slow in those batches after which nothing is exchanged."""
+    features = tf1.data.make_one_shot_iterator(_batches(_slow_between_updates)).get_next()
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), is_distributed=True, stages=[Accumulate(4)])
+    train_op, watch = _step(features, optimizer), _Watch()
+    said, _ = _train(train_op, 4 * 50, [watch])
+    begun = watch.found
+    said_later, _ = _train(train_op, 4 * 51, [watch])
+    return said, said_later, begun, watch.found
+
+
+def _slow_between_updates(step):
+    return step % 4 != 3
+
+
+class _Watch(tf.estimator.SessionRunHook):
+    """The latest comparison."""
+
+    found = None
+
+    def after_run(self, run_context, run_values):
+        self.found = latest_comparison(run_context.session.graph)
+
+
+def test_gradients_that_are_added_up_are_compared_by_whole_updates(on_ranks):
+    (said, said_later, before, found), *_ = on_ranks(_RANKS, _accumulating)
+    assert said == [] and before is None, "fifty updates are not complete yet"
+    assert len(said_later) == 1 and said_later[0].startswith(f"npu_bridge: rank {_SLOW} is slow: ")
+    assert found.slow == [_SLOW] and min(found.own_ms) > 2 * 1000 * _PAUSE_SECS
+
+
+def _with_hook_and_without(kinds):
+    """Of each set of stages: what differs with the hook; and what its marks wait for."""
+    differing, wrong = {}, {}
+    for kind in kinds:
+        made, steps = Training(kind), 60 if kind == "plain" else 15  # the former with a comparison
+        with made.session() as session:
+            made.train(session, 0, steps)
+            plain = made.state(session)
+        hook = StragglerHook(io.StringIO())
+        with made.session() as session:
+            run_with_hooks(session, [hook])
+            made.train(session, 0, steps)
+            watched = made.state(session)
+        names = [name for name, value in plain.items() if watched[name].tobytes() != value.tobytes()]
+        differing[kind], wrong[kind] = names, _faults(made.graph, made.train_op)
+    return differing, wrong
+
+
+def _faults(graph, train_op):
+    """What is not as it is to be with the marks of a graph."""
+    moments = mark_reductions(graph, run_of(graph, train_op))
+    transfers = {op for op in run_of(graph, train_op).ops if sends_gradients(op.name, op.type)}
+    before = [op for op in computed_ops([moments.ready]) if op.type.startswith("Horovod")]
+    missing = transfers - set(computed_ops([moments.done]))
+    local = {op for op in run_of(graph, train_op).ops if op.type in ("Placeholder", "Tanh")}
+    own = local - set(computed_ops([moments.ready]))
+    return [op.name for group in (before, missing, own) for op in group]
+
+
+def test_no_bit_differs_and_the_marks_wait_for_what_they_should(on_ranks):
+    for differing, wrong in on_ranks(2, _with_hook_and_without, list(SETS)):
+        assert differing == {kind: [] for kind in SETS}
+        assert wrong == {kind: [] for kind in SETS}
+
+
+def _estimator(folder, loop):
+    """What a training prints on this rank."""
+
+    def model_fn(features, mode):
+        return NPUEstimatorSpec(mode, loss=tf.reduce_mean(features), train_op=_step(features))
+
+    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=50, iterations_per_loop=loop)
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        NPUEstimator(model_fn, config=config).train(lambda: _batches(_slow_always), max_steps=20 * loop + 55)
+    return printed.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("loop", [1, 5])
+def test_an_estimator_names_it_and_so_does_its_page(on_ranks, tmp_path, loop):
+    lines, other = on_ranks(2, _estimator, str(tmp_path), loop)
+    named = f"rank {_SLOW} is slow: its own work takes "
+    assert [line[: len(named) + 12] for line in lines if line.startswith("npu_bridge")] == [f"npu_bridge: {named}"]
+    assert not [line for line in other if "slow" in line]
+    (ending,) = [line for line in lines if line.startswith("from step ")]
+    assert f" on, {named}" in ending
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>Own work and waiting</h2>" in page and f"<td>{_SLOW}</td>" in page and "the others wait for it" in page
+    points = {
+        value.tag: value.simple_value
+        for path in tmp_path.glob("events*")
+        for event in tf1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    assert points["training/slowest_rank"] == _SLOW and 0.2 < points["training/waiting_for_slowest_rank"] < 1
+    assert points["training/slowest_rank_own_ms"] > 1.2 * points["training/other_ranks_own_ms"]
+
+
+_WAYS = [f"{way}_adam_none".replace(" ", "_") for way in WAYS]
+
+
+@in_graph
+def _ways(is_classic, is_tailing):
+    """The ways to train, stock Horovod's among them: whether bits differ, and what is wrong with the marks."""
+    tokens, trouble = tf1.placeholder(tf.int32, [4]), tf1.placeholder(tf.int32, [])
+    with control_flow(is_classic):
+        train_ops = [train_op_of(case, tokens, trouble, is_tailing)[0] for case in _WAYS]
+        start = tf1.global_variables_initializer()
+    graph, values, states = tf1.get_default_graph(), tf1.global_variables(), []
+    for hooks in ([], [StragglerHook(io.StringIO())]):
+        with open_session(is_tailing) as session:
+            run_with_hooks(session, hooks)
+            session.run(start)
+            for step in range(5 * len(_WAYS)):
+                train_op = train_ops[step % len(_WAYS)]
+                session.run(train_op, {tokens: [step % 6, 1, 2, 3], trouble: 1 if step > 16 else 0})
+            states.append([value.tobytes() for value in session.run(values)])
+    faults = [_faults(graph, train_op) for train_op in train_ops]
+    return states[0] == states[1], [name for found in faults for name in found]
+
+
+@pytest.mark.parametrize(("is_classic", "is_tailing"), [(True, True), (False, False)])
+def test_stock_horovod_and_freed_tails_are_marked_too(on_ranks, is_classic, is_tailing):
+    assert on_ranks(2, _ways, is_classic, is_tailing) == [(True, [])] * 2
