@@ -134,8 +134,8 @@ class Digits:
 class Bert:
     """The model of examples/bert_pretrain in a small size, on one page of the docs, with LAMB; a row has one mask."""
 
-    # Sparse gradients, which Keras gives for embeddings, are added up row by row. Near the limit of float32 the total of a
-    # rank's share may overflow where that of all rows does not, so that other numbers of ranks skip other steps.
+    # Keras gives sparse gradients for embeddings, added up row by row. Near the limit of float32 the total of a rank's
+    # share may overflow where that of all rows does not, so that other numbers of ranks skip other steps.
     keras_scale = 2.0**15
 
     def __init__(self):
