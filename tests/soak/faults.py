@@ -158,8 +158,9 @@ def _damage(job: Job, chance: Random) -> Fault:
         path.write_bytes(text[:place] + bytes(byte ^ 16 for byte in text[place:end]) + text[end:])
     _signal(pid, signal.SIGKILL)
     now = _now()
-    # One bit in the list may be part of a number that is as good.
-    says = () if path.name == "checkpoint" or how == "one bit flipped" else (rf"{path.name} is damaged",)
+    # A bit may be in a part that nobody reads, and half a list is a list; a clock that jumps tells nothing of its loss.
+    is_told = how != "one bit flipped" and (path.name != "checkpoint" or (how == "deleted" and job.kind != "clock"))
+    says = (rf"{path.name} is damaged",) if is_told else ()
     return Fault(f"{path.name} {how} at {place} of {len(text)}", now, now, says=(_KILLED.format(0), *says))
 
 
