@@ -14,7 +14,7 @@ from npu_bridge.base.environment import BEGAN, RESTARTS
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from npu_bridge.session import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint
+from npu_bridge.session import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint, updates_dealt
 from tests.holding import leave_by_the_dead
 
 tf1 = tf.compat.v1
@@ -183,6 +183,16 @@ def test_a_job_that_is_restarted_goes_on_from_the_newest_intact_one(folder, monk
     assert estimator.get_variable_value("weight") == 7.0
     assert estimator.get_variable_value("global_step") == 7
     check_newest_checkpoint(str(folder))
+
+
+def test_rows_go_on_after_the_newest_intact_one(folder, monkeypatch):
+    """A session has nobody else who looks before it restores."""
+    cut(folder / DATA, 0.5)
+    with pytest.raises(DamagedCheckpointError):
+        updates_dealt(folder)
+    monkeypatch.setenv(RESTARTS, "1")
+    assert updates_dealt(folder) == 4
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / INTACT)
 
 
 def test_a_list_that_is_lost_while_the_job_runs_is_made_anew(folder, monkeypatch, caplog):

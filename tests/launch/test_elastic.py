@@ -170,6 +170,13 @@ def test_a_job_that_never_trains_is_given_up():
     assert told[-1] == "3 starts in a row ended before any training began; given up"
 
 
+def test_a_job_that_was_resized_has_trained():
+    killed, resized = LOST._replace(has_trained=False), Outcome(75, has_failed=False, was_resized=True)
+    bounds = BOUNDS._replace(cool_down_secs=0.0)
+    code, sizes, _ = run_here(killed, killed, resized, killed, killed, Outcome(0, has_failed=False), bounds=bounds)
+    assert (code, sizes) == (0, [4] * 6)
+
+
 def test_a_job_that_was_told_to_stop_is_not_started_again():
     assert run_here(Outcome(75, has_failed=False))[:2] == (75, [4])
     resized = Outcome(75, has_failed=False, was_resized=True)

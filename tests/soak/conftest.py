@@ -6,7 +6,7 @@ from __future__ import annotations
 def pytest_addoption(parser):
     group = parser.getgroup("soak")
     group.addoption("--faults", type=int, default=0, help="how many faults in all")
-    group.addoption("--each", type=int, default=25, help="how many in one job")
+    group.addoption("--each", type=int, default=40, help="how many in one job")
     group.addoption("--seed", type=int, default=1, help="of all that is drawn")
     group.addoption("--only", type=int, help="the job of this number alone, with the faults that it draws")
     group.addoption("--kinds", default="", help="parts of the names of the kinds to draw from, with commas")

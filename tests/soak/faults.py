@@ -158,8 +158,9 @@ def _damage(job: Job, chance: Random) -> Fault:
         path.write_bytes(text[:place] + bytes(byte ^ 16 for byte in text[place:end]) + text[end:])
     _signal(pid, signal.SIGKILL)
     now = _now()
-    # One bit in the list may be part of a number that is as good.
-    says = () if path.name == "checkpoint" or how == "one bit flipped" else (rf"{path.name} is damaged",)
+    # A bit may be in a part that nobody reads, and half a list is a list; a clock that jumps tells nothing of its loss.
+    is_told = how != "one bit flipped" and (path.name != "checkpoint" or (how == "deleted" and job.kind != "clock"))
+    says = (rf"{path.name} is damaged",) if is_told else ()
     return Fault(f"{path.name} {how} at {place} of {len(text)}", now, now, says=(_KILLED.format(0), *says))
 
 
@@ -169,17 +170,19 @@ def _steps_saved(job: Job) -> list[int]:
 
 
 def _limit(name: str) -> Callable[[Job, Random], Fault]:
+    """No more memory, or no more open files, than a rank has; mostly rank 0, which saves and so needs some."""
+
     def act(job, chance):
-        ranks = job.ranks()
-        rank = chance.choice(sorted(ranks))
+        ranks, at = job.ranks(), _now()
+        rank = chance.choice([0, 0, max(ranks)])
         process = psutil.Process(ranks[rank])
         number = getattr(psutil, f"RLIMIT_{name}")
         soft, hard = process.rlimit(number)
-        least = process.memory_info().vms + chance.randrange(1 << 20) if name == "AS" else process.num_fds()
-        at = _now()
+        least = process.memory_info().vms if name == "AS" else process.num_fds()
         process.rlimit(number, (least, hard))
-        time.sleep(chance.uniform(1, 2))
         with contextlib.suppress(psutil.NoSuchProcess):
+            while process.status() != psutil.STATUS_ZOMBIE and _now() < at + 3:
+                time.sleep(0.1)
             process.rlimit(number, (soft, hard))
         return Fault(f"rank {rank}, {least}", at, _now(), None, (_WHY,))
 
@@ -281,7 +284,7 @@ def _for_a_while(lasts: Callable, least: float, most: float) -> Callable[[Job, R
     """A fault that the training outlives."""
 
     def act(job, chance):
-        secs, at = chance.uniform(least, most), _now()
+        secs, at = least + (most - least) * chance.random() ** 2, _now()  # mostly short
         with lasts(job, chance) as words:
             time.sleep(secs)
         return Fault(", ".join([*words, f"for {secs:.1f} s"]), at, _now(), False)
@@ -334,11 +337,11 @@ KINDS: dict[str, Kind] = {
     "memory limited": Kind(3, _limit("AS")),
     "files limited": Kind(3, _limit("NOFILE")),
     "two at once": Kind(5, _two_at_once),
-    "rank paused": Kind(15, _for_a_while(_pausing, 0.2, 3)),
+    "rank paused": Kind(40, _for_a_while(_pausing, 0.2, 3)),
     "slots changed": Kind(20, _change_slots, ("slots",)),
     "disk full": Kind(20, _until_saving_fails(_filling), ("disk",)),
     "disk read-only": Kind(12, _until_saving_fails(_read_only), ("disk",)),
-    "clock moved": Kind(60, _for_a_while(_moving_clock, 0.1, 0.5), ("clock",)),
+    "clock moved": Kind(80, _for_a_while(_moving_clock, 0.1, 0.5), ("clock",)),
     "link cut for a second": Kind(15, _for_a_while(_cutting, 0.5, 1.5), ("hosts",)),
     "link slow": Kind(15, _for_a_while(_slowing, 1, 2), ("hosts",)),
     "link loses packets": Kind(15, _lose_packets, ("hosts",)),

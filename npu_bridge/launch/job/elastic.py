@@ -222,6 +222,7 @@ def run_elastic(
         say(f"{ranks}{f' on {plan.hosts}' if plan.slots else ''}")
         outcome = run(plan, lambda: members.why_out_of_date(time.monotonic()))
         if outcome.was_resized:
+            fruitless = 0  # only a training ends for that
             continue
         if not outcome.has_failed:
             return outcome.exit_code
