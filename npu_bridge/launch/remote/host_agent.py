@@ -18,12 +18,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
 from npu_bridge.launch.remote.address import address_towards, find_interface
 
-__all__ = ["LIFE_SIGN_SECS", "main"]
+__all__ = ["LIFE_SIGN_SECS", "main", "read_messages", "run_job"]
 
 LIFE_SIGN_SECS = 1.0
 _TICK_SECS = 0.05
@@ -32,12 +32,24 @@ _CHUNK_BYTES = 16384
 
 def main() -> None:
     """Runs the ranks of one host until the connection closes."""
-    messages = _messages()
+    messages = read_messages()
     job = next(messages, None)
-    if job is None:
-        return
-    # A scheduler's signal to all processes of a machine is for the ranks. Ignored, it would be so in them, too.
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    if job is not None:
+        run_job(job, messages, lambda: os._exit(0))
+
+
+def run_job(job: dict[str, Any], messages: Iterator[dict[str, Any]], leave: Callable[[], None]) -> None:
+    """Runs the ranks of one job, until the launcher says that it is over.
+
+    Args:
+      job: its first message.
+      messages: those that follow it.
+      leave: called when there are no more of them and the ranks were killed; ends this process.
+    """
+    told: list[str] = []
+    # A scheduler's signal to all processes of a machine is for the ranks. Ignored, it would be so in them, too. The
+    # launcher may be on another machine, and not have got it.
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append("SIGTERM"))
     environment = _environment(job)
     ranks = {}
     for place in job["ranks"]:
@@ -45,20 +57,28 @@ def main() -> None:
         take = functools.partial(_pass_on, place["rank"])
         ranks[place["rank"]] = RankProcess(command, {**environment, **place["variables"]}, take)
     codes: dict[int, int] = {}
-    threading.Thread(target=_obey, args=(messages, ranks, codes), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError):
-        _watch(ranks, codes)
-    _end(ranks, codes)
+    is_over = threading.Event()
+    obey = threading.Thread(target=_obey, args=(messages, ranks, codes, is_over, leave), daemon=True)
+    obey.start()
+    with contextlib.suppress(ConnectionError):
+        _watch(ranks, codes, told, is_over)
+    if not is_over.is_set():
+        _end(ranks, codes)
+    obey.join()
+    for process in ranks.values():
+        process.close()
+    with contextlib.suppress(ConnectionError):
+        _tell(over=True)
 
 
-def _watch(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
-    """Passes on what ranks say and how they end, for ever; the thread that listens ends the process."""
+def _watch(ranks: dict[int, RankProcess], codes: dict[int, int], told: list[str], is_over: threading.Event) -> None:
+    """Passes on what ranks say and how they end, until all have and the job is over."""
     selector = selectors.DefaultSelector()
     for process in ranks.values():
         for file in process.files():
             selector.register(file, selectors.EVENT_READ, process)
     told_at = 0.0
-    while True:
+    while not is_over.is_set() or len(codes) < len(ranks):
         for key, _ in selector.select(_TICK_SECS):
             key.data.read(key.fd)
         for rank, process in ranks.items():
@@ -68,6 +88,8 @@ def _watch(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
                 codes[rank] = code
                 _tell(rank=rank, code=code)
         unregister_closed(selector)
+        while told:
+            _tell(was_told=told.pop())
         if time.monotonic() - told_at >= LIFE_SIGN_SECS:
             told_at = time.monotonic()
             _tell(stopped=[rank for rank, process in ranks.items() if process.is_stopped])
@@ -77,15 +99,25 @@ def _pass_on(rank: int, channel: str, text: bytes) -> None:
     _tell(rank=rank, channel=channel, text=text.decode("latin-1"))
 
 
-def _obey(messages: Iterator[dict[str, Any]], ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
+def _obey(
+    messages: Iterator[dict[str, Any]],
+    ranks: dict[int, RankProcess],
+    codes: dict[int, int],
+    is_over: threading.Event,
+    leave: Callable[[], None],
+) -> None:
     """Does what the launcher says; once it says nothing more, kills the ranks and ends this process."""
     for message in messages:
         if "signal" in message:
             ranks[message["rank"]].send_signal(message["signal"])
         elif "order" in message:
             ranks[message["rank"]].ask(message["order"])
+        elif "over" in message:
+            _end(ranks, codes)
+            is_over.set()
+            return
     _end(ranks, codes)
-    os._exit(0)
+    leave()
 
 
 def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
@@ -95,11 +127,13 @@ def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
             process.send_signal(signal.SIGKILL)
 
 
-def _messages() -> Iterator[dict[str, Any]]:
+def read_messages() -> Iterator[dict[str, Any]]:
     """What the launcher says, to the end of the connection or to a silence longer than the job allows."""
     unread, silence_secs = b"", None
     while select.select([0], [], [], silence_secs)[0]:
-        text = os.read(0, _CHUNK_BYTES)
+        text = b""
+        with contextlib.suppress(ConnectionError):
+            text = os.read(0, _CHUNK_BYTES)
         if not text:
             return
         *lines, unread = (unread + text).split(b"\n")
@@ -116,8 +150,8 @@ def _tell(**event: Any) -> None:
 
 
 def _environment(job: dict[str, Any]) -> dict[str, str]:
-    """All that the launcher's environment holds, over what ssh gives, over our defaults."""
-    variables = {**rank_defaults(len(job["ranks"])), **os.environ, **job["environment"]}
+    """All that the launcher says of its environment, over what is here, over our defaults."""
+    variables = {**rank_defaults(job.get("sharing", len(job["ranks"]))), **os.environ, **job["environment"]}
     interface = find_interface(address_towards(job["peer"]))
     if interface:
         variables.setdefault("HOROVOD_GLOO_IFACE", interface)
