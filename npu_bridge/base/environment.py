@@ -74,7 +74,6 @@ _CLUSTERS = (
 )
 FIRST_TASK = "NPU_RUN_FIRST"  # host:port where the first task is found, in place of a file in a folder that all share
 JOB_SECRET = "NPU_RUN_SECRET"  # what tasks know each other by, then
-PMI_FILE = "PMI_FD"  # the descriptor through which MPICH's launcher answers
 _CHIEF_VARIABLES = ("CM_CHIEF_IP", "CM_CHIEF_PORT", "CM_CHIEF_DEVICE")
 _CLUSTER_MANAGER_VARIABLES = (*_CHIEF_VARIABLES, "CM_WORKER_SIZE", "CM_WORKER_IP")
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import select
 import signal
 import socket
 import stat
@@ -41,8 +40,7 @@ def find_task(words: Sequence[str]) -> environment.Task | None:
     """
     try:
         task = environment.cluster_task()
-        # Slurm's server of PMI has a name for the job in a variable, and another language.
-        name = task and (task.job or _ask_pmi())
+        name = task and (task.job or _name_of_hydra())
     except ValueError as error:
         raise LaunchError(str(error)) from error
     if task is None or not name:
@@ -137,21 +135,14 @@ def _connect(task: environment.Task, address: tuple[str, int], secret: str) -> s
         raise
 
 
-def _ask_pmi() -> str:
-    """The name of the job as MPICH's launcher tells it, in the language of PMI 1; "" where nobody answers."""
-    file = environment.read_variable(environment.PMI_FILE) or ""
-    if not file.isdecimal():
-        return ""
-    answer = ""
-    with contextlib.suppress(OSError):
-        for question in ("cmd=init pmi_version=1 pmi_subversion=1", "cmd=get_my_kvsname", "cmd=finalize"):
-            os.write(int(file), f"{question}\n".encode())
-            text = b""
-            while not text.endswith(b"\n"):
-                piece = os.read(int(file), 1024) if select.select([int(file)], [], [], _CONNECT_SECS)[0] else b""
-                if not piece:
-                    return answer
-                text += piece
-            found = re.search(r"\bkvsname=(\S+)", text.decode(errors="replace"))
-            answer = found[1] if found else answer
-    return answer
+def _name_of_hydra() -> str:
+    """What tells jobs of MPICH's launcher apart: where its proxy, which starts processes, reports to; "" elsewhere."""
+    with contextlib.suppress(ImportError):  # it comes with Horovod, and several ranks need that
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            for parent in psutil.Process().parents():
+                words = parent.cmdline()
+                if "--control-port" in words[:-1]:
+                    return words[words.index("--control-port") + 1]
+    return ""
