@@ -232,10 +232,6 @@ class _Job:
 
     def _ends_at_once(self) -> bool:
         """Whether there is a signal but the first SIGTERM, which ranks in a training heed after a whole step."""
-        if self._is_told and self._signals[:1] == [signal.SIGTERM]:
-            # A scheduler tells all processes, and this one was not the first.
-            self._is_told = False
-            self._signals.pop(0)
         if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
             told = [rank.rank for rank in self._ranks if rank.was_told]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
@@ -388,4 +384,7 @@ class _Job:
         self._streams["stderr"].write_line(visible(f"npu-run: {text}").encode())
 
     def _note_signal(self, number: int, frame: object) -> None:
-        self._signals.append(number)
+        if self._is_told and number == signal.SIGTERM:
+            self._is_told = False  # a scheduler tells all processes, and this one was not the first
+        else:
+            self._signals.append(number)
