@@ -9,6 +9,7 @@ each documented variable means is written in `options/environment_table.py`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -72,6 +73,7 @@ _CLUSTERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
     ("JOB_COMPLETION_INDEX", "NPU_RUN_TASKS", "", ("NPU_RUN_FIRST",)),
 )
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 FIRST_TASK = "NPU_RUN_FIRST"  # host:port where the first task is found, in place of a file in a folder that all share
 JOB_SECRET = "NPU_RUN_SECRET"  # what tasks know each other by, then
 _CHIEF_VARIABLES = ("CM_CHIEF_IP", "CM_CHIEF_PORT", "CM_CHIEF_DEVICE")
@@ -260,6 +262,15 @@ def declared_device() -> int:
         if device is not None:
             return device
     return 0
+
+
+def visible_gpus() -> list[str] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES lists, up to the first that is none, as CUDA reads it; None if it is unset."""
+    text = os.environ.get(VISIBLE_GPUS)
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
 def fill_rank_variables(launched: Launched | None) -> None:
