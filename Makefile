@@ -55,7 +55,7 @@ test-versions:  ## ROOMS= that another TensorFlow may break, on each of VERSIONS
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)
 
-test-clusters: venv  ## jobs under a Slurm of this machine alone; needs root, and apt-get install slurm-wlm munge
+test-clusters: venv  ## jobs under Open MPI, MPICH and a Slurm of this machine (apt-get install openmpi-bin mpich slurm-wlm munge)
 	@$(bin)/python -m pytest tests/clusters $(ARGS)
 
 replay := $(CURDIR)/$(bin)/python $(CURDIR)/tools/replay_on_genuine.py --copy --python $(CURDIR)/.venv-tf115/bin/python \

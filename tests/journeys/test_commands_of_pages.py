@@ -166,7 +166,7 @@ NOT_RUN = {
     "python tools/tensorflow_tests.py tensorflow --cache out/tests.json --only contrib/rnn --again": (
         "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
     ),
-    "make test-clusters": "needs root and Slurm; the suite runs the same tests where it may",
+    "make test-clusters": "needs root, Slurm, Open MPI and MPICH; the suite runs the same tests where it may",
     "make test-hosts": "needs root; the suite runs the same tests where it may",
     'pip install ".[cpu]"': "needs a network",
     'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml': "needs a network",
