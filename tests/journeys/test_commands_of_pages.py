@@ -175,6 +175,12 @@ NOT_RUN = {
         "needs a network and minutes of compiling"
     ),
     "pip install 'npu-bridge[examples]'": "needs a network",
+    "srun -n 8 npu-run train.py": "needs Slurm; clusters/test_mpirun.py runs it where it may",
+    "mpirun -np 8 npu-run train.py": "needs MPI; clusters/test_mpirun.py runs it where it may",
+    "srun npu-run --logs train.py\n": "needs Slurm; clusters/test_mpirun.py runs it where it may",
+    "docker build -t registry.example/npu-bridge:latest -f examples/kubernetes/Dockerfile .": "needs Docker",
+    "kubectl apply -f examples/kubernetes/storage.yaml": "needs Kubernetes",
+    "kubectl apply -f examples/kubernetes/indexed_job.yaml": "needs Kubernetes",
     "horovodrun -np 4 python train.py": "Horovod's launcher alone; the line with npu-run in it is run",
     "mpirun -np 4 -H host1:2,host2:2 python train.py": "needs two machines and MPI",
     "mpirun -np 8 -H host1:4,host2:4 python train.py": "needs two machines and MPI",
