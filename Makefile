@@ -58,7 +58,7 @@ test-hosts: venv  ## jobs over two hosts that are network namespaces with a link
 test-soak: venv  ## trainings through random faults, 1,000 by default (ARGS="--faults 30 --seed 2"); needs root for all
 	@$(bin)/python -m pytest -q -s -p no:xdist tests/soak $(or $(ARGS),--faults 1000 --seed 1)
 
-test-clusters: venv  ## jobs under a Slurm of this machine alone; needs root, and apt-get install slurm-wlm munge
+test-clusters: venv  ## jobs under Open MPI, MPICH and a Slurm of this machine (apt-get install openmpi-bin mpich slurm-wlm munge)
 	@$(bin)/python -m pytest tests/clusters $(ARGS)
 
 test-elastic: venv  ## ranks that come and go, faces x models x seeds, against trainings that nobody disturbs (TF=2.21: Keras 3)

@@ -17,6 +17,7 @@ PRODUCTS = {
     "launch/doctor/ranks.py": "a script in a folder of its own that is gone afterwards",
     "launch/rank/processor_time.py": "names of threads, below /proc",
     "launch/record.py": "the file that reads a record",
+    "launch/remote/tasks.py": "where other tasks find the first one, or an error",
     "launch/repeat.py": "the note in the folder of a repeat",
     "reporting/page/document.py": "npu-run report; ReportHook attempts it",
     "reporting/page/facts.py": "ReportHook attempts it",

@@ -9,6 +9,7 @@ each documented variable means is written in `options/environment_table.py`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -34,6 +35,22 @@ class Launched(NamedTuple):
     local_size: int
 
 
+class Task(NamedTuple):
+    """This process as one of several that a cluster has started with the same command.
+
+    Attributes:
+      number: from 0.
+      count: of these processes, at least 2.
+      is_local: whether all are known to be on one machine.
+      job: a text that is the same in all of them and in no others; "" where no variable says it.
+    """
+
+    number: int
+    count: int
+    is_local: bool
+    job: str
+
+
 RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run starts a failed job again; unset where it does not
 MEMORY_FOLDER = "NPU_RUN_MEMORY_FOLDER"  # where a job that is started again keeps state in memory; unset otherwise
 BEGAN = "NPU_RUN_BEGAN"  # when npu-run first started the job, in seconds since 1970; set once it starts it again
@@ -50,6 +67,17 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
+# Number of a task, how many there are, how many on this machine (the same text where it is all of them), and what tells
+# jobs apart. Slurm starts the daemons of other launchers too, so these come first.
+_CLUSTERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE",)),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("PMI_JOBID",)),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    ("JOB_COMPLETION_INDEX", "NPU_RUN_TASKS", "", ("NPU_RUN_FIRST",)),
+)
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+FIRST_TASK = "NPU_RUN_FIRST"  # host:port where the first task is found, in place of a file in a folder that all share
+JOB_SECRET = "NPU_RUN_SECRET"  # what tasks know each other by, then
 _CHIEF_VARIABLES = ("CM_CHIEF_IP", "CM_CHIEF_PORT", "CM_CHIEF_DEVICE")
 _CLUSTER_MANAGER_VARIABLES = (*_CHIEF_VARIABLES, "CM_WORKER_SIZE", "CM_WORKER_IP")
 
@@ -152,6 +180,26 @@ def launched() -> Launched | None:
     return None
 
 
+def cluster_task() -> Task | None:
+    """Which of the tasks of a cluster this process is: of Open MPI, of a PMI launcher, of Slurm's srun, of Kubernetes.
+
+    Returns:
+      None where it is the only one, where nobody says so, and where each task is a rank already: by Horovod's
+      variables, or by HOROVOD_CONTROLLER=mpi.
+    Raises:
+      ValueError: a variable is not a non-negative integer.
+    """
+    if read_variable("HOROVOD_RANK") or (read_variable("HOROVOD_CONTROLLER") or "").lower() == "mpi":
+        return None
+    for number_name, count_name, local_name, job_names in _CLUSTERS:
+        number, count = _integer(number_name), _integer(count_name)
+        if number is not None and count is not None:
+            names = [read_variable(name) or "" for name in job_names]
+            is_local = bool(local_name) and read_variable(local_name) == read_variable(count_name)
+            return Task(number, count, is_local, "-".join(names) if all(names) else "") if number < count > 1 else None
+    return None
+
+
 def rank_size_text() -> str:
     """The declared number of ranks as text: `RANK_SIZE`, else `CM_WORKER_SIZE`, else "1".
 
@@ -216,6 +264,15 @@ def declared_device() -> int:
         if device is not None:
             return device
     return 0
+
+
+def visible_gpus() -> list[str] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES lists, up to the first that is none, as CUDA reads it; None if it is unset."""
+    text = os.environ.get(VISIBLE_GPUS)
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
 def fill_rank_variables(launched: Launched | None) -> None:

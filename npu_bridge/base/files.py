@@ -43,7 +43,9 @@ class NotOursError(FileExistsError):
 
 
 @contextlib.contextmanager
-def new_file(path: str | os.PathLike, mode: str = "w", ours: bytes | None = None) -> Iterator[Any]:
+def new_file(
+    path: str | os.PathLike, mode: str = "w", ours: bytes | None = None, permissions: int = 0o666
+) -> Iterator[Any]:
     """A file to write, text ("w") or bytes ("wb"), that takes its name when it is complete.
 
     What had the name before, a link to another file for example, is replaced and not written to.
@@ -52,6 +54,7 @@ def new_file(path: str | os.PathLike, mode: str = "w", ours: bytes | None = None
       path: its name.
       mode: "w" or "wb".
       ours: a pattern in the beginning of the files that may be replaced; None for any, because the user has named it.
+      permissions: of the file, less what the process's umask takes.
     Raises:
       NotOursError: there is another file of that name.
     """
@@ -60,7 +63,7 @@ def new_file(path: str | os.PathLike, mode: str = "w", ours: bytes | None = None
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     # A name that nobody can know, and only if nothing has it.
     unfinished = os.path.join(os.path.dirname(path), f"{UNFINISHED}{secrets.token_hex(8)}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
     try:
         with open(descriptor, mode, **text) as file:
             yield file

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from npu_bridge.base.environment import MEMORY_FOLDER, read_variable, write_variable
 from npu_bridge.base.files import remove_own
 
-__all__ = ["MemoryFolder", "folder_of_job", "for_job", "free_bytes", "make_memory_folder", "name_of"]
+__all__ = ["MemoryFolder", "folder_of_job", "for_job", "free_bytes", "is_kept_by_job", "make_memory_folder", "name_of"]
 
 _ROOT = "/dev/shm"
 _LOCK = ".lock"
@@ -81,6 +81,11 @@ def for_job() -> Iterator[None]:
 def name_of(path: str) -> str:
     """The name that `make_memory_folder` has given a folder, on any machine."""
     return os.path.basename(path).rpartition("-")[2]
+
+
+def is_kept_by_job() -> bool:
+    """Whether processes of this job keep state in memory; the same on all ranks, also where one has no folder."""
+    return read_variable(MEMORY_FOLDER) is not None
 
 
 def folder_of_job() -> str | None:

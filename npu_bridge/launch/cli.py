@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import re
@@ -40,6 +39,8 @@ from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
 from npu_bridge.launch.job.supervisor import Outcome, check_thread, run_ranks
 from npu_bridge.launch.outputs import check_file, own_output
+from npu_bridge.launch.remote.task_agent import find_task, serve_first_task
+from npu_bridge.launch.remote.tasks import leading
 from npu_bridge.launch.repeat import WAYS, Repeats
 from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
 from npu_bridge.launch.timeline import FILES, Recording
@@ -156,7 +157,7 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
     type=click.FloatRange(min=0),
     callback=_finite,
     metavar="SECS",
-    help="How long to wait for --min-np. Default: 600.",
+    help="How long to wait for --min-np or tasks. Default: 600.",
 )
 @click.option(
     "--cool-down",
@@ -221,69 +222,75 @@ def run_script(
     One rank runs as a plain process, without Horovod. When a rank fails, the others are stopped, and the last
     line names it.
     """
-    outputs = contextlib.ExitStack()
-    try:
-        if not os.path.isfile(script):
-            raise LaunchError(missing_script(script))
-        announce_settings(settings)
-        log_dir = log_dir or ((out or "logs") if logs else None)
-        recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
-        plan = plan_job(size, hosts, hostfile, rank_table)
-        elastic = None
-        times = {"wait_secs": wait_secs, "cool_down_secs": cool_down_secs}
-        times = {name: secs for name, secs in times.items() if secs is not None}
-        if any(given is not None for given in (least, most, hosts_from)):
-            excluded = {"--rank-table": rank_table, "--timeline": timeline, "--repeat": repeat}
-            whole = plan_job(None, hosts, hostfile) if plan.slots else None
-            numbers = check_numbers(
-                least, most, size, whole, hosts_from, [name for name, is_set in excluded.items() if is_set]
-            )
-            elastic = Bounds(*numbers, **times)
-            plan = whole or Plan(elastic.most, {})
-        elif times:
-            name = "--wait" if "wait_secs" in times else "--cool-down"
-            raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
-        repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
-        _take_outputs(outputs, plan, log_dir, repeats, recording, report)
-        SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
-        if recording is not None:
-            recording.announce(plan.size)
-        if restarts or elastic:
-            environment.write_variable(environment.RESTARTS, restarts or 1)
-            outputs.enter_context(memory_folders.for_job())
-        # At once: until TensorFlow is loaded and the ranks have met, nothing else is to be seen.
-        _announce_start(script, plan, elastic)
-        sys.stdout.flush()
-        given = list(arguments)
+    with contextlib.ExitStack() as outputs:
+        try:
+            tasks_wait_secs = Bounds(0, 0).wait_secs if wait_secs is None else wait_secs
+            task = None if any((size, hosts, hostfile, rank_table, hosts_from)) else find_task(sys.argv[1:])
+            if task is not None and task.number > 0:
+                serve_first_task(task, tasks_wait_secs, _tell)
+            tasks = task and outputs.enter_context(leading(task, tasks_wait_secs, _tell))
+            if not os.path.isfile(script):
+                raise LaunchError(missing_script(script))
+            announce_settings(settings)
+            log_dir = log_dir or ((out or "logs") if logs else None)
+            recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
+            plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
+            elastic = None
+            times = {"wait_secs": wait_secs, "cool_down_secs": cool_down_secs}
+            times = {name: secs for name, secs in times.items() if secs is not None}
+            if any(given is not None for given in (least, most, hosts_from)):
+                excluded = {"--rank-table": rank_table, "--timeline": timeline, "--repeat": repeat}
+                whole = plan if tasks else plan_job(None, hosts, hostfile) if plan.slots else None
+                numbers = check_numbers(
+                    least, most, size, whole, hosts_from, [name for name, is_set in excluded.items() if is_set]
+                )
+                elastic = Bounds(*numbers, **times)
+                plan = whole or Plan(elastic.most, {})
+            elif times.keys() - ({"wait_secs"} if tasks else ()):
+                name = "--cool-down" if tasks or "wait_secs" not in times else "--wait"
+                raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
+            repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
+            _take_outputs(outputs, plan, log_dir, repeats, recording, report)
+            SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
+            if recording is not None:
+                recording.announce(plan.size)
+            if restarts or elastic:
+                environment.write_variable(environment.RESTARTS, restarts or 1)
+                outputs.enter_context(memory_folders.for_job())
+            # At once: until TensorFlow is loaded and the ranks have met, nothing else is to be seen.
+            _announce_start(script, plan, elastic)
+            sys.stdout.flush()
+            given = list(arguments)
 
-        def run(words: list[str]) -> int:
-            began = time.time()
-            environment.write_variable(environment.BEGAN, "")
+            def run(words: list[str]) -> int:
+                began = time.time()
+                environment.write_variable(environment.BEGAN, "")
 
-            def start(plan: Plan, **options) -> Outcome:
-                outcome = run_ranks(script, words, plan, log_dir, stall_secs, **options)
-                environment.write_variable(environment.BEGAN, began)
-                return outcome
+                def start(plan: Plan, **options) -> Outcome:
+                    outcome = run_ranks(script, words, plan, log_dir, stall_secs, tasks=tasks, **options)
+                    environment.write_variable(environment.BEGAN, began)
+                    return outcome
 
-            if elastic is None:
-                return _run_again(functools.partial(start, plan), restarts)
-            slots = HostsFrom(hosts_from, _tell) if hosts_from else lambda: whole.slots if whole else {"": elastic.most}
-            members = Members(slots, elastic)
-            return run_elastic(lambda plan, why: start(plan, is_out_of_date=why), members, elastic, restarts, _tell)
+                if elastic is None:
+                    return _run_again(lambda: start(tasks.plan() if tasks else plan), restarts)
+                if hosts_from:
+                    slots = HostsFrom(hosts_from, _tell)
+                else:
+                    slots = tasks.slots if tasks else lambda: whole.slots if whole else {"": elastic.most}
+                members = Members(slots, elastic)
+                return run_elastic(lambda plan, why: start(plan, is_out_of_date=why), members, elastic, restarts, _tell)
 
-        if repeats is not None:
-            sys.exit(repeats.run(given, run, _tell))
-        supervised = log_dir is not None or restarts or recording is not None or elastic is not None
-        if plan.is_local and plan.size == 1 and not supervised:
-            _run_alone(script, given, plan)
-        code = run(given)
-        if recording is not None:
-            echo(recording.conclude(plan.size), err=True)
-    except (LaunchError, NotOursError) as error:
-        fail(f"npu-run: {in_line(str(error))}")
-    finally:
-        outputs.close()
-    sys.exit(code)
+            if repeats is not None:
+                sys.exit(repeats.run(given, run, _tell))
+            supervised = log_dir is not None or restarts or recording is not None or elastic is not None
+            if plan.is_local and plan.size == 1 and not supervised:
+                _run_alone(script, given, plan)
+            code = run(given)
+            if recording is not None:
+                echo(recording.conclude(plan.size), err=True)
+            sys.exit(code)
+        except (LaunchError, NotOursError) as error:
+            fail(f"npu-run: {in_line(str(error))}")
 
 
 def _take_outputs(

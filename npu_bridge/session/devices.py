@@ -70,8 +70,11 @@ def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
 def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
     """GPU numbers for device ordinals, in order of preference and without repetitions.
 
-    An ordinal beyond the last GPU shares a GPU with others, with a warning.
+    An ordinal beyond the last GPU shares a GPU with others, with a warning; not where the environment lists one GPU, as
+    then whoever started this process has chosen it, and ordinals are those of the machine.
     """
+    if gpu_count == 1 and len(environment.visible_gpus() or ()) == 1:
+        return [0] if ordinals else []
     beyond = [ordinal for ordinal in ordinals if ordinal >= gpu_count]
     if beyond:
         say_once(

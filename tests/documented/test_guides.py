@@ -91,7 +91,7 @@ def test_what_is_only_here_exists():
 
 
 @pytest.mark.parametrize(
-    "shell, tool, place", zip(SHELLS, ("srun", "kubectl"), ("--nodelist=worker-1.workers", "worker-1"))
+    "shell, tool, place", zip(SHELLS, ("kubectl", "srun"), ("worker-1", "--nodelist=worker-1.workers"))
 )
 def test_a_way_to_other_hosts_without_ssh(shell, tool, place, tmp_path):
     """The page's scripts, called as `npu-run` calls ssh; a stand-in for the cluster's tool says where it would go."""

@@ -166,7 +166,7 @@ NOT_RUN = {
     "python tools/tensorflow_tests.py tensorflow --cache out/tests.json --only contrib/rnn --again": (
         "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
     ),
-    "make test-clusters": "needs root and Slurm; the suite runs the same tests where it may",
+    "make test-clusters": "needs root, Slurm, Open MPI and MPICH; the suite runs the same tests where it may",
     "make test-elastic": "hours; test_elastic_matrix.py runs a part of it",
     "make test-hosts": "needs root; the suite runs the same tests where it may",
     "make test-soak": "an hour of faults",
@@ -178,6 +178,12 @@ NOT_RUN = {
         "needs a network and minutes of compiling"
     ),
     "pip install 'npu-bridge[examples]'": "needs a network",
+    "srun -n 8 npu-run train.py": "needs Slurm; clusters/test_mpirun.py runs it where it may",
+    "mpirun -np 8 npu-run train.py": "needs MPI; clusters/test_mpirun.py runs it where it may",
+    "srun npu-run --logs train.py\n": "needs Slurm; clusters/test_mpirun.py runs it where it may",
+    "docker build -t registry.example/npu-bridge:latest -f examples/kubernetes/Dockerfile .": "needs Docker",
+    "kubectl apply -f examples/kubernetes/storage.yaml": "needs Kubernetes",
+    "kubectl apply -f examples/kubernetes/indexed_job.yaml": "needs Kubernetes",
     "horovodrun -np 4 python train.py": "Horovod's launcher alone; the line with npu-run in it is run",
     "mpirun -np 4 -H host1:2,host2:2 python train.py": "needs two machines and MPI",
     "mpirun -np 8 -H host1:4,host2:4 python train.py": "needs two machines and MPI",

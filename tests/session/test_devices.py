@@ -59,6 +59,15 @@ def test_ordinals_beyond_the_last_gpu_share_one(ordinals, gpu_count, visible, wa
     assert ("fewer GPUs than devices" in caplog.text) == warns
 
 
+@pytest.mark.parametrize("listed, warns", [("3", False), ("3,1", True), (None, True)])
+def test_the_one_gpu_that_was_chosen_for_this_process_is_its_own(listed, warns, monkeypatch, caplog):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert visible_gpus((2,), 1) == [0]
+    assert ("fewer GPUs than devices" in caplog.text) == warns
+
+
 def test_settings_of_the_script_stay_and_without_a_gpu_nothing_happens(monkeypatch):
     config = tf.compat.v1.ConfigProto()
     config.gpu_options.visible_device_list = "3"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 
+from npu_bridge.base.gpus import describe_gpus
 from npu_bridge.base.install import CHOSEN, TENSORFLOWS, is_supported, missing_beside, numpy_problem
 from npu_bridge.base.inventory import installed_version, machine_rows, version_rows
 from npu_bridge.base.tf_internals import names
@@ -38,5 +39,7 @@ def versions_section() -> tuple[Section, list[Problem]]:
 
 
 def machine_section(gpus: list[str] | None, description: str | None = None) -> Section:
-    """The rows of `machine_rows`."""
-    return Section("machine", machine_rows(gpus, description), "machine")
+    """The rows of `machine_rows`, and which GPUs ranks would get, where there are some."""
+    shared_out = describe_gpus()
+    rows = [("GPUs of ranks", shared_out)] if shared_out else []
+    return Section("machine", machine_rows(gpus, description) + rows, "machine")

@@ -14,6 +14,7 @@ from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, is_this_machine
 from npu_bridge.launch.remote.address import address_towards, find_interface
+from npu_bridge.launch.remote.tasks import Tasks
 
 __all__ = ["Slot", "open_slots"]
 
@@ -23,7 +24,7 @@ class Slot(NamedTuple):
 
     Attributes:
       rank: its number.
-      host: the host to reach through ssh; "" for this machine.
+      host: the host to reach through ssh, or the task that runs it; "" for this machine, or this task.
       variables: environment variables by which Horovod finds the rank's peers.
     """
 
@@ -33,12 +34,15 @@ class Slot(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
+def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
     """Describes the ranks of a plan; several of them have a key-value server while this block lasts.
 
     The server listens on the addresses of this machine by which its ranks reach it, and on no other: on 127.0.0.1 when
     all of them run here.
 
+    Args:
+      plan: of the job.
+      tasks: those of a cluster, each of which runs a rank; None where this process starts them.
     Yields:
       A slot for each rank, in order, and the server. One rank alone on this machine has no variables and no server, and
       needs no Horovod. On other hosts the interface for Gloo is left to be found there.
@@ -60,11 +64,10 @@ def open_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer | None]]
     server = KeyValueServer()
     try:
         slots = []
-        is_here = functools.cache(lambda host: plan.is_local or is_this_machine(host))
+        ways = [] if tasks is None else tasks.ways(plan.size)
         way_to = functools.cache(functools.partial(_way_of, plan))
         for slot in assigned:
-            host = "" if is_here(slot.hostname) else slot.hostname
-            address, interface = way_to(host)
+            host, address, interface = ways[slot.rank] if ways else way_to(slot.hostname)
             # Only where no way is known, any will do: a name that ssh alone can resolve.
             location = server.listen(address) if address else server.listen("", name=socket.gethostname())
             variables = horovod_internals.variables_of_rank(slot, location.address, location.port, [interface])
@@ -74,15 +77,15 @@ def open_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer | None]]
         server.stop()
 
 
-def _way_of(plan: Plan, host: str) -> tuple[str, str]:
-    """The server's address for ranks of a host, "" when unknown, and the interface of those of this machine."""
-    if host:
-        return address_towards(host), ""
+def _way_of(plan: Plan, name: str) -> tuple[str, str, str]:
+    """For ranks of a host: the host, "" for this machine; the server's address, "" when unknown; and the interface."""
+    if not plan.is_local and not is_this_machine(name):
+        return name, address_towards(name), ""
     if not plan.is_local:
         address = address_towards(next(other for other in plan.slots if not is_this_machine(other)))
-        return address, environment.read_variable("HOROVOD_GLOO_IFACE") or find_interface(address)
+        return "", address, environment.read_variable("HOROVOD_GLOO_IFACE") or find_interface(address)
     address = "127.0.0.1"
     interface = find_interface(address)
     if not interface:
         raise LaunchError(f"no network interface has the address {address}. Bring one up: ip link set lo up")
-    return address, interface
+    return "", address, interface

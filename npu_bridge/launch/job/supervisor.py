@@ -43,6 +43,7 @@ from npu_bridge.launch.job.rank_process import RankProcess, Watch, rank_command,
 from npu_bridge.launch.job.slots import Slot, open_slots
 from npu_bridge.launch.job.watched_rank import WatchedRank
 from npu_bridge.launch.remote.host import RemoteHost, RemoteProcess
+from npu_bridge.launch.remote.tasks import Tasks
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 
 __all__ = ["STOP_SECS", "Outcome", "check_thread", "run_ranks"]
@@ -87,6 +88,7 @@ def run_ranks(
     log_dir: str | None = None,
     stall_secs: float | None = None,
     is_out_of_date: Callable[[], str] = lambda: "",
+    tasks: Tasks | None = None,
 ) -> Outcome:
     """Runs `script` on the ranks of a plan until all have ended.
 
@@ -100,12 +102,13 @@ def run_ranks(
       stall_secs: end the job when a rank has been waiting for others as long as this, 0 for never; None ends it when
         every rank has been waiting for 600 s, and none has computed anything.
       is_out_of_date: asked now and then why the job should end after a whole step to be started anew; "" to go on.
+      tasks: those of a cluster, each of which runs a rank; None where this process starts all ranks.
     Raises:
       LaunchError: Horovod cannot be imported, ssh is missing, the folder of the logs is none, or this is not the main
         thread; or this machine has no room for so many ranks.
     """
-    job = _Job(stall_secs, is_out_of_date)
-    with open_slots(plan) as (slots, server), _files_for(slots, log_dir) as open_files, job.heeding_signals():
+    job = _Job(stall_secs, is_out_of_date, tasks)
+    with open_slots(plan, tasks) as (slots, server), _files_for(slots, log_dir) as open_files, job.heeding_signals():
         try:
             job.server, job.open_files = server, open_files
             titles = [f"rank {slot.rank} of {plan.size}: {script}" for slot in slots]
@@ -152,10 +155,11 @@ def check_thread() -> None:
 class _Job:
     """The running ranks and the one loop that watches them."""
 
-    def __init__(self, stall_secs: float | None, is_out_of_date: Callable[[], str]):
+    def __init__(self, stall_secs: float | None, is_out_of_date: Callable[[], str], tasks: Tasks | None):
         self.server: KeyValueServer | None = None
         self.open_files: Limit | None = None
         self.lost: list[int] = []
+        self._tasks = tasks
         self._is_out_of_date = is_out_of_date
         self._resize = ""
         self._streams = {
@@ -168,11 +172,13 @@ class _Job:
         self._watch = Watch()
         self._hang_look_at = 0.0
         self._signals: list[int] = []
+        self._is_told = False
         self._ordered_stop = OrderedStop(self._ranks)
 
     def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
         """Starts ranks of this machine."""
-        defaults = {**rank_defaults(len(slots)), **os.environ}
+        sharing = len(slots) if self._tasks is None else self._tasks.sharing("")
+        defaults = {**rank_defaults(sharing), **os.environ}
         command = functools.partial(rank_command, script, arguments, plan.devices)
         for slot in slots:
             rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
@@ -182,8 +188,9 @@ class _Job:
             self._watch.add(rank.process)
 
     def start_there(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
-        """Starts the ranks of another host."""
-        connection = RemoteHost(host, self._streams["stderr"])
+        """Starts the ranks of another host, or of another task."""
+        connect = RemoteHost if self._tasks is None else self._tasks.open
+        connection = connect(host, self._streams["stderr"])
         self._hosts.append(connection)
         self._watch.add(connection)
         ranks = [WatchedRank(slot.rank, self._streams, logs[slot.rank]) for slot in slots]
@@ -202,6 +209,9 @@ class _Job:
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
         for number in heeded:
             signal.signal(number, self._note_signal)
+        if self._tasks is not None:  # of Open MPI's mpirun, which passes it on and waits
+            heeded.append(signal.SIGUSR1)
+            before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: self._note_signal(signal.SIGTERM, None))
         try:
             yield
         finally:
@@ -238,7 +248,8 @@ class _Job:
         if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
             told = [rank.rank for rank in self._ranks if rank.was_told]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
-                by = f" (rank {told[0]} was told)" if told and not self._signals else ""
+                self._is_told = not self._signals
+                by = f" (rank {told[0]} was told)" if self._is_told else ""
                 self._signals.clear()
                 self.say(f"SIGTERM{by}: the ranks end after this step and save; a second signal stops them at once")
                 self._ordered_stop.ask(time.monotonic())
@@ -393,4 +404,7 @@ class _Job:
         self._streams["stderr"].write_line(visible(f"npu-run: {text}").encode())
 
     def _note_signal(self, number: int, frame: object) -> None:
-        self._signals.append(number)
+        if self._is_told and number == signal.SIGTERM:
+            self._is_told = False  # a scheduler tells all processes, and this one was not the first
+        else:
+            self._signals.append(number)

@@ -20,7 +20,16 @@ from collections.abc import Iterator
 from typing import Callable
 
 from npu_bridge.base.after_import import after_import, when_loaded
-from npu_bridge.base.environment import Launched, fill_rank_variables, given_settings, launched, write_variable
+from npu_bridge.base.environment import (
+    VISIBLE_GPUS,
+    Launched,
+    declared_device,
+    fill_rank_variables,
+    given_settings,
+    launched,
+    write_variable,
+)
+from npu_bridge.base.gpus import gpu_of_rank, shortage
 from npu_bridge.base.terminal import echo
 from npu_bridge.launch.rank.input_end import watch_input
 from npu_bridge.launch.rank.link import RankLink
@@ -50,6 +59,7 @@ def main(arguments: list[str]) -> None:
         _take_device(arguments[1].split(",")[place.rank])
         arguments = arguments[2:]
     fill_rank_variables(place)
+    _take_gpu(place, arguments[0])
     tell_exit = watch_input(link.send) if link is not None and place.size > 1 else None
     if "tensorflow" not in sys.modules:
         after_import("tensorflow", lambda module: None, _without_collections)
@@ -122,6 +132,15 @@ def _take_device(device: str) -> None:
     """A rank table's device wins over what the environment says."""
     for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
         write_variable(name, device)
+
+
+def _take_gpu(place: Launched, script: str) -> None:
+    """Shows this process its own GPU only; a child of it, or another library, then uses no other rank's."""
+    gpu = gpu_of_rank(declared_device(), place.local_size, script)
+    if gpu is not None:
+        write_variable(VISIBLE_GPUS, gpu)
+    elif place.local_rank == 0 and (text := shortage(place.local_size)):
+        echo(f"npu-run: {text}", err=True)
 
 
 def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-__all__ = ["address_towards", "find_interface"]
+__all__ = ["address_towards", "find_interface", "own_addresses"]
 
 _ANY_PORT = 9  # nothing is sent to it
 
@@ -26,3 +26,12 @@ def find_interface(address: str) -> str:
         if any(entry.address == address for entry in addresses):
             return name
     return ""
+
+
+def own_addresses() -> list[str]:
+    """The IPv4 addresses by which other machines may reach this one."""
+    import psutil
+
+    families = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+    addresses = [entry.address for entry in families if entry.family == socket.AF_INET]
+    return [address for address in addresses if not address.startswith("127.")]

@@ -1,4 +1,4 @@
-"""The launcher's end of the ssh connection to another host, and of the processes of ranks there."""
+"""The launcher's end of the connection to another host, through ssh as a rule, and of the processes of ranks there."""
 
 from __future__ import annotations
 
@@ -65,20 +65,9 @@ class RemoteHost:
         self._limit_secs = max(_START_SECS, silence_secs)
         self._unread = b""
         self._is_closed = threading.Event()
-        try:
-            self._process = subprocess.Popen(
-                [*_SSH, "--", host, _keeper_command()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except FileNotFoundError as error:
-            raise LaunchError(f"{host} is reached through ssh, which is not installed here.") from error
-        self._pipes = [self._process.stdout.fileno(), self._process.stderr.fileno()]
-        for file in self._pipes:
-            os.set_blocking(file, False)
+        self._one_at_a_time = threading.Lock()
+        self._pipes = self._open()
+        self._output = self._pipes[0]
 
     def start(
         self,
@@ -105,8 +94,7 @@ class RemoteHost:
             script=script,
             arguments=list(arguments),
             devices=list(devices),
-            peer=peer,
-            environment={name: text for name, text in os.environ.items() if not _is_own(name)},
+            **self._job_facts(peer),
         )
         threading.Thread(target=self._send_life_signs, name=f"npu-run {self.host}", daemon=True).start()
 
@@ -117,13 +105,13 @@ class RemoteHost:
     def read(self, file: int) -> bool:
         """Takes what one of `files()` holds; False when it came to its end and is no longer one of them."""
         try:
-            text = os.read(file, _CHUNK_BYTES)
+            text = self._receive(file)
         except BlockingIOError:
             return True
         if not text:
             # `look` may have come to its end already.
             self._pipes = [pipe for pipe in self._pipes if pipe != file]
-        elif file == self._process.stdout.fileno():
+        elif file == self._output:
             self._take_events(text)
         else:
             said = text.decode(errors="replace").replace("\r\n", "\n")
@@ -135,27 +123,67 @@ class RemoteHost:
         """Notices that the connection is gone or silent; reads first, in case nobody has done so for a while."""
         if self.loss or self._is_closed.is_set():
             return
-        code = self._process.poll()
+        how = self._why_ended()
         limit = time.monotonic() - self._limit_secs
-        if code is not None or self.heard_at < limit:
+        if how is not None or self.heard_at < limit:
             for file in list(self._pipes):
                 self.read(file)
-        if code is not None and not self._pipes:
-            reason = f": {self._last_error}" if self._last_error else ""
-            self.loss = f"the connection to {self.host} has ended (ssh, exit code {code}{reason})"
+            how = self._why_ended()
+        if how is not None and not self._pipes:
+            self.loss = how
         elif self.heard_at < limit:
             self.loss = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
 
     def tell(self, **message: Any) -> None:
         """Sends a message; to a host that is gone, in vain."""
-        with contextlib.suppress(OSError, ValueError):  # the latter once the connection was closed here
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        line = json.dumps(message).encode() + b"\n"
+        with (
+            contextlib.suppress(OSError, ValueError),
+            self._one_at_a_time,
+        ):  # ValueError: the connection was closed here
+            self._send(line)
 
     def close(self) -> None:
         """Ends the connection, and with it whatever the agent still runs."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
+        self._disconnect()
+
+    def _open(self) -> list[int]:
+        """Connects; gives what events come through, and what the way itself has to say, to read without waiting."""
+        try:
+            self._process = subprocess.Popen(
+                [*_SSH, "--", self.host, _keeper_command()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except FileNotFoundError as error:
+            raise LaunchError(f"{self.host} is reached through ssh, which is not installed here.") from error
+        files = [self._process.stdout.fileno(), self._process.stderr.fileno()]
+        for file in files:
+            os.set_blocking(file, False)
+        return files
+
+    def _job_facts(self, peer: str) -> dict[str, Any]:
+        """What the agent must know besides its ranks."""
+        return {"peer": peer, "environment": {name: text for name, text in os.environ.items() if not _is_own(name)}}
+
+    def _receive(self, file: int) -> bytes:
+        return os.read(file, _CHUNK_BYTES)
+
+    def _send(self, line: bytes) -> None:
+        self._process.stdin.write(line)
+
+    def _why_ended(self) -> str | None:
+        code = self._process.poll()
+        reason = f": {self._last_error}" if self._last_error else ""
+        return None if code is None else f"the connection to {self.host} has ended (ssh, exit code {code}{reason})"
+
+    def _disconnect(self) -> None:
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.0 if self.loss else _CLOSE_SECS)
@@ -176,6 +204,9 @@ class RemoteHost:
         for event in map(json.loads, lines):
             if "stopped" in event:
                 self.stopped = event["stopped"]
+            elif "was_told" in event:
+                for rank in self._ranks.values():
+                    rank.was_told = event["was_told"]
             elif "code" in event:
                 self.codes[event["rank"]] = event["code"]
             else:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 from npu_bridge.base.environment import MEMORY_FOLDER
 from npu_bridge.base.memory_folders import MemoryFolder, make_memory_folder, name_of
@@ -27,7 +27,7 @@ from npu_bridge.launch.job.limits import FILES_OF_A_RANK, Limit, allow_open_file
 from npu_bridge.launch.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
 from npu_bridge.launch.remote.address import address_towards, find_interface
 
-__all__ = ["LIFE_SIGN_SECS", "main"]
+__all__ = ["LIFE_SIGN_SECS", "main", "read_messages", "run_job"]
 
 LIFE_SIGN_SECS = 1.0
 _TICK_SECS = 0.05
@@ -36,21 +36,36 @@ _CHUNK_BYTES = 16384
 
 def main() -> None:
     """Runs the ranks of one host until the connection closes."""
-    messages = _messages()
+    messages = read_messages()
     job = next(messages, None)
     if job is None:
         return
-    # A scheduler's signal to all processes of a machine is for the ranks. Ignored, it would be so in them, too.
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
     count = len(job["ranks"])
     try:
         with allow_open_files(count * FILES_OF_A_RANK, f"{count} ranks") as limit:
-            _run(job, messages, limit)
+            run_job(job, messages, lambda: os._exit(0), limit)
     except LaunchError as error:
         sys.exit(str(error))
 
 
-def _run(job: dict[str, Any], messages: Iterator[dict[str, Any]], open_files: Limit | None) -> None:
+def run_job(
+    job: dict[str, Any],
+    messages: Iterator[dict[str, Any]],
+    leave: Callable[[], None],
+    open_files: Limit | None = None,
+) -> None:
+    """Runs the ranks of one job, until the launcher says that it is over.
+
+    Args:
+      job: its first message.
+      messages: those that follow it.
+      leave: called when there are no more of them and the ranks were killed; ends this process.
+      open_files: the limit on open files that ranks get.
+    """
+    told: list[str] = []
+    # A scheduler's signal to all processes of a machine is for the ranks. Ignored, it would be so in them, too. The
+    # launcher may be on another machine, and not have got it.
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append("SIGTERM"))
     environment = _environment(job)
     memory = _take_memory(environment)
     ranks = {}
@@ -60,24 +75,34 @@ def _run(job: dict[str, Any], messages: Iterator[dict[str, Any]], open_files: Li
         variables = {**environment, **place["variables"]}
         ranks[place["rank"]] = RankProcess(command, variables, take, open_files=open_files)
     codes: dict[int, int] = {}
-    threading.Thread(target=_obey, args=(messages, ranks, codes, memory), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError):
-        _watch(ranks, codes)
-    _end(ranks, codes)
+    is_over = threading.Event()
+    obey = threading.Thread(target=_obey, args=(messages, ranks, codes, memory, is_over, leave), daemon=True)
+    obey.start()
+    with contextlib.suppress(ConnectionError):
+        _watch(ranks, codes, told, is_over)
+    if not is_over.is_set():
+        _end(ranks, codes)
+    obey.join()
+    for process in ranks.values():
+        process.close()
+    with contextlib.suppress(ConnectionError):
+        _tell(over=True)
 
 
-def _watch(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
-    """Passes on what ranks say and how they end, for ever; the thread that listens ends the process."""
+def _watch(ranks: dict[int, RankProcess], codes: dict[int, int], told: list[str], is_over: threading.Event) -> None:
+    """Passes on what ranks say and how they end, until all have and the job is over."""
     watch, numbers = Watch(), {process: rank for rank, process in ranks.items()}
     for process in ranks.values():
         watch.add(process)
     told_at = 0.0
-    while True:
+    while not is_over.is_set() or len(codes) < len(ranks):
         for process in watch.turn(_TICK_SECS):
             process.drain("stdout", "stderr")  # the launcher hears of the end after everything the rank has said
             rank, code = numbers[process], process.poll()
             codes[rank] = code
             _tell(rank=rank, code=code)
+        while told:
+            _tell(was_told=told.pop())
         if time.monotonic() - told_at >= LIFE_SIGN_SECS:
             told_at = time.monotonic()
             _tell(stopped=[rank for rank, process in ranks.items() if process.is_stopped])
@@ -92,28 +117,38 @@ def _obey(
     ranks: dict[int, RankProcess],
     codes: dict[int, int],
     memory: MemoryFolder | None,
+    is_over: threading.Event,
+    leave: Callable[[], None],
 ) -> None:
     """Does what the launcher says; once it says nothing more, kills the ranks and ends this process."""
-    goes_on = False
+    goes_on = is_told = False
     for message in messages:
-        goes_on = message.get("goes_on", goes_on)
+        goes_on, is_told = message.get("goes_on", goes_on), "over" in message
         if "signal" in message:
             ranks[message["rank"]].send_signal(message["signal"])
         elif "order" in message:
             ranks[message["rank"]].ask(message["order"])
+        elif is_told:
+            break
     _end(ranks, codes)
     if memory is not None:
         memory.close(keeps=goes_on)
-    os._exit(0)
+    if is_told:
+        is_over.set()
+    else:
+        leave()
 
 
 def _take_memory(environment: dict[str, str]) -> MemoryFolder | None:
-    """The folder in which the job keeps state in this host's memory, if it does so: another one than the launcher's."""
-    path = environment.pop(MEMORY_FOLDER, None)
-    folder = path and make_memory_folder(name_of(path))
-    if folder:
+    """The folder in which the job keeps state in this host's memory, if it does so.
+
+    It has the name of the launcher's folder, or is that one, where the launcher is on this machine, too.
+    """
+    path = environment.get(MEMORY_FOLDER)
+    folder = make_memory_folder(name_of(path)) if path else None
+    if folder is not None:
         environment[MEMORY_FOLDER] = folder.path
-    return folder or None
+    return folder
 
 
 def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
@@ -123,11 +158,13 @@ def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
             process.send_signal(signal.SIGKILL)
 
 
-def _messages() -> Iterator[dict[str, Any]]:
+def read_messages() -> Iterator[dict[str, Any]]:
     """What the launcher says, to the end of the connection or to a silence longer than the job allows."""
     unread, silence_secs = b"", None
     while select.select([0], [], [], silence_secs)[0]:
-        text = os.read(0, _CHUNK_BYTES)
+        text = b""
+        with contextlib.suppress(ConnectionError):
+            text = os.read(0, _CHUNK_BYTES)
         if not text:
             return
         *lines, unread = (unread + text).split(b"\n")
@@ -144,8 +181,8 @@ def _tell(**event: Any) -> None:
 
 
 def _environment(job: dict[str, Any]) -> dict[str, str]:
-    """All that the launcher's environment holds, over what ssh gives, over our defaults."""
-    variables = {**rank_defaults(len(job["ranks"])), **os.environ, **job["environment"]}
+    """All that the launcher says of its environment, over what is here, over our defaults."""
+    variables = {**rank_defaults(job.get("sharing", len(job["ranks"]))), **os.environ, **job["environment"]}
     interface = find_interface(address_towards(job["peer"]))
     if interface:
         variables.setdefault("HOROVOD_GLOO_IFACE", interface)

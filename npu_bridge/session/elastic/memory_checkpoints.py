@@ -58,7 +58,7 @@ class MemoryCheckpoints:
             os.makedirs(self._folder, 0o700, exist_ok=True)
             if free_bytes(self._folder) < _TIMES_FREE * size_bytes:
                 return None
-            unfinished = os.path.join(self._folder, f"{UNFINISHED}copy")
+            unfinished = os.path.join(self._folder, f"{UNFINISHED}{os.getpid()}")
             _remove(unfinished)
             os.mkdir(unfinished)
             save(os.path.join(unfinished, _NAME))
@@ -69,7 +69,7 @@ class MemoryCheckpoints:
             put_in_place(unfinished, place)
         except (OSError, *NO_SPACE):
             return None
-        self._remove_all(but=place)
+        self._remove_before(step, but=place)
         return os.path.join(place, _NAME)
 
     def newest(self) -> tuple[int, str] | None:
@@ -94,15 +94,16 @@ class MemoryCheckpoints:
 
     def forget(self) -> None:
         """Removes all copies: the training has ended."""
-        self._remove_all()
         if not self._used:
             _remove(self._folder)
 
-    def _remove_all(self, but=""):
+    def _remove_before(self, step, but):
+        """Removes copies of this process, and those that earlier starts have left; another rank may write here, too."""
         with self._lock, contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
-                place = os.path.join(self._folder, name)
-                if place != but and place not in self._used:
+                place, (number, _, process) = os.path.join(self._folder, name), name.partition("-")
+                is_outdated = process == str(os.getpid()) or (number.isdecimal() and int(number) < step)
+                if is_outdated and place != but and place not in self._used:
                     _remove(place)
 
 

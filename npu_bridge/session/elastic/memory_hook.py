@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message
-from npu_bridge.base.memory_folders import folder_of_job
+from npu_bridge.base.memory_folders import is_kept_by_job
 from npu_bridge.collective.apart import GraphApart
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.collections import pipelines_in
@@ -68,8 +68,8 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         self.every_n_runs = _FIRST_AFTER_RUNS
 
     def begin(self):
-        self._copies = None
-        if folder_of_job() is None:
+        self._agreed = self._copies = None
+        if not is_kept_by_job():
             return
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
         take_memory_checkpoint(self._checkpoint_dir)
@@ -79,8 +79,8 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
             fix = "Put one before this hook, and pass it as sync."
             raise ValueError(message("MemoryCheckpointHook", problem, expected, "None", fix))
         is_alike = not is_apart and remote_slots.of_graph(graph) is None
-        self._writes = ranks.rank == 0 or (ranks.local_rank == 0 and is_alike)
-        self._copies = memory_checkpoints(self._checkpoint_dir, of_job=True)
+        if ranks.rank == 0 or (ranks.local_rank == 0 and is_alike):
+            self._copies = memory_checkpoints(self._checkpoint_dir, of_job=True)
         self._size_bytes = size_of_variables(graph)
         self._agreed = GraphApart(lambda own: ranks.broadcast(own, 0, "memory_checkpoint_runs"), np.int64(0))
         self.every_n_runs = _FIRST_AFTER_RUNS
@@ -96,7 +96,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         self._is_training = self._trains[run]
 
     def after_run(self, run_context, run_values):
-        if self._copies is None or not self._is_training:
+        if self._agreed is None or not self._is_training:
             return
         self._runs += 1
         if self._runs >= self.every_n_runs:
@@ -105,6 +105,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
     def end(self, session):
         if self._copies is not None:
             self._copies.forget()
+        if self._agreed is not None:
             self._agreed.close()
 
     def _copy(self, session):
@@ -112,7 +113,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         secs_per_run = (began - self._since) / self._runs
         if self._sync is not None:
             self._sync.bring_together(session)
-        if self._writes:
+        if self._copies is not None:
             of_graph = session.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)
             saver = self._scaffold.saver if self._scaffold else next(iter(of_graph), None)
             step = global_step_of(session.graph)
