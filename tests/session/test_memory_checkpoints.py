@@ -18,7 +18,13 @@ from npu_bridge.base import memory_folders
 from npu_bridge.base.environment import MEMORY_FOLDER
 from npu_bridge.base.memory_folders import make_memory_folder, name_of
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
-from npu_bridge.session import CheckpointNotSavedError, MemoryCheckpointHook, checkpoints, take_memory_checkpoint
+from npu_bridge.session import (
+    CheckpointNotSavedError,
+    MemoryCheckpointHook,
+    checkpoints,
+    memory_checkpoints,
+    take_memory_checkpoint,
+)
 from npu_bridge.session.elastic import background_saves, memory_hook
 from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
 
@@ -261,6 +267,21 @@ def test_what_is_saved_is_the_state_at_the_time(monkeypatch, tmp_path):
             assert session.run(v1.train.get_global_step()) == step
 
 
+def test_a_copy_is_not_removed_before_the_thread_has_begun(of_job, monkeypatch, tmp_path):
+    """A training that ends with a save that is just beginning."""
+    folder = str(tmp_path / "out")
+    start = threading.Thread.start
+
+    def start_late(self):
+        if self.name == "npu_bridge checkpoint":
+            memory_checkpoints(folder, of_job=True).forget()
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    train(5, NPUCheckpointSaverHook(folder, save_steps=2))
+    assert saved_steps(folder) == [2, 4, 5]
+
+
 def test_older_checkpoints_are_removed_in_turn(tmp_path):
     folder = str(tmp_path / "out")
     train(12, NPUCheckpointSaverHook(folder, save_steps=2))
@@ -316,8 +337,8 @@ def test_nothing_is_left_in_memory(tmp_path):
 import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tests.session.test_memory_checkpoints import *
 train(5, NPUCheckpointSaverHook({str(tmp_path / "out")!r}, save_steps=2))
-from npu_bridge.session.elastic import memory_checkpoints
-print(memory_checkpoints._of_this_process().path)
+from npu_bridge.session.elastic.memory_checkpoints import _of_this_process
+print(_of_this_process().path)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -266,8 +266,7 @@ class NPUEstimator(tf.estimator.Estimator):
             is_saving = bool(secs or save_steps) and not has_saver
             sync = SyncBeforeSavingHook(save_steps or None, is_saving)
             scaffold, chief_hooks = estimator_spec.scaffold, [sync]
-            if is_saving:
-                chief_hooks.append(session.MemoryCheckpointHook(self.model_dir, sync, scaffold))
+            chief_hooks += [session.MemoryCheckpointHook(self.model_dir, sync, scaffold)] if is_saving else []
             if collective.current().size > 1 and every_n_steps and not _has(given, StragglerHook):
                 chief_hooks.insert(0, self._stragglers)
             if is_saving and collective.current().rank == 0:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from npu_bridge.launch.errors import LaunchError
 
-__all__ = ["FILES_OF_A_RANK", "Limit", "allow_open_files", "describe_no_process", "restore_open_files"]
+__all__ = ["FILES_OF_A_RANK", "Limit", "allow_files", "allow_open_files", "describe_no_process", "restore_open_files"]
 
 # For the libraries of Horovod, connections to hosts, and what was open before (ours).
 _OTHER_FILES = 64
@@ -65,3 +66,10 @@ def describe_no_process(error: OSError) -> str:
         f"one more rank cannot be started ({os.strerror(error.errno or 0)}). Expected room for its process; got ulimit "
         f"-u {most}, or the limit of a container. Raise it, or start fewer ranks on this machine."
     )
+
+
+def allow_files(slots: Sequence[Any], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
+    """Allows for the open files of a job: all ranks ask the server and may have a log, those here have channels."""
+    here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
+    count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)
+    return allow_open_files(count, f"{len(slots)} ranks")

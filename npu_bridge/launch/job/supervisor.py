@@ -36,7 +36,7 @@ from npu_bridge.launch.job.first_failure import (
 )
 from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, describe_hang, waiting_since
 from npu_bridge.launch.job.hosts import Plan
-from npu_bridge.launch.job.limits import FILES_OF_A_RANK, Limit, allow_open_files
+from npu_bridge.launch.job.limits import Limit, allow_files
 from npu_bridge.launch.job.ordered_stop import OrderedStop
 from npu_bridge.launch.job.output import JointStream, RankLog, ReaderGoneError
 from npu_bridge.launch.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
@@ -108,20 +108,25 @@ def run_ranks(
         thread; or this machine has no room for so many ranks.
     """
     job = _Job(stall_secs, is_out_of_date, tasks)
-    with open_slots(plan, tasks) as (slots, server), _files_for(slots, log_dir) as open_files, job.heeding_signals():
+    with (
+        open_slots(plan, tasks) as (slots, server),
+        allow_files(slots, log_dir) as open_files,
+        job.heeding_signals(),
+    ):
         try:
             job.server, job.open_files = server, open_files
-            titles = [f"rank {slot.rank} of {plan.size}: {script}" for slot in slots]
-            logs = [log_dir and RankLog(log_dir, rank, title, job.say) for rank, title in enumerate(titles)]
+            title = f"of {plan.size}: {script}"
+            logs = [log_dir and RankLog(log_dir, rank, f"rank {rank} {title}", job.say) for rank in range(plan.size)]
             for host in dict.fromkeys(slot.host for slot in slots):
                 own = [slot for slot in slots if slot.host == host]
                 start = functools.partial(job.start_there, host) if host else job.start_here
                 start(own, script, arguments, plan, logs)
             outcome = job.run()
-            lost = tuple(slots[rank].host for rank in job.lost)
-            outcome = outcome._replace(lost=lost, has_trained=job.has_trained)
+            lost, has_trained = tuple(slots[rank].host for rank in job.lost), any(rank.has_heeded for rank in job.ranks)
+            outcome = outcome._replace(lost=lost, has_trained=has_trained)
             if lost or outcome.was_torn or outcome.was_resized:
-                job.keep_memory()
+                for host in job.hosts:
+                    host.tell(goes_on=True)  # what ranks have kept in memory there stays
             return outcome
         except ReaderGoneError as gone:
             silence(sys.stdout)  # nothing may be written at exit either
@@ -130,13 +135,6 @@ def run_ranks(
             return Outcome(128 + signal.SIGPIPE, has_failed=False)
         finally:
             job.close()
-
-
-def _files_for(slots: Sequence[Slot], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
-    """Allows for the open files of a job: all ranks ask the server and may have a log, those here have channels."""
-    here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
-    count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)
-    return allow_open_files(count, f"{len(slots)} ranks")
 
 
 def check_thread() -> None:
@@ -167,13 +165,13 @@ class _Job:
             "stderr": JointStream(sys.stderr.buffer, "standard error", lambda text: None),
         }
         self._hang_detector = HangDetector(stall_secs, self.say)
-        self._ranks: list[WatchedRank] = []
-        self._hosts: list[RemoteHost] = []
+        self.ranks: list[WatchedRank] = []
+        self.hosts: list[RemoteHost] = []
         self._watch = Watch()
         self._hang_look_at = 0.0
         self._signals: list[int] = []
         self._is_told = False
-        self._ordered_stop = OrderedStop(self._ranks)
+        self._ordered_stop = OrderedStop(self.ranks)
 
     def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
         """Starts ranks of this machine."""
@@ -184,19 +182,19 @@ class _Job:
             rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
             variables = {**defaults, **slot.variables}
             rank.process = RankProcess(command, variables, rank.take, rank.open_channel, self.open_files)
-            self._ranks.append(rank)
+            self.ranks.append(rank)
             self._watch.add(rank.process)
 
     def start_there(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
         """Starts the ranks of another host, or of another task."""
         connect = RemoteHost if self._tasks is None else self._tasks.open
         connection = connect(host, self._streams["stderr"])
-        self._hosts.append(connection)
+        self.hosts.append(connection)
         self._watch.add(connection)
         ranks = [WatchedRank(slot.rank, self._streams, logs[slot.rank]) for slot in slots]
         for rank in ranks:
             rank.process = RemoteProcess(rank.rank, connection)
-        self._ranks += ranks
+        self.ranks += ranks
         peer = next((other for other in plan.slots if other != host), host)
         connection.start(ranks, [slot.variables for slot in slots], script, arguments, plan.devices, peer)
 
@@ -224,11 +222,11 @@ class _Job:
             endings = self._turn()
             if is_decided(endings, time.monotonic()):
                 break
-            if len(endings) == len(self._ranks) and not first_failure(endings):
+            if len(endings) == len(self.ranks) and not first_failure(endings):
                 self._drain()
                 self._say_who_was_refused()
                 return self._conclude(endings)
-            if len(self._ranks) > 1 and not first_failure(endings) and self._is_hung(endings):
+            if len(self.ranks) > 1 and not first_failure(endings) and self._is_hung(endings):
                 return Outcome(self._end_hung(), has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
@@ -238,15 +236,10 @@ class _Job:
         was_torn = is_consequence(cause)
         return Outcome(self._tell(cause, endings), has_failed=True, was_torn=was_torn)
 
-    @property
-    def has_trained(self) -> bool:
-        """Whether some rank has come to a training."""
-        return any(rank.has_heeded for rank in self._ranks)
-
     def _ends_at_once(self) -> bool:
         """Whether there is a signal but the first SIGTERM, which ranks in a training heed after a whole step."""
         if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
-            told = [rank.rank for rank in self._ranks if rank.was_told]
+            told = [rank.rank for rank in self.ranks if rank.was_told]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
                 self._is_told = not self._signals
                 by = f" (rank {told[0]} was told)" if self._is_told else ""
@@ -259,7 +252,7 @@ class _Job:
                     self.say(f"{self._resize}; the ranks end after this step and save")
                     self._ordered_stop.ask(time.monotonic())
         if not self._ordered_stop.turn(time.monotonic()):
-            silent = [rank.rank for rank in self._ranks if rank.begun is None]
+            silent = [rank.rank for rank in self.ranks if rank.begun is None]
             self.say(f"{name_ranks(silent)} did not answer")
             self._signals.append(signal.SIGTERM)
         return bool(self._signals)
@@ -268,33 +261,28 @@ class _Job:
         """After all ranks have ended by themselves, without a failure."""
         if not any(ending.is_stopped for ending in endings):
             return Outcome(0, has_failed=False)
-        after = next((rank.stopped_after for rank in self._ranks if rank.stopped_after is not None), None)
-        step = "" if after is None else f" after step {after}"
+        steps = [f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None]
         if not self._resize:
+            step = steps[0] if steps else ""
             self.say(f"ended{step}; exit code {STOPPED_EXIT_CODE}. The same command goes on from there.")
         return Outcome(STOPPED_EXIT_CODE, has_failed=False, was_resized=bool(self._resize))
-
-    def keep_memory(self) -> None:
-        """Leaves on other hosts what ranks have kept in memory, for a job that is started again."""
-        for host in self._hosts:
-            host.tell(goes_on=True)
 
     def close(self) -> None:
         """Leaves nothing running and nothing open."""
         self.kill()
         self._watch.close()
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.close()
-        for host in self._hosts:
+        for host in self.hosts:
             host.close()
 
     def kill(self) -> None:
         """Leaves nothing running: neither a rank nor what a failed or stopped rank has left behind."""
-        if all(rank.ending and rank.ending.exit_code == 0 for rank in self._ranks):
+        if all(rank.ending and rank.ending.exit_code == 0 for rank in self.ranks):
             return
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.process.send_signal(signal.SIGKILL)
-        while any(rank.is_running for rank in self._ranks):
+        while any(rank.is_running for rank in self.ranks):
             # What they still say is passed on as long as somebody reads it.
             with contextlib.suppress(ReaderGoneError):
                 self._turn(_KILL_TICK_SECS)
@@ -302,7 +290,7 @@ class _Job:
     def _turn(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
         """Waits a moment for something to read, passes it on, and looks who has ended."""
         self._watch.turn(tick_secs)
-        return [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
+        return [ending for ending in (rank.poll() for rank in self.ranks) if ending is not None]
 
     def _is_hung(self, endings: list[Ending]) -> bool:
         now = time.monotonic()
@@ -317,7 +305,7 @@ class _Job:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""
         calls, stopped = self._stuck_calls(), self._stopped()
         secs = time.monotonic() - (waiting_since(calls) or 0.0)
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.process.ask("leave")
         waiting = {rank for rank, call in calls.items() if call is None or call.waits}
         # Horovod cannot be shut down past a stopped process.
@@ -326,25 +314,25 @@ class _Job:
         while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
             endings = self._turn()
         self._stop(signal.SIGTERM)
-        positions = {rank.rank: rank.position for rank in self._ranks}
+        positions = {rank.rank: rank.position for rank in self.ranks}
         text = describe_hang(calls, endings, stopped, secs, positions, self._input_ends())
         self._say_who_was_refused()
         self.say(f"{text} All ranks were stopped.")
         return HANG_EXIT_CODE
 
     def _stuck_calls(self) -> dict[int, StuckCall | None]:
-        return {rank.rank: rank.stuck for rank in self._ranks if rank.is_running}
+        return {rank.rank: rank.stuck for rank in self.ranks if rank.is_running}
 
     def _input_ends(self) -> dict[int, InputEnd]:
-        return {rank.rank: rank.input_end for rank in self._ranks if rank.input_end is not None}
+        return {rank.rank: rank.input_end for rank in self.ranks if rank.input_end is not None}
 
     def _stopped(self) -> list[int]:
-        return [rank.rank for rank in self._ranks if rank.is_running and rank.process.is_stopped]
+        return [rank.rank for rank in self.ranks if rank.is_running and rank.process.is_stopped]
 
     def _stop_by_signal(self) -> int:
         number = self._signals[0]
         name = signal.Signals(number).name
-        self.say(f"{name}, stopping {len(self._ranks)} ranks")
+        self.say(f"{name}, stopping {len(self.ranks)} ranks")
         self._stop(number)
         self._say_who_was_refused()
         self.say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
@@ -353,14 +341,14 @@ class _Job:
     def _stop(self, number: int) -> None:
         """Asks the ranks to end with a signal, kills those that do not, and passes on their last output."""
         already = len(self._signals)
-        for rank in self._ranks:
+        for rank in self.ranks:
             if rank.is_running and rank.heeds and number == signal.SIGTERM:
                 rank.process.ask("end")  # it would take the signal for a request
             elif rank.is_running:
                 rank.process.send_signal(number)
         limit = time.monotonic() + STOP_SECS
         # A second signal from the user cuts the waiting short.
-        while any(rank.is_running for rank in self._ranks) and len(self._signals) == already:
+        while any(rank.is_running for rank in self.ranks) and len(self._signals) == already:
             self._turn()
             if time.monotonic() >= limit:
                 break
@@ -368,11 +356,11 @@ class _Job:
         self._drain()
 
     def _drain(self) -> None:
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.drain()
 
     def _tell(self, cause: Ending, endings: list[Ending]) -> int:
-        input_ends, size = self._input_ends(), len(self._ranks)
+        input_ends, size = self._input_ends(), len(self.ranks)
         # That others have noticed it is no news.
         told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]
         short = ran_short(cause, input_ends, size)
@@ -391,7 +379,7 @@ class _Job:
             kind = "traceback" if cause.summary else "last output"
             self.say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
         self._say_who_was_refused()
-        self.say(describe(cause, endings, len(self._ranks)))
+        self.say(describe(cause, endings, len(self.ranks)))
         return choose_exit_code(cause)
 
     def _say_who_was_refused(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -82,18 +83,20 @@ class BackgroundSaver:
         )
         if path is None:
             return False
-        arguments = (saver, session.graph, path, save_path, global_step, write_meta_graph)
+        in_use = contextlib.ExitStack()
+        in_use.enter_context(self._copies.used(path))  # from now on, and not only when the thread runs
+        arguments = (saver, session.graph, in_use, path, save_path, global_step, write_meta_graph)
         self._thread = threading.Thread(target=self._write, args=arguments, name="npu_bridge checkpoint")
         self._thread.start()
         return True
 
-    def _write(self, saver, graph, path, save_path, global_step, write_meta_graph):
+    def _write(self, saver, graph, in_use, path, save_path, global_step, write_meta_graph):
         careful = CarefulSaver(saver, self._hold)
         # Making the file of a graph takes longer than writing it, and holds Python back.
         is_new = self._meta_graph is None or self._meta_graph[0] != graph.version
         try:
             # This thread has no default graph of its own.
-            with graph.as_default(), self._copies.used(path):
+            with graph.as_default(), in_use:
                 copying = _CopyingSession(graph, path)
                 prefix = careful.save(copying, save_path, global_step, write_meta_graph and is_new)
             if write_meta_graph and is_new:
