@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Callable, NamedTuple
 
@@ -139,12 +140,20 @@ def _tear(job: Job, chance: Random) -> Fault:
     return Fault(f"{len(own)} of rank {rank}", now, now, says=("connections between ranks lost",))
 
 
+def _step_in_memory(pid: int) -> int:
+    """The step of the newest copy in memory of a rank's job; -1 if there is none."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    folder = next((text.decode().partition("=")[2] for text in variables if text.startswith(b"NPU_RUN_MEMORY")), "")
+    names = [path.name.partition("-")[0] for path in Path(folder).glob("*/*-*")] if folder else []
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
 def _damage(job: Job, chance: Random) -> Fault:
     """Damages the newest of several checkpoints, or their list, while nobody saves; then kills rank 0."""
     job.wait(lambda: len(_steps_saved(job)) > 1, "two checkpoints")
     pid = job.ranks()[0]
     _signal(pid, signal.SIGSTOP)
-    newest = max(_steps_saved(job))
+    newest, in_memory = max(_steps_saved(job)), _step_in_memory(pid)
     of_newest = rf"checkpoint|model\.ckpt-{newest}\.(index|data-.*)"
     path = chance.choice(sorted(path for path in job.model.iterdir() if re.fullmatch(of_newest, path.name)))
     how = chance.choice(["deleted", "truncated", "one bit flipped", "overwritten"])
@@ -160,6 +169,7 @@ def _damage(job: Job, chance: Random) -> Fault:
     now = _now()
     # A bit may be in a part that nobody reads, and half a list is a list; a clock that jumps tells nothing of its loss.
     is_told = how != "one bit flipped" and (path.name != "checkpoint" or (how == "deleted" and job.kind != "clock"))
+    is_told = is_told and in_memory <= newest  # a newer copy in memory comes first
     says = (rf"{path.name} is damaged",) if is_told else ()
     return Fault(f"{path.name} {how} at {place} of {len(text)}", now, now, says=(_KILLED.format(0), *says))
 
