@@ -137,10 +137,8 @@ class RemoteHost:
     def tell(self, **message: Any) -> None:
         """Sends a message; to a host that is gone, in vain."""
         line = json.dumps(message).encode() + b"\n"
-        with (
-            contextlib.suppress(OSError, ValueError),
-            self._one_at_a_time,
-        ):  # ValueError: the connection was closed here
+        # ValueError: the connection was closed here.
+        with contextlib.suppress(OSError, ValueError), self._one_at_a_time:
             self._send(line)
 
     def close(self) -> None:
