@@ -108,13 +108,9 @@ def run_ranks(
         thread; or this machine has no room for so many ranks.
     """
     job = _Job(stall_secs, is_out_of_date, tasks)
-    with (
-        open_slots(plan, tasks) as (slots, server),
-        allow_files(slots, log_dir) as open_files,
-        job.heeding_signals(),
-    ):
+    with open_slots(plan, tasks) as (slots, server), allow_files(slots, log_dir) as limit, job.heeding_signals():
         try:
-            job.server, job.open_files = server, open_files
+            job.server, job.open_files = server, limit
             title = f"of {plan.size}: {script}"
             logs = [log_dir and RankLog(log_dir, rank, f"rank {rank} {title}", job.say) for rank in range(plan.size)]
             for host in dict.fromkeys(slot.host for slot in slots):
