@@ -266,11 +266,11 @@ class NPUEstimator(tf.estimator.Estimator):
             is_saving = bool(secs or save_steps) and not has_saver
             sync = SyncBeforeSavingHook(save_steps or None, is_saving)
             scaffold, chief_hooks = estimator_spec.scaffold, [sync]
-            chief_hooks += [session.MemoryCheckpointHook(self.model_dir, sync, scaffold)] if is_saving else []
             if collective.current().size > 1 and every_n_steps and not _has(given, StragglerHook):
                 chief_hooks.insert(0, self._stragglers)
             if is_saving and collective.current().rank == 0:
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
+            chief_hooks += [session.MemoryCheckpointHook(self.model_dir, sync, scaffold)] if is_saving else []
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         if _has((*given, *hooks), TensorBoardHook):

@@ -37,7 +37,8 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
     nothing. Rank 0 and the first rank of each other host write their variables to memory every N runs. N comes from
     the measured cost of a copy, so that copies take 0.5 % of the time. Where ranks keep state of their own (`TopK`,
     sharded slots), only the host of rank 0 has copies. The next start goes on from a copy if it is newer than the
-    checkpoints on the disk. At the end of the training copies are removed.
+    checkpoints on the disk. At the end of the training copies are removed: put the hook behind the saver, so that the
+    last checkpoint is on the disk by then.
 
     Args:
       checkpoint_dir: the folder of the checkpoints on the disk.
