@@ -25,7 +25,8 @@ from npu_bridge.session import (
     memory_checkpoints,
     take_memory_checkpoint,
 )
-from npu_bridge.session.elastic import background_saves, memory_hook
+from npu_bridge.session.elastic import background_saves
+from npu_bridge.session.elastic import memory_checkpoints as memory_checkpoints_module
 from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
 
 v1 = tf.compat.v1
@@ -154,7 +155,7 @@ def test_no_copy_is_made_where_memory_is_short(tmp_path):
 
 def test_copies_are_made_as_seldom_as_they_cost_little(of_job, monkeypatch, tmp_path):
     clock = [0.0]
-    monkeypatch.setattr(memory_hook.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(memory_checkpoints_module.time, "monotonic", lambda: clock[0])
     made = []
     write_as_before = MemoryCheckpoints.write
 
@@ -183,7 +184,7 @@ class KilledError(Exception):
 
 def train_and_be_killed(folder, steps, copied_at, monkeypatch):
     """A training that saves to the disk at its start and to memory after some steps, and ends with no hook's `end`."""
-    monkeypatch.setattr(memory_hook, "_FIRST_AFTER_RUNS", copied_at)
+    monkeypatch.setattr(memory_checkpoints_module, "_FIRST_AFTER_RUNS", copied_at)
 
     def die(step):
         if step == steps:

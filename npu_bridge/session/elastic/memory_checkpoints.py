@@ -7,29 +7,76 @@ the background is copied from there.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import functools
 import hashlib
+import math
 import os
+import statistics
 import threading
+import time
 from collections.abc import Iterator
 from typing import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.files import UNFINISHED, put_in_place, remove_own
 from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_bytes, make_memory_folder
 from npu_bridge.base.terminal import logger
+from npu_bridge.collective.apart import GraphApart
 from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
 from npu_bridge.session.damaged_checkpoints import add_newest, find_damage, newest_step
 
-__all__ = ["MemoryCheckpoints", "memory_checkpoints", "take_memory_checkpoint"]
+__all__ = ["CopyInterval", "MemoryCheckpoints", "memory_checkpoints", "take_memory_checkpoint"]
 
 _LOG = logger(__name__)
 _NAME = "model.ckpt"
 # Of the memory that is free: an old copy, a new one, and as much for others.
 _TIMES_FREE = 3
+# Of a training's time, for copies. A checkpoint costs as much again, and the sum is to stay below 1 %.
+_SHARE = 0.005
+_FIRST_AFTER_RUNS = 10
+
+
+class CopyInterval:
+    """How many runs lie between two copies: so many that copies take 0.5 % of the time.
+
+    Ranks: collective: what rank 0 has measured counts for all.
+    """
+
+    def __init__(self):
+        ranks = collective.current()
+        self._agreed = GraphApart(lambda own: ranks.broadcast(own, 0, "memory_checkpoint_runs"), np.int64(0))
+        self._costs: collections.deque[float] = collections.deque(maxlen=3)  # the first one builds an executor
+        self.runs = _FIRST_AFTER_RUNS
+        self.begin()
+
+    def begin(self) -> None:
+        """Counts from here."""
+        self._made, self._since = 0, time.monotonic()
+
+    def count_run(self) -> bool:
+        """Counts a run; whether a copy is due after it."""
+        self._made += 1
+        return self._made >= self.runs
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """A block in which a copy is made; then the interval is known for the next one."""
+        began = time.monotonic()
+        secs_per_run = (began - self._since) / self._made
+        yield
+        self.begin()
+        self._costs.append(self._since - began)
+        cost = statistics.median(self._costs)
+        self.runs = int(self._agreed.run(np.int64(max(1, math.ceil(cost / (_SHARE * secs_per_run))))))
+
+    def close(self) -> None:
+        """Ends what it has begun."""
+        self._agreed.close()
 
 
 class MemoryCheckpoints:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import collections
-import math
-import statistics
-import time
 import weakref
 
-import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.memory_folders import is_kept_by_job
-from npu_bridge.collective.apart import GraphApart
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.sync import SyncBeforeSavingHook, differ_between_ranks
 from npu_bridge.graph.run import Run, run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.background_saves import size_of_variables
-from npu_bridge.session.elastic.memory_checkpoints import memory_checkpoints, take_memory_checkpoint
+from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
 
 __all__ = ["MemoryCheckpointHook"]
-
-# Of a training's time, for copies. A checkpoint costs as much again, and the sum is to stay below 1 %.
-_SHARE = 0.005
-_FIRST_AFTER_RUNS = 10
 
 
 class MemoryCheckpointHook(tf.estimator.SessionRunHook):
@@ -44,8 +34,6 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
       checkpoint_dir: the folder of the checkpoints on the disk.
       sync: the hook that brings ranks together before they save, if there is one; it comes before this one.
       scaffold: the `Scaffold` whose saver says what is saved; by default the saver of the graph does.
-    Attributes:
-      every_n_runs: runs between two copies, as decided last.
     Raises:
       ValueError: in `begin`, when ranks keep state of their own and there is no `sync`.
     Ranks: collective; give it to every rank.
@@ -63,13 +51,16 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         self._checkpoint_dir, self._sync, self._scaffold = checkpoint_dir, sync, scaffold
         self._trains: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
         self._is_training = False
-        self._agreed: GraphApart | None = None
+        self._interval: CopyInterval | None = None
         self._copies = None
-        self._costs: collections.deque[float] = collections.deque(maxlen=3)  # the first one builds an executor
-        self.every_n_runs = _FIRST_AFTER_RUNS
+
+    @property
+    def every_n_runs(self) -> int | None:
+        """Runs between two copies, as decided last; None where none are made."""
+        return self._interval and self._interval.runs
 
     def begin(self):
-        self._agreed = self._copies = None
+        self._interval = self._copies = None
         if not is_kept_by_job():
             return
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
@@ -83,11 +74,11 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         if ranks.rank == 0 or (ranks.local_rank == 0 and is_alike):
             self._copies = memory_checkpoints(self._checkpoint_dir, of_job=True)
         self._size_bytes = size_of_variables(graph)
-        self._agreed = GraphApart(lambda own: ranks.broadcast(own, 0, "memory_checkpoint_runs"), np.int64(0))
-        self.every_n_runs = _FIRST_AFTER_RUNS
+        self._interval = CopyInterval()
 
     def after_create_session(self, session, coord):
-        self._runs, self._since = 0, time.monotonic()
+        if self._interval is not None:
+            self._interval.begin()
 
     def before_run(self, run_context):
         asked = run_context.original_args
@@ -97,21 +88,17 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         self._is_training = self._trains[run]
 
     def after_run(self, run_context, run_values):
-        if self._agreed is None or not self._is_training:
-            return
-        self._runs += 1
-        if self._runs >= self.every_n_runs:
-            self._copy(run_context.session)
+        if self._interval is not None and self._is_training and self._interval.count_run():
+            with self._interval.measured():
+                self._copy(run_context.session)
 
     def end(self, session):
         if self._copies is not None:
             self._copies.forget()
-        if self._agreed is not None:
-            self._agreed.close()
+        if self._interval is not None:
+            self._interval.close()
 
     def _copy(self, session):
-        began = time.monotonic()
-        secs_per_run = (began - self._since) / self._runs
         if self._sync is not None:
             self._sync.bring_together(session)
         if self._copies is not None:
@@ -125,7 +112,3 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
                     int(session.run(step)),
                     self._size_bytes,
                 )
-        self._since, self._runs = time.monotonic(), 0
-        self._costs.append(self._since - began)
-        cost = statistics.median(self._costs)
-        self.every_n_runs = int(self._agreed.run(np.int64(max(1, math.ceil(cost / (_SHARE * secs_per_run))))))

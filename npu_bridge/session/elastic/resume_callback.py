@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 import zipfile
 
@@ -12,9 +13,11 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
-from npu_bridge.base.files import UNFINISHED, put_in_place
+from npu_bridge.base.files import UNFINISHED, flush, put_in_place
+from npu_bridge.base.memory_folders import is_kept_by_job
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
+from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
 from npu_bridge.session.elastic.stop_request import of_this_process
 
 _DONE = "batches_done.txt"  # in the file of the model
@@ -27,6 +30,10 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them to the others.
     When a scheduler wants the machine back (SIGTERM), or the job changes its size, all ranks complete the step they are
     in, the model is saved, and the process ends with exit code 75. With several ranks that needs `npu-run`.
+
+    The model is saved to memory, and copied to the disk in the background; it is read back before it takes the place of
+    the one before. In a job that is started again (`npu-run --min-np`, `--restarts`), rank 0 also keeps a copy in
+    memory every N batches, as often as that takes 0.5 % of the time, and `restore` takes it if it is newer.
 
     Args:
       path: of the saved model, ending in ".keras".
@@ -52,6 +59,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         # Batches of the model, of them since it was saved last, and the number of the latest one in its epoch.
         self._done, self._unsaved, self._batch = 0, 0, -1
         self._request = of_this_process()
+        self._copies = self._interval = None
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
         self._heeding = contextlib.ExitStack()
         weakref.finalize(self, self._heeding.close)  # `fit` may end with an error
 
@@ -69,21 +79,24 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             problem, fix = "Keras saves no legacy optimizer in a .keras file", "Use tf.keras.optimizers instead."
             got = type(optimizer).__name__
             raise ValueError(message("ResumeCallback", problem, "an optimizer of tf.keras.optimizers", got, fix))
-        if collective.current().rank == 0 and os.path.exists(self._path):
+        path, done = self._newest() if collective.current().rank == 0 else (None, 0)
+        if path is not None:
             if not model.built:
                 fix = "Begin the model with an Input, or call model.build(shape)."
                 got = "a model without an input shape"
                 raise ValueError(message("ResumeCallback", "the model has no weights yet", "a built model", got, fix))
             optimizer.build(model.trainable_variables)
-            model.load_weights(self._path)
+            model.load_weights(path)
             begin_anew(optimizer)
-            self._done = self._read_done(optimizer)
+            self._done = _done_of(optimizer) if done is None else done
         self._done = gather_values(self._done, "resume_callback")[0]
         return self._done
 
     def on_train_begin(self, logs=None):
         self._heeding.close()
         self._heeding.enter_context(self._request.heeded(collective.current().size))
+        self._copies = memory_checkpoints(self._path) if collective.current().rank == 0 else None
+        self._interval = CopyInterval() if is_kept_by_job() else None
 
     def on_epoch_begin(self, epoch, logs=None):
         self._batch = -1
@@ -96,10 +109,13 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._done, self._unsaved = self._done + steps, self._unsaved + steps
         if self._every_n_steps and self._unsaved >= self._every_n_steps:
             self._save()
+        if self._interval is not None and self._interval.count_run():
+            with self._interval.measured():
+                self._copy()
         if self._request.is_due and not any(map(int, batches_waiting(self.model.optimizer))):
             if self._unsaved:
                 self._save()
-            self._heeding.close()
+            self._end()
             self._request.leave(int(self.model.optimizer.iterations))
 
     def on_epoch_end(self, epoch, logs=None):
@@ -107,25 +123,102 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             self._save()
 
     def on_train_end(self, logs=None):
-        self._heeding.close()
         self._save()
+        self._end()
 
-    def _read_done(self, optimizer):
-        with zipfile.ZipFile(self._path) as saved:
-            if _DONE in saved.namelist():
-                return int(saved.read(_DONE))
-        # Somebody else has saved the model.
-        return int(optimizer.iterations) + int(getattr(optimizer, "skipped_steps", 0) or 0)
+    def _end(self):
+        """Waits until everything is on the disk, and needs no copies any more."""
+        self._heeding.close()
+        self._wait()
+        if self._interval is not None:
+            self._interval.close()
+            self._interval = None
+        if self._copies is not None:
+            self._copies.forget()
+
+    def _newest(self):
+        """The newest file there is, and the batches it was trained on; None for those where it does not say."""
+        found = [(_read_done(self._path), self._path)] if os.path.exists(self._path) else []
+        copies = memory_checkpoints(self._path, of_job=True)
+        kept = copies and copies.newest()
+        if kept:
+            path = f"{kept[1]}.keras"
+            is_newer = not found or (found[0][0] is not None and kept[0] > found[0][0])
+            if is_newer and _is_intact(path):
+                return path, kept[0]
+        return (found[0][1], found[0][0]) if found else (None, 0)
+
+    def _copy(self):
+        """Saves the model to memory on rank 0; gives the path, None where that is not possible."""
+        sync_if_needed(self.model.optimizer)
+        if self._copies is None:
+            return None
+        # Weights, and up to three slots of each.
+        path = self._copies.write(self._write, self._done, 4 * 4 * self.model.count_params())
+        return path and f"{path}.keras"
 
     def _save(self):
         self._unsaved = 0
-        sync_if_needed(self.model.optimizer)
+        self._wait()
+        path = self._copy()
         if collective.current().rank > 0:
             return
         folder, name = os.path.split(self._path)
         os.makedirs(folder or ".", exist_ok=True)
         unfinished = os.path.join(folder, UNFINISHED + name)  # the same each time: a kill leaves one at most
-        self.model.save(unfinished)
-        with zipfile.ZipFile(unfinished, "a") as saved:
+        if path is None:
+            self._write(unfinished.removesuffix(".keras"))
+            put_in_place(unfinished, self._path)
+            return
+        in_use = contextlib.ExitStack()
+        in_use.enter_context(self._copies.used(path))
+        self._thread = threading.Thread(target=self._copy_to_disk, args=(in_use, path, unfinished))
+        self._thread.start()
+
+    def _write(self, path):
+        """Saves the model, and how many batches it was trained on."""
+        self.model.save(f"{path}.keras")
+        with zipfile.ZipFile(f"{path}.keras", "a") as saved:
             saved.writestr(_DONE, str(self._done))
-        put_in_place(unfinished, self._path)
+
+    def _copy_to_disk(self, in_use, path, unfinished):
+        try:
+            with in_use:
+                tf.io.gfile.copy(path, unfinished, overwrite=True)
+            flush(unfinished)
+            if not _is_intact(unfinished):
+                fix = "Look after the disk; the model that was saved before is still there."
+                raise OSError(
+                    message("ResumeCallback", "a saved model cannot be read back", "its bytes", "others", fix)
+                )
+            put_in_place(unfinished, self._path)
+            if not is_kept_by_job():
+                self._copies.forget()
+        except Exception as error:  # is raised by `_wait`, in the thread that trains
+            self._error = error
+
+    def _wait(self):
+        """Waits until what was begun is on the disk; raises what that has raised."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _read_done(path):
+    """The batches that a saved model was trained on; None if somebody else has saved it."""
+    with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
+        return int(saved.read(_DONE)) if _DONE in saved.namelist() else None
+    return None  # whoever loads it says what is wrong
+
+
+def _done_of(optimizer):
+    return int(optimizer.iterations) + int(getattr(optimizer, "skipped_steps", 0) or 0)
+
+
+def _is_intact(path):
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
+        return saved.testzip() is None
+    return False
