@@ -222,27 +222,27 @@ def look(host, rank):
     return rank.poll()
 
 
-def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
-    """The host's side of a cut: the connection stays open, and no sign of life comes through it."""
-    write_script(tmp_path, WAITING)
-    job = {
-        "silence_secs": 6.0,
-        "ranks": [{"rank": 5, "variables": {"RANK_ID": "5"}}],
-        "script": "train.py",
-        "arguments": ["deaf"],
-        "devices": [],
-        "peer": OTHER,
-        "environment": {"PYTHONPATH": str(ROOT)},
-    }
+def start_agent(folder, facts):
+    """An agent that has got a job: one rank of train.py, unless `facts` say otherwise."""
+    job = {"silence_secs": 20.0, "ranks": [{"rank": 0, "variables": {}}], "script": "train.py", "arguments": []}
+    job.update(devices=[], peer=OTHER, environment={"PYTHONPATH": str(ROOT)})
     agent = subprocess.Popen(
         [sys.executable, "-m", "npu_bridge.launch.remote.host_agent"],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
-    agent.stdin.write(json.dumps(job).encode() + b"\n")
+    agent.stdin.write(json.dumps({**job, **facts}).encode() + b"\n")
     agent.stdin.flush()
+    return agent
+
+
+def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
+    """The host's side of a cut: the connection stays open, and no sign of life comes through it."""
+    write_script(tmp_path, WAITING)
+    job = {"silence_secs": 6.0, "ranks": [{"rank": 5, "variables": {"RANK_ID": "5"}}], "arguments": ["deaf"]}
+    agent = start_agent(tmp_path, job)
     pids_file = tmp_path / "pids.5"
 
     def give_sign():
@@ -272,25 +272,9 @@ def test_state_in_memory_is_kept_for_a_job_that_goes_on(tmp_path, goes_on):
     """As the launcher of another machine would have it: its own folder has the same name."""
     write_script(tmp_path, "import os; open(os.environ['NPU_RUN_MEMORY_FOLDER'] + '/state', 'w').close()")
     name = secrets.token_hex(8)
-    job = {
-        "silence_secs": 20.0,
-        "ranks": [{"rank": 0, "variables": {}}],
-        "script": "train.py",
-        "arguments": [],
-        "devices": [],
-        "peer": OTHER,
-        "environment": {"PYTHONPATH": str(ROOT), "NPU_RUN_MEMORY_FOLDER": f"/elsewhere/npu_bridge-1-{name}"},
-    }
+    job = {"environment": {"PYTHONPATH": str(ROOT), "NPU_RUN_MEMORY_FOLDER": f"/elsewhere/npu_bridge-1-{name}"}}
     folder = pathlib.Path(f"/dev/shm/npu_bridge-{os.getuid()}-{name}")
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "npu_bridge.launch.remote.host_agent"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
-    agent.stdin.write(json.dumps(job).encode() + b"\n")
-    agent.stdin.flush()
+    agent = start_agent(tmp_path, job)
     wait_for((folder / "state").exists, "the rank to write")
     agent.communicate(json.dumps({"goes_on": goes_on}).encode() + b"\n", timeout=LIMIT_SECS)
     assert (folder / "state").exists() == goes_on

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import tensorflow as tf
 
 from npu_bridge import collective
@@ -12,7 +10,7 @@ from npu_bridge.base.memory_folders import is_kept_by_job
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.sync import SyncBeforeSavingHook, differ_between_ranks
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.background_saves import size_of_variables
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
@@ -49,7 +47,6 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         scaffold: tf.compat.v1.train.Scaffold | None = None,
     ):
         self._checkpoint_dir, self._sync, self._scaffold = checkpoint_dir, sync, scaffold
-        self._trains: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
         self._is_training = False
         self._interval: CopyInterval | None = None
         self._copies = None
@@ -82,10 +79,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
 
     def before_run(self, run_context):
         asked = run_context.original_args
-        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
-        if run not in self._trains:
-            self._trains[run] = run.trains
-        self._is_training = self._trains[run]
+        self._is_training = run_of(run_context.session.graph, asked.fetches, asked.feed_dict).trains
 
     def after_run(self, run_context, run_values):
         if self._interval is not None and self._is_training and self._interval.count_run():

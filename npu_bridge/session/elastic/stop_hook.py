@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.sync import batches_waiting
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.stop_request import of_this_process
 
@@ -42,7 +42,6 @@ class StopHook(tf.estimator.SessionRunHook):
     def __init__(self, leaves: bool = True):
         self._leaves = leaves
         self._request = of_this_process()
-        self._trains: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
         self._is_training = False
         self._runs_more = 0
         self._coordinator: tf.train.Coordinator | None = None
@@ -61,10 +60,7 @@ class StopHook(tf.estimator.SessionRunHook):
 
     def before_run(self, run_context):
         asked = run_context.original_args
-        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
-        if run not in self._trains:
-            self._trains[run] = run.trains
-        self._is_training = self._trains[run]
+        self._is_training = run_of(run_context.session.graph, asked.fetches, asked.feed_dict).trains
         if self._is_training:
             self._request.begin_run()
 
