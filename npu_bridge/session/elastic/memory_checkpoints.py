@@ -101,23 +101,26 @@ class MemoryCheckpoints:
         Returns:
           The path of the checkpoint; None if memory is too short.
         """
+        own = os.getpid()
+        place, unfinished = (os.path.join(self._folder, name) for name in (f"{step}-{own}", f"{UNFINISHED}{own}"))
+        path = os.path.join(place, _NAME)
+        if place in self._used:  # the same step, which is being copied to the disk
+            return path
         try:
             os.makedirs(self._folder, 0o700, exist_ok=True)
             if free_bytes(self._folder) < _TIMES_FREE * size_bytes:
                 return None
-            unfinished = os.path.join(self._folder, f"{UNFINISHED}{os.getpid()}")
             _remove(unfinished)
             os.mkdir(unfinished)
             save(os.path.join(unfinished, _NAME))
-            place = os.path.join(self._folder, f"{step}-{os.getpid()}")
-            if place in self._used:  # the same step, which is being copied to the disk
-                return os.path.join(place, _NAME)
             _remove(place)
             put_in_place(unfinished, place)
         except (OSError, *NO_SPACE):
+            with contextlib.suppress(OSError):
+                _remove(unfinished)
             return None
-        self._remove_before(step, but=place)
-        return os.path.join(place, _NAME)
+        self._remove(lambda number, process: process == own or 0 <= number < step, but=place)
+        return path
 
     def newest(self) -> tuple[int, str] | None:
         """The global step and the path of the newest copy that another process of this job has left."""
@@ -140,17 +143,19 @@ class MemoryCheckpoints:
             self._used.discard(place)
 
     def forget(self) -> None:
-        """Removes all copies: the training has ended."""
-        if not self._used:
-            _remove(self._folder)
+        """Removes the copies of this process and of those that have ended: the training has ended."""
+        self._remove(lambda step, process: process == os.getpid() or not os.path.exists(f"/proc/{process}"))
+        with contextlib.suppress(OSError):
+            if not os.listdir(self._folder):
+                _remove(self._folder)
 
-    def _remove_before(self, step, but):
-        """Removes copies of this process, and those that earlier starts have left; another rank may write here, too."""
+    def _remove(self, is_outdated, but=""):
+        """Removes copies by their step and process; another rank of this machine may write here, too."""
         with self._lock, contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
-                place, (number, _, process) = os.path.join(self._folder, name), name.partition("-")
-                is_outdated = process == str(os.getpid()) or (number.isdecimal() and int(number) < step)
-                if is_outdated and place != but and place not in self._used:
+                place, (step, _, process) = os.path.join(self._folder, name), name.rpartition("-")
+                step_number = int(step) if step.isdecimal() else -1  # of one that is not finished
+                if place != but and place not in self._used and is_outdated(step_number, int(process)):
                     _remove(place)
 
 
