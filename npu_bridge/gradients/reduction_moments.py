@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from npu_bridge.base.search import search
-from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.base.tf_internals.graphs import add_control_inputs, opened_for_changes
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.transfers import is_flag_transfer
 from npu_bridge.graph.control_flow import measure_depths
@@ -62,10 +62,10 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
     behind, ends = _before_and_behind(run, [*sent, *flags], sure)
     with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None), tf.device("/cpu:0"):
         with tf.name_scope(""), tf.name_scope("reduction_moments"):
-            with tf.control_dependencies(behind):
-                ready = tf.timestamp("ready")
-            with tf.control_dependencies(ends):
-                done = tf.timestamp("done")
+            # Not by `tf.control_dependencies`, which notes an attribute with operators that have been run already.
+            ready, done = tf.timestamp("ready"), tf.timestamp("done")
+            add_control_inputs(ready.op, behind)
+            add_control_inputs(done.op, ends)
             known_here = {tensor.name: tensor for op in sure for tensor in op.outputs}
             exchanges = _any_runs([guards[op] for op in sent], known_here)
     known.append((names, Moments(ready, done, exchanges)))

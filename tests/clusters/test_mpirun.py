@@ -124,7 +124,8 @@ def test_jobs_at_the_same_time_in_the_same_folder_do_not_meet(launcher, tmp_path
         tmp_path,
         """
         import os, sys
-        print("job", sys.argv[1], "rank", os.environ["RANK_ID"], "server", os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+        # In one piece: another rank's line may come between two.
+        print(f"job {sys.argv[1]} rank {os.environ['RANK_ID']} server {os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}")
         """,
     )
     both = "npu-run train.py a & npu-run train.py b; code=$?; wait $! && exit $code"

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hccl.split.api import set_split_strategy_by_idx
 from npu_bridge import collective
+from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
@@ -134,7 +135,10 @@ def _computing(fragments):
     wide = tf.fill([rows, 512], tf.random.uniform([]))
     features = tf.reshape(tf.reduce_mean(tf.matmul(wide, tf.ones([512, 512]))), [1, 1]) / 512 + tf.zeros([4, 8])
     set_split_strategy_by_idx(fragments)
-    return _train(_step(features), _STEPS)[0]
+    try:
+        return _train(_step(features), _STEPS)[0]
+    finally:
+        groups.of_this_process().strategies.forget(groups.WORLD)  # the ranks stay up for other tests
 
 
 def test_a_rank_that_computes_more_is_named(on_ranks):

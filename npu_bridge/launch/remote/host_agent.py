@@ -101,8 +101,9 @@ def _watch(ranks: dict[int, RankProcess], codes: dict[int, int], told: list[str]
             rank, code = numbers[process], process.poll()
             codes[rank] = code
             _tell(rank=rank, code=code)
-        while told:
-            _tell(was_told=told.pop())
+        if told:
+            told.clear()
+            _tell(was_told="SIGTERM")
         if time.monotonic() - told_at >= LIFE_SIGN_SECS:
             told_at = time.monotonic()
             _tell(stopped=[rank for rank, process in ranks.items() if process.is_stopped])
