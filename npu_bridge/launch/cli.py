@@ -33,7 +33,7 @@ from npu_bridge.launch.command_line import (
 )
 from npu_bridge.launch.commands import COMMANDS, GROUPS, find_command, missing_script
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.job.elastic import Bounds, HostsFrom, Members, check_numbers, run_elastic
+from npu_bridge.launch.job.elastic import WAIT_SECS, Bounds, HostsFrom, Members, check_numbers, run_elastic
 from npu_bridge.launch.job.hosts import Plan, plan_job
 from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
@@ -224,7 +224,7 @@ def run_script(
     """
     with contextlib.ExitStack() as outputs:
         try:
-            tasks_wait_secs = Bounds(0, 0).wait_secs if wait_secs is None else wait_secs
+            tasks_wait_secs = WAIT_SECS if wait_secs is None else wait_secs
             task = None if any((size, hosts, hostfile, rank_table, hosts_from)) else find_task(sys.argv[1:])
             if task is not None and task.number > 0:
                 serve_first_task(task, tasks_wait_secs, _tell)

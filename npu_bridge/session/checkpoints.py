@@ -167,16 +167,18 @@ def copy_checkpoint(source: str, target: str) -> None:
     unfinished = os.path.join(folder, "part")
     tf.io.gfile.makedirs(folder)
     endings = [file[len(source) :] for file in tf.io.gfile.glob(f"{source}.*")]
-    for ending in endings:
-        tf.io.gfile.copy(source + ending, unfinished + ending, overwrite=True)
-        flush(unfinished + ending)
-    damage = find_damage(unfinished)
-    if damage is not None:
-        raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.what}")
-    # The index is what makes it a checkpoint.
-    for ending in sorted(endings, key=".index".__eq__):
-        finish(unfinished + ending, target + ending)
-    remove_unfinished(folder)
+    try:
+        for ending in endings:
+            tf.io.gfile.copy(source + ending, unfinished + ending, overwrite=True)
+            flush(unfinished + ending)
+        damage = find_damage(unfinished)
+        if damage is not None:
+            raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.what}")
+        # The index is what makes it a checkpoint.
+        for ending in sorted(endings, key=".index".__eq__):
+            finish(unfinished + ending, target + ending)
+    finally:
+        remove_unfinished(folder)
 
 
 def remove_leftovers(folder: str, basename: str) -> None:

@@ -104,6 +104,14 @@ def test_a_killed_rank_is_named_once_and_ends_all_tasks(launcher, tmp_path):
     assert not list(tmp_path.glob(".npu-run*"))
 
 
+def test_an_elastic_job_of_tasks_goes_on_after_a_killed_rank(launcher, tmp_path, undisturbed):
+    write_script(tmp_path, SCRIPTS["estimator"])
+    code, output = finish(launcher("npu-run", "--min-np", 1, "train.py", "out", "1:39:9", cwd=tmp_path))
+    assert code == 0, output
+    assert "npu-run: 1 of 2 ranks lost; the job goes on from its last checkpoint" in output
+    assert_alike(tmp_path / "out.npz", undisturbed)
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_task_that_dies_leaves_no_rank_behind(launcher, tmp_path, number):
     write_script(tmp_path, WAITING)

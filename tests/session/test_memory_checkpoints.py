@@ -227,8 +227,11 @@ def test_a_copy_that_is_older_than_the_disk_is_left_out(of_job, monkeypatch, tmp
     folder = str(tmp_path / "out")
     train_and_be_killed(folder, steps=8, copied_at=5, monkeypatch=monkeypatch)
     as_of_another_process(of_job)
-    train(7, NPUCheckpointSaverHook(folder, save_steps=1000))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delenv(MEMORY_FOLDER)
+        train(7, NPUCheckpointSaverHook(folder, save_steps=1000))
     before = files(folder)
+    assert list(of_job.glob("*/5-1"))
     take_memory_checkpoint(folder)
     assert files(folder) == before and saved_steps(folder)[-1] == 7
 
@@ -242,6 +245,7 @@ def test_a_damaged_copy_is_left_out(of_job, monkeypatch, tmp_path):
     data.write_bytes(content)
     take_memory_checkpoint(folder)
     assert saved_steps(folder) == [0]
+    assert not [name for name in os.listdir(folder) if "-5" in name], "nothing half-written is left"
 
 
 # Saving in the background.

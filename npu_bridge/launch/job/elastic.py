@@ -20,8 +20,9 @@ from npu_bridge.launch.job.hosts import Plan, is_this_machine, read_hosts
 from npu_bridge.launch.job.supervisor import Outcome
 from npu_bridge.options.rank_table import MOST_RANKS
 
-__all__ = ["Bounds", "HostsFrom", "Members", "check_numbers", "run_elastic"]
+__all__ = ["WAIT_SECS", "Bounds", "HostsFrom", "Members", "check_numbers", "run_elastic"]
 
+WAIT_SECS = 600.0
 # More slots than ranks must have been there for so long before a job is stopped for them.
 STEADY_SECS = 10.0
 _POLL_SECS = 5.0
@@ -43,7 +44,7 @@ class Bounds(NamedTuple):
 
     least: int
     most: int
-    wait_secs: float = 600.0
+    wait_secs: float = WAIT_SECS
     cool_down_secs: float = 60.0
 
 

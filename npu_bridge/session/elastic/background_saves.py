@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -14,7 +15,50 @@ from npu_bridge.base.tf_internals.sessions import session_interface
 from npu_bridge.session.checkpoints import CarefulSaver, copy_checkpoint, write_beside
 from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
 
-__all__ = ["BackgroundSaver", "size_of_variables"]
+__all__ = ["BackgroundSaver", "BackgroundWriter", "size_of_variables"]
+
+
+class BackgroundWriter:
+    """Writes copies in memory to the disk in a thread, one at a time."""
+
+    def __init__(self):
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def start(self, copies: MemoryCheckpoints, path: str, write: Callable[[], object]) -> None:
+        """Begins to write; the copy stays until that is done.
+
+        Args:
+          copies: those of the training.
+          path: of the one that is written.
+          write: writes it to the disk.
+        """
+        in_use = contextlib.ExitStack()
+        in_use.enter_context(copies.used(path))  # from now on, and not only when the thread runs
+        self._thread = threading.Thread(target=self._run, args=(copies, in_use, write), name="npu_bridge checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits until what was begun is on the disk; raises what that has raised."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raises what writing in the background has raised, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, copies, in_use, write):
+        try:
+            with in_use:
+                write()
+        except Exception as error:  # is raised by `check`, in the thread that trains
+            self._error = error
+        if folder_of_job() is None:  # nobody goes on from there
+            copies.forget()
 
 
 class BackgroundSaver:
@@ -32,8 +76,7 @@ class BackgroundSaver:
 
     def __init__(self, copies: MemoryCheckpoints | None, hold: Hold | None = None):
         self._copies, self._hold = copies, hold
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._writer = BackgroundWriter()
         self._meta_graph: tuple[int, bytes] | None = None
         self.waits = True
 
@@ -51,7 +94,7 @@ class BackgroundSaver:
         """
         try:
             self.wait()
-        finally:
+        finally:  # what the save before has raised is raised behind this one
             if not self._begin(session, save_path, global_step, write_meta_graph):
                 CarefulSaver(self._saver, self._hold).save(session, save_path, global_step, write_meta_graph)
         if self.waits:
@@ -59,16 +102,11 @@ class BackgroundSaver:
 
     def wait(self) -> None:
         """Waits until what was begun is on the disk; raises what that has raised."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
+        self._writer.wait()
 
     def check(self) -> None:
         """Raises what a save in the background has raised, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        self._writer.check()
 
     def _begin(self, session, save_path, global_step, write_meta_graph):
         """Copies the variables to memory, and starts the thread; False where that is not possible."""
@@ -83,31 +121,22 @@ class BackgroundSaver:
         )
         if path is None:
             return False
-        in_use = contextlib.ExitStack()
-        in_use.enter_context(self._copies.used(path))  # from now on, and not only when the thread runs
-        arguments = (saver, session.graph, in_use, path, save_path, global_step, write_meta_graph)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="npu_bridge checkpoint")
-        self._thread.start()
+        copying = _CopyingSession(session.graph, path)
+        write = functools.partial(self._write, saver, copying, save_path, global_step, write_meta_graph)
+        self._writer.start(self._copies, path, write)
         return True
 
-    def _write(self, saver, graph, in_use, path, save_path, global_step, write_meta_graph):
-        careful = CarefulSaver(saver, self._hold)
+    def _write(self, saver, copying, save_path, global_step, write_meta_graph):
+        graph, careful = copying.graph, CarefulSaver(saver, self._hold)
         # Making the file of a graph takes longer than writing it, and holds Python back.
         is_new = self._meta_graph is None or self._meta_graph[0] != graph.version
-        try:
-            # This thread has no default graph of its own.
-            with graph.as_default(), in_use:
-                copying = _CopyingSession(graph, path)
-                prefix = careful.save(copying, save_path, global_step, write_meta_graph and is_new)
-            if write_meta_graph and is_new:
-                with tf.io.gfile.GFile(f"{prefix}.meta", "rb") as file:
-                    self._meta_graph = graph.version, file.read()
-            elif write_meta_graph:
-                write_beside(f"{prefix}.meta", self._meta_graph[1])
-            if folder_of_job() is None:
-                self._copies.forget()
-        except Exception as error:  # is raised by `check`, in the thread that trains
-            self._error = error
+        with graph.as_default():  # this thread has none of its own
+            prefix = careful.save(copying, save_path, global_step, write_meta_graph and is_new)
+        if write_meta_graph and is_new:
+            with tf.io.gfile.GFile(f"{prefix}.meta", "rb") as file:
+                self._meta_graph = graph.version, file.read()
+        elif write_meta_graph:
+            write_beside(f"{prefix}.meta", self._meta_graph[1])
 
 
 class _CopyingSession(session_interface()):  # type: ignore[misc]  # a class of TensorFlow, looked up

@@ -14,7 +14,6 @@ import hashlib
 import math
 import os
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from typing import Callable
@@ -28,7 +27,7 @@ from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_byt
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective.apart import GraphApart
 from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
-from npu_bridge.session.damaged_checkpoints import add_newest, find_damage, newest_step
+from npu_bridge.session.damaged_checkpoints import add_newest, newest_step
 
 __all__ = ["CopyInterval", "MemoryCheckpoints", "memory_checkpoints", "take_memory_checkpoint"]
 
@@ -89,7 +88,6 @@ class MemoryCheckpoints:
     def __init__(self, folder: str):
         self._folder = folder
         self._used: set[str] = set()
-        self._lock = threading.Lock()
 
     def write(self, save: Callable[[str], object], step: int, size_bytes: int) -> str | None:
         """Writes a copy, and removes older ones.
@@ -151,7 +149,7 @@ class MemoryCheckpoints:
 
     def _remove(self, is_outdated, but=""):
         """Removes copies by their step and process; another rank of this machine may write here, too."""
-        with self._lock, contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 place, (step, _, process) = os.path.join(self._folder, name), name.rpartition("-")
                 step_number = int(step) if step.isdecimal() else -1  # of one that is not finished
@@ -188,16 +186,12 @@ def take_memory_checkpoint(model_dir: str | None) -> None:
     if not found or found[0] <= newest_step(model_dir):
         return
     step, path = found
-    damage = find_damage(path)
-    if damage is not None:  # a machine that loses bits
-        _LOG.warning("The copy of step %d in memory cannot be read (%s), and is left out.", step, damage.what)
-        return
     target = os.path.join(model_dir, f"{_NAME}-{step}")
     try:
         tf.io.gfile.makedirs(model_dir)
         copy_checkpoint(path, target)
     except tf.errors.OpError as error:
-        _LOG.warning("The copy of step %d in memory could not be saved in %s (%s).", step, model_dir, error.message)
+        _LOG.warning("The copy of step %d in memory is left out: it cannot be saved (%s).", step, error.message)
         return
     add_newest(model_dir, target)
     _LOG.info("Took step %d over from memory into %s.", step, model_dir)

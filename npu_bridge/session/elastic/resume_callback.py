@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 import zipfile
 
@@ -17,6 +16,7 @@ from npu_bridge.base.files import UNFINISHED, flush, put_in_place
 from npu_bridge.base.memory_folders import is_kept_by_job
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
+from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
 from npu_bridge.session.elastic.stop_request import of_this_process
 
@@ -60,8 +60,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._done, self._unsaved, self._batch = 0, 0, -1
         self._request = of_this_process()
         self._copies = self._interval = None
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._writer = BackgroundWriter()
         self._heeding = contextlib.ExitStack()
         weakref.finalize(self, self._heeding.close)  # `fit` may end with an error
 
@@ -129,7 +128,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     def _end(self):
         """Waits until everything is on the disk, and needs no copies any more."""
         self._heeding.close()
-        self._wait()
+        self._writer.wait()
         if self._interval is not None:
             self._interval.close()
             self._interval = None
@@ -159,7 +158,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
     def _save(self):
         self._unsaved = 0
-        self._wait()
+        self._writer.wait()
         path = self._copy()
         if collective.current().rank > 0:
             return
@@ -170,10 +169,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             self._write(unfinished.removesuffix(".keras"))
             put_in_place(unfinished, self._path)
             return
-        in_use = contextlib.ExitStack()
-        in_use.enter_context(self._copies.used(path))
-        self._thread = threading.Thread(target=self._copy_to_disk, args=(in_use, path, unfinished))
-        self._thread.start()
+        self._writer.start(self._copies, path, lambda: self._copy_to_disk(path, unfinished))
 
     def _write(self, path):
         """Saves the model, and how many batches it was trained on."""
@@ -181,30 +177,13 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         with zipfile.ZipFile(f"{path}.keras", "a") as saved:
             saved.writestr(_DONE, str(self._done))
 
-    def _copy_to_disk(self, in_use, path, unfinished):
-        try:
-            with in_use:
-                tf.io.gfile.copy(path, unfinished, overwrite=True)
-            flush(unfinished)
-            if not _is_intact(unfinished):
-                fix = "Look after the disk; the model that was saved before is still there."
-                raise OSError(
-                    message("ResumeCallback", "a saved model cannot be read back", "its bytes", "others", fix)
-                )
-            put_in_place(unfinished, self._path)
-            if not is_kept_by_job():
-                self._copies.forget()
-        except Exception as error:  # is raised by `_wait`, in the thread that trains
-            self._error = error
-
-    def _wait(self):
-        """Waits until what was begun is on the disk; raises what that has raised."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    def _copy_to_disk(self, path, unfinished):
+        tf.io.gfile.copy(path, unfinished, overwrite=True)
+        flush(unfinished)
+        if not _is_intact(unfinished):
+            problem, fix = "a saved model cannot be read back", "Look after the disk; the one before is still there."
+            raise OSError(message("ResumeCallback", problem, f"{self._path} as it was", "other bytes", fix))
+        put_in_place(unfinished, self._path)
 
 
 def _read_done(path):
