@@ -238,6 +238,8 @@ def run_script(
             elastic = None
             times = {"wait_secs": wait_secs, "cool_down_secs": cool_down_secs}
             times = {name: secs for name, secs in times.items() if secs is not None}
+            if tasks and cool_down_secs is not None:
+                raise LaunchError("--cool-down leaves out slots of hosts, and a task keeps its slot. Leave it out.")
             if any(given is not None for given in (least, most, hosts_from)):
                 excluded = {"--rank-table": rank_table, "--timeline": timeline, "--repeat": repeat}
                 whole = plan if tasks else plan_job(None, hosts, hostfile) if plan.slots else None
@@ -246,8 +248,8 @@ def run_script(
                 )
                 elastic = Bounds(*numbers, **times)
                 plan = whole or Plan(elastic.most, {})
-            elif times.keys() - ({"wait_secs"} if tasks else ()):
-                name = "--cool-down" if tasks or "wait_secs" not in times else "--wait"
+            elif times and not tasks:
+                name = "--wait" if "wait_secs" in times else "--cool-down"
                 raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
             _take_outputs(outputs, plan, log_dir, repeats, recording, report)

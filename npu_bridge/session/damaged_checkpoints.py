@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import tensorflow as tf
 
@@ -149,15 +149,31 @@ def find_damage(prefix: str) -> _Damage | None:
     return None
 
 
-def newest_step(folder: str) -> int:
-    """The step in the name of the newest checkpoint that a folder lists; -1 if there is none."""
-    listed = _listed_checkpoints(folder) if tf.io.gfile.exists(os.path.join(folder, _STATE)) else ()
-    return max(map(_step_of, listed), default=-1)
+def go_on_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
+    """Puts a copy of a later state than that of the newest intact checkpoint into a folder, as its newest one.
 
-
-def add_newest(folder: str, path: str) -> None:
-    """Lists a checkpoint that was put into a folder as its newest one."""
-    _make_newest(folder, [*(listed for listed in _listed_checkpoints(folder) if listed != path), path])
+    Args:
+      folder: the folder of a job that may go back, as for `check_newest_checkpoint`; so that who calls that afterwards
+        finds nothing damaged, however often.
+      step: of the copy.
+      copy: makes the checkpoint, in place of a damaged one of that step, and gives its path.
+    """
+    listed = _listed_checkpoints(folder) if tf.io.gfile.exists(os.path.join(folder, _STATE)) else []
+    damage = None
+    if listed and step <= _step_of(listed[-1]):
+        damage = find_damage(listed[-1])
+        if damage is None:
+            return
+    if damage is not None or (not listed and _has_lost_list(folder)):
+        intact = _newest_intact(folder, listed[:-1])
+        if intact is not None and step <= _step_of(intact):
+            return
+    path = copy()
+    _make_newest(folder, [*(each for each in listed if _step_of(each) < step), path])
+    if damage is not None:
+        _LOG.warning("%s", _explain(damage, f"Training goes on from step {step}, which was kept in memory."))
+    else:
+        _LOG.info("Took step %d over from memory into %s.", step, folder)
 
 
 def _listed_checkpoints(folder):

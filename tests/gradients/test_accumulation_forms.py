@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 from npu_bridge import stages
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests import accumulation_forms as forms
 from tests.training import OPTIMIZERS, assert_same_bits, train
+
+tf1 = tf.compat.v1
 
 
 @pytest.mark.parametrize("way", forms.WAYS)
@@ -61,6 +65,25 @@ def test_batches_that_are_reduced_one_by_one_train_as_a_window_does(name):
             12,
         )
         assert_same_bits({key: value for key, value in ours.items() if key in expected}, expected)
+
+
+def test_a_sparse_gradient_overflows_where_a_dense_one_does():
+    """Its rows are finite while scaled, and so is the mean of the window; the sum of a batch is not."""
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        table, sign = tf1.get_variable("table", [3, 1], use_resource=True), tf1.placeholder(tf.float32, [])
+        rows = tf.IndexedSlices(tf.fill([2, 1], 1.5 * sign), tf.constant([1, 1]), tf.constant([3, 1]))
+        manager = ExponentialUpdateLossScaleManager(2.0**127, 10, 1)
+        inner = tf1.train.GradientDescentOptimizer(1.0)
+        optimizer = NPUOptimizer(inner, manager, False, True, stages=[stages.Accumulate(2)])
+        scaled = optimizer.compute_gradients(tf.reduce_sum(tf.gather(table, rows.indices) * rows.values), [table])
+        assert isinstance(scaled[0][0], tf.IndexedSlices)
+        update = optimizer.apply_gradients(scaled)
+        session.run(tf1.global_variables_initializer())
+        before = session.run(table)
+        for number in (1.0, -1.0):
+            session.run(update, {sign: number})
+        assert session.run(table).tobytes() == before.tobytes()
+        assert session.run(manager.get_loss_scale()) < 2.0**127
 
 
 def test_what_the_forms_say_of_themselves():

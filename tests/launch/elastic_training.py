@@ -94,8 +94,6 @@ class Notes:
 class Digits:
     """The pictures and the network of examples/digits, with Adam."""
 
-    keras_scale = 2.0**127
-
     def __init__(self):
         (pictures, digits), _ = load()
         self.arrays = {"pictures": pictures, "targets": digits, "rows": np.arange(len(digits))}
@@ -133,10 +131,6 @@ class Digits:
 
 class Bert:
     """The model of examples/bert_pretrain in a small size, on one page of the docs, with LAMB; a row has one mask."""
-
-    # Keras gives sparse gradients for embeddings, added up row by row. Near the limit of float32 the total of a rank's
-    # share may overflow where that of all rows does not, so that other numbers of ranks skip other steps.
-    keras_scale = 2.0**15
 
     def __init__(self):
         from corpus import make_rows, read_documents
@@ -200,8 +194,17 @@ class Bert:
             from npu_bridge.optimizers.keras import LAMB
         else:
             from npu_bridge.optimizers.keras3 import LAMB
-        rate = keras.optimizers.schedules.PolynomialDecay(0.02, STEPS, 0.0)
-        lamb = LAMB(rate, weight_decay=0.01, exclude_from_weight_decay=["normalization", "bias"])
+
+        class Rate(keras.optimizers.schedules.LearningRateSchedule):
+            """The one of TensorFlow 1. Without its warm-up, rounding errors grow from step to step."""
+
+            def __call__(_, step):
+                return self.schedule(step)
+
+            def get_config(_):
+                return {}
+
+        lamb = LAMB(Rate(), weight_decay=0.01, exclude_from_weight_decay=["normalization", "bias"])
         return lamb, [ClipByGlobalNorm(1.0)]
 
 
@@ -210,9 +213,9 @@ WHAT = MODELS[MODEL]()
 BATCHES = GlobalBatches(rows=len(WHAT.arrays["rows"]), batch=BATCH, micro=MICRO, seed=SEED)
 
 
-def manager(first=2.0**127):
-    """Of a scale; with the first one of 2**127 the first steps overflow, and later ones now and then."""
-    return ExponentialUpdateLossScaleManager(first, 20, 1, 2.0, 0.5)
+def manager():
+    """Of a loss scale that begins so high that the first steps overflow, and later ones now and then."""
+    return ExponentialUpdateLossScaleManager(2.0**127, 20, 1, 2.0, 0.5)
 
 
 # TensorFlow 1.
@@ -312,7 +315,7 @@ class KerasTraining:
         keras.utils.set_random_seed(SEED)
         self.model = WHAT.keras_model(keras)
         optimizer, stages = WHAT.keras_optimizer(keras)
-        self.optimizer = npu_keras_optimizer(optimizer, manager(WHAT.keras_scale), stages=[*BATCHES.stages(), *stages])
+        self.optimizer = npu_keras_optimizer(optimizer, manager(), stages=[*BATCHES.stages(), *stages])
         self.rows, self.latest = tf2.Variable([0] * MICRO, trainable=False), tf2.Variable(0.0, trainable=False)
 
     def loss(self, targets, outputs):

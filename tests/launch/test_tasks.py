@@ -206,6 +206,15 @@ def test_pods_find_the_first_one_by_its_name(tmp_path):
     assert finish(pods[1]) == (0, "")
 
 
+def test_slots_of_tasks_cannot_be_left_out(tmp_path):
+    write_script(tmp_path, SAYS)
+    first, other = start_all(tmp_path, "--min-np", 1, "--cool-down", 60, "train.py")
+    code, output = finish(first)
+    assert (code, output.count("\n")) == (2, 1)
+    assert "--cool-down leaves out slots of hosts, and a task keeps its slot. Leave it out." in output
+    assert finish(other) == (2, "")
+
+
 def test_a_secret_is_needed_where_a_variable_names_the_first_task(tmp_path):
     write_script(tmp_path, SAYS)
     job = {"NPU_RUN_TASKS": "2", "NPU_RUN_FIRST": "localhost:1", "JOB_COMPLETION_INDEX": "0"}

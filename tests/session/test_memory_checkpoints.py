@@ -15,12 +15,13 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import memory_folders
-from npu_bridge.base.environment import MEMORY_FOLDER
+from npu_bridge.base.environment import MEMORY_FOLDER, RESTARTS
 from npu_bridge.base.memory_folders import make_memory_folder, name_of
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
 from npu_bridge.session import (
     CheckpointNotSavedError,
     MemoryCheckpointHook,
+    check_newest_checkpoint,
     checkpoints,
     memory_checkpoints,
     take_memory_checkpoint,
@@ -246,6 +247,36 @@ def test_a_damaged_copy_is_left_out(of_job, monkeypatch, tmp_path):
     take_memory_checkpoint(folder)
     assert saved_steps(folder) == [0]
     assert not [name for name in os.listdir(folder) if "-5" in name], "nothing half-written is left"
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "copied_at", "goes_on_from"),
+    [
+        ([3, 7], 5, 5),  # lies between the damaged one and the intact one
+        ([3, 7], 7, 7),  # takes the damaged one's place
+        ([5, 7], 5, 5),  # is no newer than the intact one
+        ([5, 7], 2, 5),
+    ],
+)
+def test_a_copy_that_is_newer_than_what_is_intact_is_taken_once(
+    of_job, monkeypatch, tmp_path, saved_at, copied_at, goes_on_from
+):
+    """Whoever asks afterwards, for the rows or the variables, is told the same step."""
+    folder = str(tmp_path / "out")
+    train_and_be_killed(folder, steps=8, copied_at=copied_at, monkeypatch=monkeypatch)
+    as_of_another_process(of_job)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delenv(MEMORY_FOLDER)
+        for start, end in zip([0, *saved_at], saved_at):
+            train(end - start, NPUCheckpointSaverHook(folder, save_steps=1000), checkpoint_dir=folder)
+    Path(f"{folder}/model.ckpt-7.index").write_bytes(b"rubbish")
+    monkeypatch.setenv(RESTARTS, "1")
+    for _ in range(3):
+        take_memory_checkpoint(folder)
+        check_newest_checkpoint(folder, may_go_back=True)
+        assert saved_steps(folder)[-1] == goes_on_from
+    latest = tf.train.latest_checkpoint(folder)
+    np.testing.assert_array_equal(tf.train.load_variable(latest, "numbers"), np.full(1000, float(goes_on_from)))
 
 
 # Saving in the background.

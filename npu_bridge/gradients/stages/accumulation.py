@@ -7,7 +7,15 @@ import tensorflow as tf
 from npu_bridge.base.arguments import check_choice, check_count
 from npu_bridge.base.errors import message
 from npu_bridge.gradients.accumulated_sums import Sums, Window
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, nothing_like, parts_of, rebuilt, values_of
+from npu_bridge.gradients.arithmetic import (
+    in_true_units,
+    map_values,
+    nothing_like,
+    parts_of,
+    rebuilt,
+    sum_repeated_rows,
+    values_of,
+)
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
 from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
 
@@ -158,8 +166,11 @@ class Accumulate(Stage):
         """The window with this batch's gradients added, in true units."""
 
         def addend(grad, dtype, counted):
-            wide = in_true_units(map_values(grad, lambda values: tf.cast(values, dtype)), step.divisor)
-            return map_values(wide, lambda values: self.weighed(values, counted))
+            wide = map_values(grad, lambda values: tf.cast(values, dtype))
+            if isinstance(wide, tf.IndexedSlices) and step.divisor is not None and not self._reduces_batches:
+                # While scaled, as a dense gradient is summed: what overflows does so in any dealing of the batches.
+                wide = sum_repeated_rows(wide)
+            return map_values(in_true_units(wide, step.divisor), lambda values: self.weighed(values, counted))
 
         with tf.name_scope("Accumulate"):
             return Window(self._sums, self._steps, step.grads_and_vars, addend)

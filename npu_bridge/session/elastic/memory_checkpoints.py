@@ -27,7 +27,7 @@ from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_byt
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective.apart import GraphApart
 from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
-from npu_bridge.session.damaged_checkpoints import add_newest, newest_step
+from npu_bridge.session.damaged_checkpoints import go_on_from_copy
 
 __all__ = ["CopyInterval", "MemoryCheckpoints", "memory_checkpoints", "take_memory_checkpoint"]
 
@@ -177,24 +177,28 @@ def memory_checkpoints(model_dir: str, of_job: bool = False) -> MemoryCheckpoint
 def take_memory_checkpoint(model_dir: str | None) -> None:
     """Makes the state that an earlier start of this job has kept in memory the newest checkpoint, if it is newer.
 
+    A checkpoint that is damaged does not count.
+
     Ranks: local, for rank 0; does nothing on others.
     """
     if not model_dir or folder_of_job() is None or collective.current().rank > 0:
         return
     copies = memory_checkpoints(model_dir, of_job=True)
     found = copies and copies.newest()
-    if not found or found[0] <= newest_step(model_dir):
+    if not found:
         return
     step, path = found
-    target = os.path.join(model_dir, f"{_NAME}-{step}")
-    try:
+
+    def copy() -> str:
+        target = os.path.join(model_dir, f"{_NAME}-{step}")
         tf.io.gfile.makedirs(model_dir)
         copy_checkpoint(path, target)
+        return target
+
+    try:
+        go_on_from_copy(model_dir, step, copy)
     except tf.errors.OpError as error:
         _LOG.warning("The copy of step %d in memory is left out: it cannot be saved (%s).", step, error.message)
-        return
-    add_newest(model_dir, target)
-    _LOG.info("Took step %d over from memory into %s.", step, model_dir)
 
 
 @functools.cache

@@ -143,7 +143,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         if kept:
             path = f"{kept[1]}.keras"
             is_newer = not found or (found[0][0] is not None and kept[0] > found[0][0])
-            if is_newer and _is_intact(path):
+            if (is_newer or not _is_intact(self._path)) and _is_intact(path):
                 return path, kept[0]
         return (found[0][1], found[0][0]) if found else (None, 0)
 
