@@ -196,10 +196,10 @@ class Bert:
             from npu_bridge.optimizers.keras3 import LAMB
 
         class Rate(keras.optimizers.schedules.LearningRateSchedule):
-            """The one of TensorFlow 1. Without its warm-up, rounding errors grow from step to step."""
+            """A quarter of that of TensorFlow 1: at the whole one, rounding errors double every dozen updates here."""
 
             def __call__(_, step):
-                return self.schedule(step)
+                return self.schedule(step) / 4
 
             def get_config(_):
                 return {}

@@ -20,7 +20,9 @@ from npu_bridge.base.memory_folders import make_memory_folder, name_of
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
 from npu_bridge.session import (
     CheckpointNotSavedError,
+    DamagedCheckpointError,
     MemoryCheckpointHook,
+    ResumableLoop,
     check_newest_checkpoint,
     checkpoints,
     memory_checkpoints,
@@ -277,6 +279,50 @@ def test_a_copy_that_is_newer_than_what_is_intact_is_taken_once(
         assert saved_steps(folder)[-1] == goes_on_from
     latest = tf.train.latest_checkpoint(folder)
     np.testing.assert_array_equal(tf.train.load_variable(latest, "numbers"), np.full(1000, float(goes_on_from)))
+
+
+def loop_of(folder, every_n_steps=None):
+    """A loop of one's own whose updates add one to 1000 numbers; with these numbers, and what makes an update."""
+    model, optimizer = tf.Module(), tf.keras.optimizers.SGD(1.0)
+    model.numbers = tf.Variable(tf.zeros([1000]))
+    optimizer.build([model.numbers])
+    loop = ResumableLoop(folder, model, optimizer, every_n_steps)
+    return loop, model.numbers, lambda: optimizer.apply_gradients([(-tf.ones([1000]), model.numbers)])
+
+
+def test_a_loop_of_ones_own_goes_on_from_a_copy(of_job, monkeypatch, tmp_path):
+    folder = str(tmp_path / "out")
+    monkeypatch.setattr(memory_checkpoints_module, "_FIRST_AFTER_RUNS", 5)
+    loop, _, update = loop_of(folder)
+    for reached in loop.until(100):
+        if reached == 8:
+            break
+        update()
+    assert not os.path.exists(folder), "nothing is on the disk"
+    as_of_another_process(of_job)
+    loop, numbers, update = loop_of(folder)
+    np.testing.assert_array_equal(numbers, np.full(1000, 5.0))
+    for _ in loop.until(10):
+        update()
+    np.testing.assert_array_equal(numbers, np.full(1000, 10.0))
+    assert not list(of_job.glob(f"*/*-{os.getpid()}")), "a training that has ended needs no copy"
+    assert saved_steps(folder)[-1] == 10
+
+
+@pytest.mark.parametrize("is_started_again", [True, False])
+def test_a_loop_of_ones_own_goes_back_from_a_damaged_checkpoint(is_started_again, monkeypatch, tmp_path):
+    folder = str(tmp_path / "out")
+    loop, _, update = loop_of(folder, every_n_steps=3)
+    for _ in loop.until(6):
+        update()
+    Path(f"{folder}/ckpt-6.index").write_bytes(b"rubbish")
+    monkeypatch.setenv(RESTARTS, "1") if is_started_again else monkeypatch.delenv(RESTARTS, raising=False)
+    if is_started_again:
+        _, numbers, _ = loop_of(folder)
+        np.testing.assert_array_equal(numbers, np.full(1000, 3.0))
+    else:
+        with pytest.raises(DamagedCheckpointError, match="The newest intact one is ckpt-3"):
+            loop_of(folder)
 
 
 # Saving in the background.

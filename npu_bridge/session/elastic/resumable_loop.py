@@ -6,13 +6,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
+from npu_bridge.base.memory_folders import is_kept_by_job
 from npu_bridge.gradients.start_values import variables_in_training
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
+from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
+from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
 from npu_bridge.session.elastic.stop_request import of_this_process
 
 __all__ = ["ResumableLoop"]
@@ -26,7 +30,9 @@ class ResumableLoop:
 
     When it is made, rank 0 loads the latest checkpoint, if there is one, and all ranks get its values. Rank 0 saves.
     When a scheduler wants the machine back (SIGTERM), or the job changes its size, all ranks complete the update they
-    are in, rank 0 saves, and the process ends with exit code 75. With several ranks that needs `npu-run`.
+    are in, rank 0 saves, and the process ends with exit code 75. With several ranks that needs `npu-run`. In a job that
+    is started again (`npu-run --min-np`, `--restarts`), rank 0 also keeps a copy in memory every N updates, as often as
+    that takes 0.5 % of the time; a damaged checkpoint is left out, with a line in the log.
 
     Args:
       folder: of the checkpoints.
@@ -36,6 +42,8 @@ class ResumableLoop:
     Raises:
       TypeError: `every_n_steps` is not an integer.
       ValueError: it is below 1; eager execution is off; the model has no weights yet.
+      DamagedCheckpointError: the latest checkpoint is damaged; in a job that the launcher starts again, only if no
+        other one is intact.
     Ranks: collective; make it on every rank.
     Example:
       >>> loop = ResumableLoop("out", model, optimizer, every_n_steps=100)
@@ -55,15 +63,20 @@ class ResumableLoop:
             got = "a model without an input shape"
             raise ValueError(message(_OWNER, "the model has no weights yet", "a built model", got, fix))
         self._optimizer, self._every_n_steps = optimizer, every_n_steps
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-        self._manager = tf.train.CheckpointManager(checkpoint, os.fspath(folder), _KEPT)
-        self._request, ranks = of_this_process(), collective.current()
+        self._folder, self._is_first = os.fspath(folder), collective.current().rank == 0
+        if self._is_first:
+            take_memory_checkpoint(self._folder)
+            check_newest_checkpoint(self._folder, may_go_back=True)
+        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        self._manager = tf.train.CheckpointManager(self._checkpoint, self._folder, _KEPT)
+        self._request = of_this_process()
         variables = variables_in_training(model, optimizer)
-        if ranks.rank == 0 and self._manager.latest_checkpoint:
-            checkpoint.restore(self._manager.latest_checkpoint)
+        self._size_bytes = sum(4 * int(np.prod(variable.shape)) for variable in variables)
+        if self._is_first and self._manager.latest_checkpoint:
+            self._checkpoint.restore(self._manager.latest_checkpoint)
             begin_anew(optimizer)
-        ranks.broadcast_variables(variables, 0)
-        self._saved = self._reached()
+        collective.current().broadcast_variables(variables, 0)
+        self._saved = self._copied = self._reached()
 
     def until(self, steps: int) -> Iterator[int]:
         """Gives the number of updates made so far, before each batch, until there are `steps`; then saves.
@@ -72,26 +85,48 @@ class ResumableLoop:
 
         Ranks: collective; every rank makes the same number of turns.
         """
+        copies = memory_checkpoints(self._folder, of_job=True) if self._is_first else None
+        interval = CopyInterval() if is_kept_by_job() else None
         with self._request.heeded(collective.current().size):
             while not self._is_over(steps):
+                if interval is not None:
+                    self._copy_if_due(interval, copies)
                 self._request.begin_run()
                 yield self._reached()
+        if interval is not None:
+            interval.close()
+        if copies is not None:
+            copies.forget()
         if self._request.is_due:
             self._request.leave(self._reached())
+
+    def _copy_if_due(self, interval, copies):
+        """Keeps a copy in memory if enough updates have been made."""
+        reached = self._reached()
+        if reached > self._copied and not self._is_waiting() and interval.count_run():
+            with interval.measured():
+                sync_if_needed(self._optimizer)
+                if copies is not None:
+                    copies.write(self._checkpoint.write, reached, self._size_bytes)
+        self._copied = reached
 
     def _is_over(self, steps):
         """Whether no batch is to follow; saves when it is time, between two updates."""
         reached = self._reached()
         is_last = reached >= steps or self._request.is_due
-        if any(map(int, batches_waiting(self._optimizer))):
+        if self._is_waiting():
             return False
         is_time = is_last or bool(self._every_n_steps and reached >= self._saved + self._every_n_steps)
         if is_time and reached > self._saved:
             sync_if_needed(self._optimizer)
             self._saved = reached
-            if collective.current().rank == 0:
+            if self._is_first:
                 self._manager.save(checkpoint_number=reached)
         return is_last
+
+    def _is_waiting(self):
+        """Whether batches were added up that no update has had."""
+        return any(map(int, batches_waiting(self._optimizer)))
 
     def _reached(self):
         return int(self._optimizer.iterations)
