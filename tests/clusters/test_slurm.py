@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import textwrap
+import time
 
 import pytest
 
 from tests.clusters.conftest import needs_slurm, wait_until
 from tests.launch.elastic_scripts import SCRIPTS, assert_alike
-from tests.launch.launching import ROOT, needs_horovod, write_script
+from tests.launch.launching import LIMIT_SECS, ROOT, needs_horovod, write_script
 
 pytestmark = [needs_horovod, needs_slurm]
 
@@ -25,20 +26,24 @@ def requeueing_script():
     )
 
 
-def state_of(slurm, job):
-    found = re.search(r"JobState=(\w+)", slurm("scontrol", "show", "job", job))
-    return found[1] if found else ""
+def state_and_starts(slurm, job):
+    shown = slurm("scontrol", "show", "job", job)
+    return re.search(r"JobState=(\w+)", shown)[1], 1 + int(re.search(r"Restarts=(\d+)", shown)[1])
 
 
-def has_ended(slurm, job, starts):
-    """Whether a job has ended the last time; between two starts it has several states, for a moment each."""
-    state, restarts = state_of(slurm, job), re.search(r"Restarts=(\d+)", slurm("scontrol", "show", "job", job))
-    if int(restarts[1]) + 1 < starts:
-        return False
-    if state == "PENDING":  # queued again, Slurm would let it wait for two minutes
-        with contextlib.suppress(AssertionError):  # it has just been started
-            slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
-    return state in ("COMPLETED", "FAILED", "CANCELLED")
+def end_of(slurm, job, starts):
+    """The state of a job that has been started so often and is over: one that is about to be queued again seems so."""
+    limit, ended_since = time.monotonic() + LIMIT_SECS, None
+    while ended_since is None or time.monotonic() < ended_since + 3:
+        state, started = state_and_starts(slurm, job)
+        assert time.monotonic() < limit, state
+        if state == "PENDING":  # queued again, Slurm would let it wait for two minutes
+            with contextlib.suppress(AssertionError):  # it has just been started
+                slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+        is_over = state in ("COMPLETED", "FAILED", "CANCELLED") and started >= starts
+        ended_since = (ended_since or time.monotonic()) if is_over else None
+        time.sleep(0.1)
+    return state
 
 
 def test_srun_starts_a_training_on_two_ranks(slurm, tmp_path, undisturbed):
@@ -56,10 +61,27 @@ def test_a_batch_job_that_is_disturbed_comes_to_its_end(slurm, tmp_path, undistu
     options = "--export=ALL,OPTIONS=-np 2 --min-np 1 --cool-down 1000"
     files = ("--output=job.log", "--open-mode=append")
     job = slurm("sbatch", "--parsable", *files, options, "job.sh", f"1:40:{fault}", cwd=tmp_path).strip()
-    wait_until(lambda: has_ended(slurm, job, starts=2 if fault == "15" else 1))
+    state = end_of(slurm, job, starts=2 if fault == "15" else 1)
     log = (tmp_path / "job.log").read_text()
-    assert state_of(slurm, job) == "COMPLETED", log
+    assert state == "COMPLETED", log
     assert "suffers" in log
     assert ("exit code 75. The same command goes on from there" in log) == (fault == "15"), log
     assert ("rank 1 of 2 was killed by SIGKILL" in log) == (fault == "9"), log
+    assert_alike(tmp_path / "out.npz", undisturbed)
+
+
+def test_a_batch_job_of_tasks_is_queued_again_at_an_early_signal(slurm, tmp_path, undisturbed):
+    """The script of docs/clusters.md; `scancel` sends the signal that `--signal` has Slurm send to the steps."""
+    write_script(tmp_path, SCRIPTS["estimator"])
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```sh\n(#!/bin/bash\n[^`]*--signal=TERM@120\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    script = script.replace("--ntasks=8", "--nodes=2 --ntasks=2").replace("train.py", "train.py out 1:40:0")
+    (tmp_path / "job.sh").write_text(script)
+    job = slurm("sbatch", "--parsable", "--output=job.log", "--open-mode=append", "job.sh", cwd=tmp_path).strip()
+    log = tmp_path / "job.log"
+    wait_until(lambda: log.exists() and "suffers" in log.read_text())
+    slurm("scancel", "--signal=TERM", job)
+    assert end_of(slurm, job, starts=2) == "COMPLETED", log.read_text()
+    assert log.read_text().count("exit code 75. The same command goes on from there") == 1
+    assert re.search(r"going on from step 4\d", log.read_text())
     assert_alike(tmp_path / "out.npz", undisturbed)
