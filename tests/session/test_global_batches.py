@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.npu_init import NPUOptimizer, npu_keras_optimizer
+from npu_bridge.npu_init import ExponentialUpdateLossScaleManager, NPUOptimizer, npu_keras_optimizer
 from npu_bridge.session import GlobalBatches, ResumeCallback, updates_dealt
+from npu_bridge.session.elastic import global_batches
 
 X = np.random.RandomState(0).randn(60, 4).astype("f")
 Y = X.sum(1, keepdims=True)
@@ -57,3 +58,20 @@ def test_a_count_that_a_file_of_keras_lacks_goes_on_from_its_steps(tmp_path):
     assert train_keras(file, [], 7) == (0, 7)
     assert train_keras(file, BATCHES.stages(), 5) == (7, 12)
     assert train_keras(file, BATCHES.stages(), 3) == (12, 15)
+
+
+def test_a_share_that_weighs_more_is_no_overflow_where_its_batches_are_none():
+    """Of three micro-batches, the first of two ranks has two, whose mean counts 4/3; here it is alone."""
+    share = global_batches._Share(3, 2, 0)
+    assert (share.runs, share.own, share.weight) == (2, 2, 4 / 3)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("w", [], initializer=tf.compat.v1.zeros_initializer())
+        manager = ExponentialUpdateLossScaleManager(2.0**127, 100, 1)
+        inner = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        stages = [global_batches._AccumulateShares(share)]
+        train = NPUOptimizer(inner, manager, is_loss_scale=True, stages=stages).minimize(1.9 * weight)
+        session.run(tf.compat.v1.global_variables_initializer())
+        for _ in range(2):
+            session.run(train)
+        assert session.run(weight) == np.float32(-1.9) * np.float32(4 / 3)
+        assert session.run(manager.get_loss_scale()) == 2.0**127

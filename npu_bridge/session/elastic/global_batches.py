@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -222,6 +223,12 @@ class _AccumulateShares(Accumulate):
         if share.weight == 1.0:
             return mean
         return tf.where(counted < share.own, mean * tf.cast(share.weight, mean.dtype), tf.zeros_like(mean))
+
+    def before_reduce(self, step):
+        if step.divisor is not None and self._share.weight > 1.0:
+            # A share of finite gradients has to stay finite while it is scaled, else more ranks would skip more steps.
+            step.divisor = step.divisor * 2.0 ** -math.ceil(math.log2(self._share.weight))
+        super().before_reduce(step)
 
 
 class _CountUpdates(Stage):
