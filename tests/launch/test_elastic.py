@@ -21,7 +21,7 @@ from npu_bridge.launch.job.supervisor import Outcome
 from npu_bridge.session import GlobalBatches
 from npu_bridge.session.elastic.stop_request import StopRequest
 from tests.launch.elastic_scripts import QUICK, SCRIPTS, assert_alike
-from tests.launch.launching import LIMIT_SECS, finish, is_alive, needs_horovod, npu_run, start, write_script
+from tests.launch.launching import LIMIT_SECS, finish, is_alive, needs_horovod, npu_run, read_until, start, write_script
 
 TWO_TO_FOUR = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
 
@@ -358,6 +358,36 @@ def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, siz
     code, output = npu_run(*command, cwd=tmp_path)
     assert code == 0, output
     assert_alike(tmp_path / "out.npz", undisturbed(face))
+
+
+def test_a_rank_that_hangs_after_its_last_step_does_not_hold_the_job(tmp_path):
+    """As it closes its session, say, in an input pipeline that waits by a clock that was set back."""
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        import npu_bridge.npu_init
+        import tensorflow as tf
+        from npu_bridge.session.elastic import stop_request
+        request = stop_request.of_this_process()
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            never = tf.queue.FIFOQueue(1, tf.int32).dequeue()
+            with request.heeded(1):
+                print("trains", flush=True)
+                while not request.is_due:
+                    request.begin_run()
+                    tf.compat.v1.Session().close()
+            print("hangs", flush=True)
+            session.run(never)
+        """,
+    )
+    process = start("--min-np", 1, "-np", 1, "--stall-secs", 4, "train.py", cwd=tmp_path)
+    said = read_until(process, "trains")
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process)
+    assert code == 75, said + output
+    assert re.search(r"npu-run: no progress for \d+ s: rank 0 waiting at train.py:\d+", output), output
+    assert "exit code 75. The same command goes on from there" in output
 
 
 # One slot; a second one that comes and goes; rubbish; a failure; no answer; one slot.

@@ -302,6 +302,12 @@ def _for_a_while(lasts: Callable, least: float, most: float) -> Callable[[Job, R
     return act
 
 
+def _move_clock(job: Job, chance: Random) -> Fault:
+    """The training goes on, or is started anew because it waits in vain."""
+    fault = _for_a_while(_moving_clock, 0.1, 0.5)(job, chance)
+    return fault._replace(restarts=None, says=("no progress for",))
+
+
 def _until_saving_fails(lasts: Callable) -> Callable[[Job, Random], Fault]:
     """A fault of the disk, which the training outlives, or ends its ranks because of it and says so."""
 
@@ -351,7 +357,7 @@ KINDS: dict[str, Kind] = {
     "slots changed": Kind(20, _change_slots, ("slots",)),
     "disk full": Kind(20, _until_saving_fails(_filling), ("disk",)),
     "disk read-only": Kind(12, _until_saving_fails(_read_only), ("disk",)),
-    "clock moved": Kind(80, _for_a_while(_moving_clock, 0.1, 0.5), ("clock",)),
+    "clock moved": Kind(80, _move_clock, ("clock",)),
     "link cut for a second": Kind(15, _for_a_while(_cutting, 0.5, 1.5), ("hosts",)),
     "link slow": Kind(15, _for_a_while(_slowing, 1, 2), ("hosts",)),
     "link loses packets": Kind(15, _lose_packets, ("hosts",)),

@@ -82,7 +82,10 @@ class Job:
 
     def start(self, size: int | None = None) -> None:
         """Starts the command, for the first time or again; with `size`, a plain job."""
-        options = ["--min-np", "1", "--max-np", self.size, "--cool-down", self.cool_down, "--restarts", "1000"]
+        most = 4 if self.kind == "slots" else self.size  # as many as `_change_slots` may offer
+        options = ["--min-np", "1", "--max-np", most, "--cool-down", self.cool_down, "--restarts", "1000"]
+        # TensorFlow's input pipelines wait by the calendar: a clock that is set back may leave one waiting.
+        options += ["--stall-secs", "100"] if self.kind == "clock" else []
         options += ["--hosts-from", "cat slots"] if self.kind == "slots" else []
         options += ["-H", "hosta:2,hostb:1"] if self.hosts else []
         words = ["-np", size] if size else options

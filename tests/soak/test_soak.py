@@ -121,7 +121,8 @@ def suffer(job: Job, name: str, chance: Random) -> tuple[Record, str]:
     Raises:
       SoakError: it does not go on as it should.
     """
-    before, size, processes = job.wait_until_steady(), job.log.stat().st_size, job.processes()
+    size = job.log.stat().st_size  # before: it may say that there are more slots just behind this
+    before, processes = job.wait_until_steady(), job.processes()
     fault = KINDS[name].act(job, chance)
     known = [start.name for start in job.starts()].index(before.name)
     grace_secs = 1.0 if fault.restarts is None else 0.0

@@ -222,8 +222,11 @@ class _Job:
                 self._drain()
                 self._say_who_was_refused()
                 return self._conclude(endings)
-            if len(self.ranks) > 1 and not first_failure(endings) and self._is_hung(endings):
-                return Outcome(self._end_hung(), has_failed=True)
+            is_leaving = self._ordered_stop.has_told
+            if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
+                code = self._end_hung()
+                # After the last step, nothing has failed that a start would not mend.
+                return self._stopped_as_asked() if is_leaving else Outcome(code, has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
@@ -257,6 +260,9 @@ class _Job:
         """After all ranks have ended by themselves, without a failure."""
         if not any(ending.is_stopped for ending in endings):
             return Outcome(0, has_failed=False)
+        return self._stopped_as_asked()
+
+    def _stopped_as_asked(self) -> Outcome:
         steps = [f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None]
         if not self._resize:
             step = steps[0] if steps else ""
