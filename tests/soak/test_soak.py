@@ -137,7 +137,8 @@ def suffer(job: Job, name: str, chance: Random) -> tuple[Record, str]:
         check_restart(job, fault, size, {each for each in processes if each[0] != job.process.pid})
     elif fault.restarts:
         raise SoakError(f"{name} ({fault.what}): no rank was started anew")
-    lost = sum(max(0, old.last[0] + 1 - new.first[0]) for old, new in zip(starts, starts[1:]))
+    trained = [start for start in starts if any(start.runs.values())]
+    lost = sum(max(0, old.last[0] + 1 - new.first[0]) for old, new in zip(trained, trained[1:]))
     if lost and not fault.may_lose:
         raise SoakError(f"{name} ({fault.what}): {lost} steps were lost")
     since = fault.at if len(starts) > 1 else fault.over
