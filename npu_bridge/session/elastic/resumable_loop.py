@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -87,14 +88,15 @@ class ResumableLoop:
         """
         copies = memory_checkpoints(self._folder, of_job=True) if self._is_first else None
         interval = CopyInterval() if is_kept_by_job() else None
-        with self._request.heeded(collective.current().size):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._request.heeded(collective.current().size))
+            if interval is not None:
+                stack.callback(interval.close)
             while not self._is_over(steps):
                 if interval is not None:
                     self._copy_if_due(interval, copies)
                 self._request.begin_run()
                 yield self._reached()
-        if interval is not None:
-            interval.close()
         if copies is not None:
             copies.forget()
         if self._request.is_due:
