@@ -28,7 +28,7 @@ BATCH, LENGTH, TARGETS = 8, 64, 10
 
 
 class Start(NamedTuple):
-    """A rank that trains: when it began, had imported TensorFlow, and had made its first and its latest step."""
+    """A rank that trains: when it began, had imported TensorFlow, and had made its first step; how many it has made."""
 
     rank: int
     pid: int
@@ -98,7 +98,7 @@ def wait_for_steps(process: subprocess.Popen, folder: pathlib.Path, ranks: int, 
 
 
 def measure(folder: pathlib.Path, ranks: int, rounds: int) -> None:
-    """Trains, kills a rank again and again, and prints what each time it took."""
+    """Trains, kills a rank again and again, and prints how long each recovery took."""
     options = ["--min-np", str(ranks), "--max-np", str(ranks), "--cool-down", "0", __file__, "--train", str(folder)]
     launcher = [sys.executable, "-c", "from npu_bridge.launch.cli import main; main()", *options]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

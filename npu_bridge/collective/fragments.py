@@ -220,7 +220,7 @@ def cut_for_flight(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int], wor
     return flights
 
 
-def lossless_prescale(world_size: int) -> float:
+def lossless_prescale(world_size: float) -> float:
     """The largest power of two not above 1 / world_size.
 
     Multiplying by it loses no bits, and the sum of `world_size` so scaled finite values is finite.

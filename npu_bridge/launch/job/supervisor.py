@@ -225,7 +225,7 @@ class _Job:
             is_leaving = self._ordered_stop.has_told
             if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
                 code = self._end_hung()
-                # After the last step, nothing has failed that a start would not mend.
+                # All steps that were asked for are made; the next start goes on from what was saved.
                 return self._stopped_as_asked() if is_leaving else Outcome(code, has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)

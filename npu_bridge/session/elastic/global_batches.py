@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.collective.fragments import lossless_prescale
 from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage
@@ -227,7 +227,7 @@ class _AccumulateShares(Accumulate):
     def before_reduce(self, step):
         if step.divisor is not None and self._share.weight > 1.0:
             # A share of finite gradients has to stay finite while it is scaled, else more ranks would skip more steps.
-            step.divisor = step.divisor * 2.0 ** -math.ceil(math.log2(self._share.weight))
+            step.divisor = step.divisor * lossless_prescale(self._share.weight)
         super().before_reduce(step)
 
 
