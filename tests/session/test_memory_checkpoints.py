@@ -23,6 +23,7 @@ from npu_bridge.session import (
     DamagedCheckpointError,
     MemoryCheckpointHook,
     ResumableLoop,
+    ResumeCallback,
     check_newest_checkpoint,
     checkpoints,
     memory_checkpoints,
@@ -302,11 +303,12 @@ def test_a_loop_of_ones_own_goes_on_from_a_copy(of_job, monkeypatch, tmp_path):
     as_of_another_process(of_job)
     loop, numbers, update = loop_of(folder)
     np.testing.assert_array_equal(numbers, np.full(1000, 5.0))
-    for _ in loop.until(10):
+    for reached in loop.until(12):
+        assert bool(list(of_job.glob(f"*/*-{os.getpid()}"))) == (reached >= 10)
         update()
-    np.testing.assert_array_equal(numbers, np.full(1000, 10.0))
+    np.testing.assert_array_equal(numbers, np.full(1000, 12.0))
     assert not list(of_job.glob(f"*/*-{os.getpid()}")), "a training that has ended needs no copy"
-    assert saved_steps(folder)[-1] == 10
+    assert saved_steps(folder)[-1] == 12
 
 
 @pytest.mark.parametrize("is_started_again", [True, False])
@@ -324,6 +326,29 @@ def test_a_loop_of_ones_own_goes_back_from_a_damaged_checkpoint(is_started_again
     else:
         with pytest.raises(DamagedCheckpointError, match="The newest intact one is ckpt-3"):
             loop_of(folder)
+
+
+def test_a_damaged_file_of_keras_gives_way_to_a_copy(of_job, tmp_path):
+    path = tmp_path / "model.keras"
+
+    class Dies(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 7:
+                raise KilledError
+
+    def make():
+        model = tf.keras.Sequential([tf.keras.layers.Input([2]), tf.keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        return model, ResumeCallback(path, every_n_steps=3)
+
+    model, resume = make()
+    with pytest.raises(KilledError):
+        model.fit(np.ones([10, 2]), np.ones([10, 1]), 1, callbacks=[resume, Dies()], verbose=0)
+    resume._writer.wait()
+    as_of_another_process(of_job)
+    path.write_bytes(path.read_bytes()[:-100])
+    model, resume = make()
+    assert resume.restore(model) == 6
 
 
 # Saving in the background.
