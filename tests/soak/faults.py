@@ -94,7 +94,8 @@ def _kill_again(job: Job, chance: Random) -> Fault:
 def _kill_saving(job: Job, chance: Random) -> Fault:
     pid, limit = job.ranks()[0], _now() + 10
     while (is_late := _now() > limit) is False:
-        if any(map(_UNFINISHED.search, os.listdir(job.model))):
+        # No folder before the first checkpoint.
+        if os.path.isdir(job.model) and any(map(_UNFINISHED.search, os.listdir(job.model))):
             break
     _signal(pid, signal.SIGKILL)
     now = _now()
