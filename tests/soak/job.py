@@ -34,11 +34,15 @@ class SoakError(Exception):
 
 
 class Start(NamedTuple):
-    """What one start of a job has written down: its name, number of ranks, and (update, part, nanosecond, rows)."""
+    """What one start of a job has written down: its name, number of ranks, and (update, part, nanosecond, rows).
+
+    All by rank, with the process of each.
+    """
 
     name: str
     size: int
     runs: dict[int, list[tuple[int, int, int, str]]]
+    processes: dict[int, int]
 
     @property
     def last(self) -> tuple[int, float]:
@@ -121,7 +125,7 @@ class Job:
         """Those that have come to a training, the latest one last; each file is read only as far as it has grown."""
         found: dict[str, Start] = {}
         for path in sorted((self.folder / "diary").iterdir()):
-            _, name, rank, size, _ = path.name.split(".")
+            _, name, rank, size, process = path.name.split(".")
             runs, read = self._known.setdefault(path.name, ([], [0]))
             with open(path, "rb") as file:
                 file.seek(read[0])
@@ -129,7 +133,8 @@ class Job:
             read[0] += len(whole) + 1 if whole else 0
             for update, part, when, rows in map(bytes.split, whole.splitlines()):
                 runs.append((int(update), int(part), int(when), rows.decode()))
-            found.setdefault(name, Start(name, int(size), {})).runs[int(rank)] = runs
+            start = found.setdefault(name, Start(name, int(size), {}, {}))
+            start.runs[int(rank)], start.processes[int(rank)] = runs, int(process)
         return list(found.values())
 
     def processes(self) -> dict[tuple[int, float], psutil.Process]:
@@ -172,8 +177,10 @@ class Job:
             starts, said = self.starts(), self.said()
             if "there are slots for" in re.split(r"npu-run: \d ranks?\b", said)[-1]:
                 return None
-            alive = starts and len(starts[-1].runs) == starts[-1].size == len(self.ranks())
-            return starts[-1] if alive and all(starts[-1].runs.values()) else None
+            if not starts or len(starts[-1].runs) < starts[-1].size or not all(starts[-1].runs.values()):
+                return None
+            # The ranks of the next start are made one by one: as many may be those of another.
+            return starts[-1] if starts[-1].processes == self.ranks() else None
 
         return self.wait(steady, "all ranks to train")
 
