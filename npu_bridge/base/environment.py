@@ -54,6 +54,7 @@ class Task(NamedTuple):
 RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run starts a failed job again; unset where it does not
 MEMORY_FOLDER = "NPU_RUN_MEMORY_FOLDER"  # where a job that is started again keeps state in memory; unset otherwise
 BEGAN = "NPU_RUN_BEGAN"  # when npu-run first started the job, in seconds since 1970; set once it starts it again
+START = "NPU_RUN_START"  # job:number:numbers, which start of a job this is, and of which earlier ones ranks may go on
 IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
 SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
 SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has taken them

@@ -286,6 +286,8 @@ def _is_alive(owner: Owner, path: str, own: str) -> bool:
     """Whether who holds a lock still runs; of a process elsewhere the next sign of life is waited for."""
     if owner.is_here():
         return not owner.is_gone()
+    if owner.is_of_an_earlier_start():
+        return False
     seen: Owner | None = owner
     if owner.silent_secs < SILENT_SECS:
         _LOG.warning("%s: waiting for a sign of life of %s.", os.path.dirname(path), owner.name)

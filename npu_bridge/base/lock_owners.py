@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import socket
 import time
 from typing import Any, NamedTuple
@@ -39,6 +40,12 @@ class Owner(NamedTuple):
         known = (self.facts.get("started"), _UNKNOWN)
         return self.is_here() and (not isinstance(process, int) or _start_of(process) not in known)
 
+    def is_of_an_earlier_start(self) -> bool:
+        """Whether it was a rank of an earlier start of this process's job, all of whose ranks have surely ended."""
+        job, number, going_on = _start_of_job()
+        other_job, _, other = str(self.facts.get("start")).partition(":")
+        return bool(job) and other_job == job and other != number and other not in going_on.split(",")
+
     def explain(self, folder: str) -> str:
         """The message that refuses a folder which it holds."""
         process, host = self._shown("process"), self._shown("host")
@@ -53,6 +60,23 @@ class Owner(NamedTuple):
         """What the file says, if that is words and numbers: anybody can write one, and people copy what they read."""
         text = str(self.facts.get(key))
         return text if re.fullmatch(r"[\w.: -]{1,100}", text) else "unknown"
+
+
+class Starts:
+    """The starts of one job: a lock of an earlier one needs no waiting, on whatever host its holder was."""
+
+    def __init__(self):
+        self._job, self._number, self._going_on = secrets.token_hex(8), 0, []
+
+    def begin(self) -> None:
+        """Says to the ranks that are started next which start they are of."""
+        self._number += 1
+        environment.write_variable(environment.START, f"{self._job}:{self._number}:{','.join(self._going_on)}")
+
+    def end(self, may_go_on: bool) -> None:
+        """The start is over; some of its ranks may not have ended."""
+        if may_go_on:
+            self._going_on.append(str(self._number))
 
 
 def read_owner(path: str, own: str) -> Owner | None:
@@ -80,8 +104,14 @@ def describe_this_process() -> dict[str, Any]:
         "process": os.getpid(),
         "started": _start_of(os.getpid()),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "start": ":".join(_start_of_job()[:2]),
         "job": next((":".join(found) for found in jobs if all(found)), ""),
     }
+
+
+def _start_of_job() -> tuple[str, str, str]:
+    job, number, going_on = (environment.read_variable(environment.START) or "::").split(":")
+    return job, number, going_on
 
 
 def _machine() -> str:

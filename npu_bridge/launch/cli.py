@@ -19,6 +19,7 @@ import click
 from npu_bridge import __version__
 from npu_bridge.base import environment, memory_folders
 from npu_bridge.base.files import NotOursError
+from npu_bridge.base.lock_owners import Starts
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.launch.command_line import (
@@ -265,11 +266,13 @@ def run_script(
             given = list(arguments)
 
             def run(words: list[str]) -> int:
-                began = time.time()
+                began, starts = time.time(), Starts()
                 environment.write_variable(environment.BEGAN, "")
 
                 def start(plan: Plan, **options) -> Outcome:
+                    starts.begin()
                     outcome = run_ranks(script, words, plan, log_dir, stall_secs, tasks=tasks, **options)
+                    starts.end(outcome.may_go_on)
                     environment.write_variable(environment.BEGAN, began)
                     return outcome
 

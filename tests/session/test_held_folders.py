@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.base import held_folders
+from npu_bridge.base import environment, held_folders, lock_owners
 from npu_bridge.base.held_folders import FolderHeldError, hold_folder
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
@@ -160,6 +160,34 @@ def test_a_holder_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_pa
     monkeypatch.setattr(held_folders, "SILENT_SECS", 0.6)  # which the signs of a busy machine might not keep to
     with take(tmp_path) as hold:  # it has died: not at once, but after its silence
         assert hold.has_taken_over
+
+
+def test_a_holder_elsewhere_of_an_earlier_start_of_the_job_needs_no_waiting(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(environment.START, "")  # as it was afterwards
+    starts = lock_owners.Starts()
+    starts.begin()
+    write_lock(tmp_path, host="elsewhere")
+    starts.end(may_go_on=False)
+    starts.begin()
+    with take(tmp_path) as hold:
+        assert hold.has_taken_over and "waiting for a sign of life" not in caplog.text
+
+
+@pytest.mark.parametrize("which", ["this start", "one that may go on", "another job"])
+def test_a_holder_elsewhere_that_may_live_is_waited_for(which, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(environment.START, "")
+    monkeypatch.setattr(held_folders, "_POLL_SECS", 0.02)
+    monkeypatch.setattr(held_folders, "SILENT_SECS", 0.2)
+    starts = lock_owners.Starts()
+    starts.begin()
+    write_lock(tmp_path, host="elsewhere", job="of the start")
+    if which == "one that may go on":
+        starts.end(may_go_on=True)
+        starts.begin()
+    elif which == "another job":
+        lock_owners.Starts().begin()
+    with take(tmp_path):
+        assert "waiting for a sign of life" in caplog.text
 
 
 def test_a_long_silence_needs_no_waiting(tmp_path):

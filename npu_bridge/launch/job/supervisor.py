@@ -71,6 +71,7 @@ class Outcome(NamedTuple):
       was_torn: no rank has failed by itself, as far as anybody knows: only connections between them have.
       was_resized: it ended after a whole step because `is_out_of_date` said so.
       has_trained: some rank was in a training.
+      may_go_on: ranks may not have ended, as their host cannot be reached.
     """
 
     exit_code: int
@@ -79,6 +80,7 @@ class Outcome(NamedTuple):
     was_torn: bool = False
     was_resized: bool = False
     has_trained: bool = False
+    may_go_on: bool = False
 
 
 def run_ranks(
@@ -118,8 +120,9 @@ def run_ranks(
                 start = functools.partial(job.start_there, host) if host else job.start_here
                 start(own, script, arguments, plan, logs)
             outcome = job.run()
-            lost, has_trained = tuple(slots[rank].host for rank in job.lost), any(rank.has_heeded for rank in job.ranks)
-            outcome = outcome._replace(lost=lost, has_trained=has_trained)
+            lost, may_go_on = tuple(slots[rank].host for rank in job.lost), any(host.loss for host in job.hosts)
+            has_trained = any(rank.has_heeded for rank in job.ranks)
+            outcome = outcome._replace(lost=lost, has_trained=has_trained, may_go_on=may_go_on)
             if lost or outcome.was_torn or outcome.was_resized:
                 for host in job.hosts:
                     host.tell(goes_on=True)  # what ranks have kept in memory there stays
@@ -263,10 +266,9 @@ class _Job:
         return self._stopped_as_asked()
 
     def _stopped_as_asked(self) -> Outcome:
-        steps = [f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None]
         if not self._resize:
-            step = steps[0] if steps else ""
-            self.say(f"ended{step}; exit code {STOPPED_EXIT_CODE}. The same command goes on from there.")
+            told = (f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None)
+            self.say(f"ended{next(told, '')}; exit code {STOPPED_EXIT_CODE}. The same command goes on from there.")
         return Outcome(STOPPED_EXIT_CODE, has_failed=False, was_resized=bool(self._resize))
 
     def close(self) -> None:
@@ -374,9 +376,7 @@ class _Job:
             return choose_exit_code(cause)
         for line in describe_survivors(cause, told):
             self.say(line)
-        lines = cause.trace.splitlines()
-        if not is_flag_on(VERBOSE):
-            lines = lines[-_TRACE_LINES:]
+        lines = cause.trace.splitlines()[0 if is_flag_on(VERBOSE) else -_TRACE_LINES :]
         if lines:
             kind = "traceback" if cause.summary else "last output"
             self.say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
