@@ -128,7 +128,8 @@ def suffer(job: Job, name: str, chance: Random) -> tuple[Record, str]:
     grace_secs = 1.0 if fault.restarts is None else 0.0
 
     def is_on():
-        is_new = job.starts()[-1].name != before.name
+        # One that was harmed itself may take a step yet before it notices.
+        is_new = job.starts()[-1].name != before.name and job.starts()[-1].processes == job.ranks()
         return (is_new or not fault.restarts) and job.starts()[-1].last[1] > fault.over + grace_secs
 
     job.wait(is_on, f"steps after: {name} ({fault.what})")
