@@ -110,7 +110,7 @@ def describe_this_process() -> dict[str, Any]:
 
 
 def _start_of_job() -> tuple[str, str, str]:
-    job, number, going_on = (environment.read_variable(environment.START) or "::").split(":")
+    job, number, going_on, *_ = (*(environment.read_variable(environment.START) or "").split(":"), "", "")
     return job, number, going_on
 
 
