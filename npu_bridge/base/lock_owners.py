@@ -44,7 +44,10 @@ class Owner(NamedTuple):
         """Whether it was a rank of an earlier start of this process's job, all of whose ranks have surely ended."""
         job, number, going_on = _start_of_job()
         other_job, _, other = str(self.facts.get("start")).partition(":")
-        return bool(job) and other_job == job and other != number and other not in going_on.split(",")
+        if not job or other_job != job or not (other.isdecimal() and number.isdecimal()):
+            return False
+        # Not of a later one: this process may itself be left over, on a host that the launcher has lost.
+        return int(other) < int(number) and other not in going_on.split(",")
 
     def explain(self, folder: str) -> str:
         """The message that refuses a folder which it holds."""

@@ -173,7 +173,7 @@ def test_a_holder_elsewhere_of_an_earlier_start_of_the_job_needs_no_waiting(tmp_
         assert hold.has_taken_over and "waiting for a sign of life" not in caplog.text
 
 
-@pytest.mark.parametrize("which", ["this start", "one that may go on", "another job"])
+@pytest.mark.parametrize("which", ["this start", "one that may go on", "a later one", "another job"])
 def test_a_holder_elsewhere_that_may_live_is_waited_for(which, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv(environment.START, "")
     monkeypatch.setattr(held_folders, "_POLL_SECS", 0.02)
@@ -184,8 +184,11 @@ def test_a_holder_elsewhere_that_may_live_is_waited_for(which, tmp_path, monkeyp
     if which == "one that may go on":
         starts.end(may_go_on=True)
         starts.begin()
+    elif which == "a later one":
+        monkeypatch.setenv(environment.START, environment.read_variable(environment.START).replace(":1:", ":0:"))
     elif which == "another job":
         lock_owners.Starts().begin()
+        monkeypatch.setenv(environment.START, environment.read_variable(environment.START).replace(":1:", ":2:"))
     with take(tmp_path):
         assert "waiting for a sign of life" in caplog.text
 

@@ -34,9 +34,9 @@ class SoakError(Exception):
 
 
 class Start(NamedTuple):
-    """What one start of a job has written down: its name, number of ranks, and (update, part, nanosecond, rows).
+    """What one start of a job has written down: its name, its number of ranks, and by rank its runs and its process.
 
-    All by rank, with the process of each.
+    A run is (update, part, nanosecond, rows).
     """
 
     name: str
