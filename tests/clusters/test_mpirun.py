@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 
 import pytest
 
@@ -57,10 +58,12 @@ def launcher(request):
     environment = request.getfixturevalue("slurm").environment if name == "srun" else outside_ranks()
 
     def start(*words, cwd):
+        # Two of Open MPI 4's that start at the same moment both make the folder they share, and one of them fails.
+        folder = {"OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(dir=short_folder)} if name == "openmpi" else {}
         return subprocess.Popen(
             [*COMMANDS[name], *map(str, words)],
             cwd=cwd,
-            env=environment,
+            env={**environment, **folder},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -76,7 +79,9 @@ def launcher(request):
             process.send_signal(signal.SIGUSR1 if name == "openmpi" else signal.SIGTERM)
 
     start.name, start.stop = name, stop
-    return start
+    # Its sockets' paths have to be short.
+    with tempfile.TemporaryDirectory() as short_folder:
+        yield start
 
 
 def test_tasks_train_as_one_job_and_go_on_after_a_preemption(launcher, tmp_path, undisturbed):
