@@ -32,6 +32,8 @@ def test_only_waiting_inside_a_runtime_counts():
     assert waiting_since({0: None, 1: SLEEPS}) is None
     assert waiting_since({0: WAITS, 1: SLEEPS}) == 10.0
     assert waiting_since({0: WAITS, 1: WAITS._replace(since=8.0)}) == 8.0
+    # Steps in one run: rank 1 computes, and rank 0 has waited for it since its own part was done.
+    assert waiting_since({0: WAITS._replace(busy_at=30.0), 1: WAITS._replace(busy_at=90.0)}) == 30.0
 
 
 def test_description_names_who_waits_for_what_and_who_is_missing():

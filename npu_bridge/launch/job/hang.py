@@ -108,8 +108,12 @@ class HangDetector:
 
 
 def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
-    """Since when the longest waiting rank has been waiting inside TensorFlow or Horovod; None when none does."""
-    return min((call.since for call in calls.values() if call is not None and call.waits), default=None)
+    """Since when the longest waiting rank has been waiting inside TensorFlow or Horovod; None when none does.
+
+    A rank that computes does not wait: a single run can hold many training steps.
+    """
+    waiting = [call for call in calls.values() if call is not None and call.waits]
+    return min((max(call.since, call.busy_at) for call in waiting), default=None)
 
 
 def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> float | None:
