@@ -104,6 +104,19 @@ def positive_number(name: str, default: int, unit: str) -> int:
     return number
 
 
+def overlapped_steps() -> bool | None:
+    """Whether steps in a row are to overlap, as `NPU_OVERLAPPED_STEPS` says: None to try what is faster.
+
+    Raises:
+      ValueError: the variable is neither 0 nor 1.
+    """
+    text = read_variable("NPU_OVERLAPPED_STEPS")
+    if text not in (None, "0", "1"):
+        fix = "Correct it, or unset it to have both ways tried."
+        raise _error("NPU_OVERLAPPED_STEPS is no switch", "0 or 1", repr(text), fix)
+    return None if text is None else text == "1"
+
+
 def whole_number(text: str) -> int | None:
     """The number that decimal digits say; None for other text, and for a number that does not fit 64 bits."""
     text = text.strip().lstrip("0") or text.strip()[:1]

@@ -18,6 +18,8 @@ from npu_bridge.base.errors import message, shown
 
 DEFAULT_PERCENTAGES = (96.54, 3.46)
 _FLIGHT_BYTES_PER_RANK = 4_000_000
+# Where steps overlap, each piece that arrives lets something of the next step begin.
+_OVERLAPPED_BYTES_PER_RANK = 1_350_000
 _IN_FLIGHT = 3
 
 
@@ -179,18 +181,21 @@ def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAU
     return fragments
 
 
-def flight_bytes(world_size: int) -> int:
+def flight_bytes(world_size: int, overlaps: bool = False) -> int:
     """What is sent at once: more on more ranks, because a ring of n ranks cuts it into n parts and waits for each.
 
     `FUSION_TENSOR_SIZE` sets another number of bytes.
 
+    Args:
+      overlaps: the next step may begin while gradients are all-reduced, which is better done in finer pieces.
     Raises:
       ValueError: the variable is no such number.
     """
-    return environment.positive_number("FUSION_TENSOR_SIZE", _FLIGHT_BYTES_PER_RANK * world_size, "bytes")
+    bytes_per_rank = _OVERLAPPED_BYTES_PER_RANK if overlaps else _FLIGHT_BYTES_PER_RANK
+    return environment.positive_number("FUSION_TENSOR_SIZE", bytes_per_rank * world_size, "bytes")
 
 
-def most_in_flight() -> int:
+def most_in_flight(default: int = _IN_FLIGHT) -> int:
     """How many transfers of gradients may be under way at once; `NPU_TRANSFERS_IN_FLIGHT` sets another number.
 
     Whatever small and urgent comes next, as the decision about the step, waits for no more than these; and what has
@@ -199,16 +204,18 @@ def most_in_flight() -> int:
     Raises:
       ValueError: the variable is no such number.
     """
-    return environment.positive_number("NPU_TRANSFERS_IN_FLIGHT", _IN_FLIGHT, "transfers")
+    return environment.positive_number("NPU_TRANSFERS_IN_FLIGHT", default, "transfers")
 
 
-def cut_for_flight(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int], world_size: int) -> list[list[int]]:
+def cut_for_flight(
+    cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int], world_size: int, overlaps: bool = False
+) -> list[list[int]]:
     """Cuts large fragments into runs of up to `flight_bytes`, which are what is sent at once.
 
     Fragments and runs are positions in `sizes_bytes`, in the same order; a single gradient is never cut, however large.
     """
     flights: list[list[int]] = []
-    largest = flight_bytes(world_size)
+    largest = flight_bytes(world_size, overlaps)
     for fragment in cut:
         carried = math.inf  # a fragment starts a flight of its own
         for position in fragment:

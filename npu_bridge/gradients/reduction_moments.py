@@ -16,13 +16,11 @@ from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, opened_for_changes
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.transfers import is_flag_transfer
-from npu_bridge.graph.control_flow import measure_depths
+from npu_bridge.graph.control_flow import Guards, guards_of, measure_depths
 from npu_bridge.graph.operators import needed_ops
 from npu_bridge.graph.run import TRANSFER_TYPES, Run, sends_gradients
 
-_OF_LOOP = " of a loop"
 _KEY = ("npu_bridge", "reduction_moments")  # TensorFlow exports collections with text keys only
-Guards = frozenset[tuple[str, int]]  # names of what decides about an operator, and which value lets it run
 
 
 class Moments(NamedTuple):
@@ -57,7 +55,7 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
     for marked, moments in known:
         if marked == names:
             return moments
-    guards = _guards_of(run.ops, run.fed_names)
+    guards = guards_of(run.ops, run.fed_names)
     sure = {op for op in run.ops if not guards[op] and not depths[op].loops}
     behind, ends = _before_and_behind(run, [*sent, *flags], sure)
     with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None), tf.device("/cpu:0"):
@@ -97,34 +95,6 @@ def _before_and_behind(run: Run, sent: Sequence[tf.Operation], sure: Collection[
     behind = {each for op in made_of for each in needed_ops(op, run.fed_names) if is_own(each) and each.type != "Const"}
     on_the_way = search(sent, lambda op: () if op in sure else readers.get(op, ()))
     return sorted(behind, key=lambda op: op.name), [op for op in on_the_way if op in sure]
-
-
-def _guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Operation, Guards]:
-    """On what it depends whether each operator runs, read from the switches and merges of conditions.
-
-    Contexts of conditions do not tell: a transfer that waits for something in a branch may stand outside of it.
-    """
-    found: dict[tf.Operation, Guards] = {}
-    for op in ops:
-        known = [_guards_of_tensor(tensor, found) for tensor in op.inputs if tensor.name not in fed]
-        known = [guards for guards in known if guards is not None]
-        join = frozenset.intersection if op.type in ("Merge", "RefMerge") else frozenset.union
-        guards = join(*known) if known else frozenset()
-        guards = guards.union(*(found[other] for other in op.control_inputs if other in found))
-        if op.type in ("Exit", "RefExit"):
-            guards = frozenset(pair for pair in guards if not pair[0].endswith(_OF_LOOP))
-        found[op] = guards
-    return found
-
-
-def _guards_of_tensor(tensor, found):
-    """None for what leads back into a loop."""
-    op = tensor.op
-    if op not in found or op.type not in ("Switch", "RefSwitch"):
-        return found.get(op)
-    decider = op.inputs[1]
-    name = decider.name + (_OF_LOOP if decider.op.type == "LoopCond" else "")
-    return found[op] | {(name, tensor.value_index)}
 
 
 def _any_runs(alternatives: Iterable[Guards], known: Mapping[str, tf.Tensor]) -> tf.Tensor:

@@ -15,6 +15,8 @@ from npu_bridge.graph.operators import NOTHING_FED, needed_ops
 
 # How many loops, and how many conditions, an operator leads into (+1) or out of (-1).
 _LOOPS = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
+_OF_LOOP = " of a loop"
+Guards = frozenset[tuple[str, int]]  # names of what decides about an operator, and which value lets it run
 _CONDITIONS = {"Switch": 1, "RefSwitch": 1, "_SwitchN": 1, "Merge": -1, "RefMerge": -1, "Exit": -1, "RefExit": -1}
 
 
@@ -61,3 +63,31 @@ def by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) ->
     for op, depth in measure_depths(ops, fed).items():
         groups.setdefault(depth, []).append(op)
     return groups
+
+
+def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Operation, Guards]:
+    """On what it depends whether each operator runs, read from the switches and merges of conditions.
+
+    Contexts of conditions do not tell: a transfer that waits for something in a branch may stand outside of it.
+    """
+    found: dict[tf.Operation, Guards] = {}
+    for op in ops:
+        known = [_guards_of_tensor(tensor, found) for tensor in op.inputs if tensor.name not in fed]
+        known = [guards for guards in known if guards is not None]
+        join = frozenset.intersection if op.type in ("Merge", "RefMerge") else frozenset.union
+        guards = join(*known) if known else frozenset()
+        guards = guards.union(*(found[other] for other in op.control_inputs if other in found))
+        if op.type in ("Exit", "RefExit"):
+            guards = frozenset(pair for pair in guards if not pair[0].endswith(_OF_LOOP))
+        found[op] = guards
+    return found
+
+
+def _guards_of_tensor(tensor, found):
+    """None for what leads back into a loop."""
+    op = tensor.op
+    if op not in found or op.type not in ("Switch", "RefSwitch"):
+        return found.get(op)
+    decider = op.inputs[1]
+    name = decider.name + (_OF_LOOP if decider.op.type == "LoopCond" else "")
+    return found[op] | {(name, tensor.value_index)}

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
-from npu_bridge.base.tf_internals.graphs import is_reference
+from npu_bridge.base.tf_internals.graphs import is_reference, set_attribute
 from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.graph.operators import computed_ops
 
@@ -33,7 +34,9 @@ _STATE_IN_RESOURCES = (
     "ReadVariableOp",
     "Resource",
     "VarIsInitializedOp",
+    "VariableShape",
 )
+_REPEATABLE = "_npu_bridge_repeatable"
 # Random operators that keep their generator in themselves; without a seed, other numbers are as good.
 _RANDOM_TYPES = frozenset(
     {
@@ -87,10 +90,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     Ranks: local.
     """
     step, fed = list(step), frozenset(fed)
-    copied = [op for op in computed_ops(step, fed) if not _is_shared(op)]
-    reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op))}
-    if reasons:
-        raise NotLoopableError(reasons)
+    copied = ops_to_copy(step, fed)
     definition, outer = export_definition(graph, copied, fed)
 
     def train_once(number):
@@ -104,6 +104,34 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
             start = tf.constant(0, tf.int64)
             reached = tf1.while_loop(lambda number: number < count, train_once, [start], parallel_iterations=1)
     return InGraphLoop(reached.op, count)
+
+
+def ops_to_copy(step: Iterable[tf.Operation], fed: Collection[str], with_transfers: bool = False) -> list[tf.Operation]:
+    """What of a step is copied into a loop, every operator after those it needs; the rest is shared with the original.
+
+    Args:
+      step: the operators that make up a training step.
+      fed: names of tensors whose value is given with the run.
+      with_transfers: operators that belong to all ranks are copied too, which all ranks then have to do alike.
+    Raises:
+      NotLoopableError: the step holds something that a copy would not be equal to.
+    """
+    copied = [op for op in computed_ops(step, fed) if not _is_shared(op)]
+    reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op, with_transfers))}
+    if reasons:
+        raise NotLoopableError(reasons)
+    return copied
+
+
+def allow_copies(op: tf.Operation) -> tf.Operation:
+    """Notes of an operator of Python that a copy of it is as good; gives the operator."""
+    set_attribute(op, _REPEATABLE, attr_value_pb2.AttrValue(b=True))
+    return op
+
+
+def outer_name(tensor: tf.Tensor) -> str:
+    """How a definition of `export_definition` calls a tensor that is handed in."""
+    return f"outer_{tensor.name.replace(':', '_')}:0"
 
 
 def export_definition(
@@ -121,9 +149,8 @@ def export_definition(
     def source(tensor):
         if tensor.op.name in inside and tensor.name not in fed:
             return tensor.name
-        name = f"outer_{tensor.name.replace(':', '_')}:0"
-        outer[name] = tensor
-        return name
+        outer[outer_name(tensor)] = tensor
+        return outer_name(tensor)
 
     for op in copied:
         node = definition.node.add()
@@ -143,12 +170,15 @@ def _is_shared(op):
     return bool(gives_access) and not op.inputs and op.type != "TemporaryVariable"
 
 
-def _reason_against_a_copy(op):
+def _reason_against_a_copy(op, with_transfers):
     if op.type in LOOP_TYPES:
         return f"{op.name} is part of a loop of its own"
     if op.type.startswith(COLLECTIVE_TYPES):
+        if with_transfers and op.type.startswith("Horovod"):
+            return ""
         return f"{op.name} ({op.type}) belongs to all ranks"
     is_unseeded = op.type in _RANDOM_TYPES and op.get_attr("seed") == op.get_attr("seed2") == 0
-    if op.op_def.is_stateful and not is_unseeded and not op.type.startswith(_STATE_IN_RESOURCES):
+    is_harmless = is_unseeded or _REPEATABLE in op.node_def.attr
+    if op.op_def.is_stateful and not is_harmless and not op.type.startswith(_STATE_IN_RESOURCES):
         return f"{op.name} ({op.type}) keeps state in itself"
     return ""

@@ -118,9 +118,14 @@ _OTHERS = (
         works("These messages are hidden by default. npu-run --verbose sets the variable."),
     ),
     (
+        "NPU_OVERLAPPED_STEPS",
+        "Of this package. 1: steps of iterations_per_loop overlap, 0: they do not.",
+        works("By default, the ranks try what is faster. The results are the same."),
+    ),
+    (
         "NPU_TRANSFERS_IN_FLIGHT",
         "Of this package. Maximum number of gradient transfers at a time.",
-        works("Default: 3. The decision about a step waits for these transfers only."),
+        works("Default: 3, or 4 in steps that overlap. The decision about a step waits for these transfers only."),
     ),
 )
 VARIABLES = (*(Variable(*row) for row in _DOCUMENTED), *(Variable(*row, is_documented=False) for row in _OTHERS))

@@ -6,13 +6,15 @@ the last step, as is what hooks see, and all other runs of the session are what 
 of a loop the error comes as in any run; the steps that were trained stay trained.
 
 The steps before the last run in a loop of the graph where the step can be copied into one (`graph/loop.py`), else one
-by one through a prepared call of the session. That is nearly as fast: a linear model took 0.031 ms a step in the graph
-and 0.039 ms in prepared calls, small networks with Adam 0.10 and 0.11 ms; a run of a monitored session with an
-Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow 2.15).
+by one through a prepared call of the session, or, on several ranks, overlapping (`overlapped_steps.py`). One by one is
+nearly as fast: a linear model took 0.031 ms a step in the graph and 0.039 ms in prepared calls, small networks with
+Adam 0.10 and 0.11 ms; a run of a monitored session with an Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow
+2.15).
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -27,9 +29,13 @@ from npu_bridge.base.session_wrapper import Place, Request, SessionEngine, add_e
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
 from npu_bridge.base.tf_internals.sessions import run_options_buffer
+from npu_bridge.collective.order_on_the_wire import transfers_of_gradients
 from npu_bridge.graph.loop import InGraphLoop, NotLoopableError, put_in_loop
+from npu_bridge.graph.operators import computed_ops
+from npu_bridge.graph.overlapped_loop import put_in_overlapped_loop
 from npu_bridge.graph.run import run_of
 from npu_bridge.options import of_graph
+from npu_bridge.session.overlapped_steps import OverlappedSteps
 from npu_bridge.session.precision import one_decision, precision_of_session
 
 _LOG = logger(__name__)
@@ -87,7 +93,7 @@ class _Loops(SessionEngine):
     def __init__(self):
         self.steps_per_run = 1
         self._steps_of_run: dict[tuple, tuple[str, ...]] = {}
-        self._earlier_steps: dict[tuple, _InGraph | _OneByOne] = {}
+        self._earlier_steps: dict[tuple, _InGraph | _OneByOne | OverlappedSteps] = {}
 
     def execute(self, session, request):
         earlier = self._earlier_steps_of(session, request) if self.steps_per_run > 1 else None
@@ -124,9 +130,14 @@ class _Loops(SessionEngine):
                 return _InGraph(_make_loop(graph, step, fed))
             except NotLoopableError as error:
                 reason, is_only_random = str(error), error.is_only_random
-        _LOG.info("iterations_per_loop: steps are repeated one by one, as %s.", reason)
         # Steps that wait, for other ranks or for a queue, are left to the pool.
-        return _OneByOne(names, fed, LoopThreads(None if is_only_random else POOL))
+        one_by_one = _OneByOne(names, fed, LoopThreads(None if is_only_random else POOL))
+        if not _reason_against_copying(session) and transfers_of_gradients(computed_ops(step, fed)):
+            return OverlappedSteps(
+                step, fed, one_by_one.train, functools.partial(_make_overlapped_loop, graph, step, fed)
+            )
+        _LOG.info("iterations_per_loop: steps are repeated one by one, as %s.", reason)
+        return one_by_one
 
 
 class _InGraph:
@@ -219,14 +230,22 @@ def _reason_against_copying(session):
 
 def _make_loop(graph, step, fed):
     """The loop of these steps: a new one, or that of an earlier session."""
+    return _kept_or_made(graph, (step, fed), lambda: put_in_loop(graph, step, fed))[0]
+
+
+def _make_overlapped_loop(graph, step, fed, waits):
+    """The loop of these steps in which the next one begins early, and whether it is new: only then `waits` count."""
+    return _kept_or_made(graph, (step, fed, "overlapped"), lambda: put_in_overlapped_loop(graph, step, fed, waits))
+
+
+def _kept_or_made(graph, asked, make):
     known = graph.get_collection_ref(_LOOPS_KEY)
-    for asked, loop in known:
-        if asked == (step, fed):
-            return loop
+    for earlier, loop in known:
+        if earlier == asked:
+            return loop, False
     with opened_for_changes(graph):
-        loop = put_in_loop(graph, step, fed)
-        known.append(((step, fed), loop))
-        return loop
+        known.append((asked, make()))
+        return known[-1][1], True
 
 
 def _compare_with_options(graph, steps_per_run):

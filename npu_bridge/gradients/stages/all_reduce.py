@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, order_of_readiness, sum_repeated_rows, values_of
@@ -71,7 +72,7 @@ class AllReduce(Stage):
         return {
             "wire": "none" if self._wire_dtype is None else self._wire_dtype.name,
             "hcom_parallel": _overlaps_backward_pass(),
-            "FUSION_TENSOR_SIZE": fragments.flight_bytes(collective.current().size),
+            "FUSION_TENSOR_SIZE": fragments.flight_bytes(collective.current().size, _may_overlap()),
             "NPU_TRANSFERS_IN_FLIGHT": fragments.most_in_flight(),
         }
 
@@ -117,8 +118,10 @@ class AllReduce(Stage):
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
         # A large one would leave the link idle: updates that the decision lets run keep the processor from sending it.
-        waits_for_decision = set(cut[-1]) if cut and last_bytes <= fragments.flight_bytes(method.size) else set()
-        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, method.size)):
+        waits_for_decision = (
+            set(cut[-1]) if cut and last_bytes <= fragments.flight_bytes(method.size, _may_overlap()) else set()
+        )
+        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, method.size, _may_overlap())):
             waits_for = [] if len(sent) < most else [sent[-most]]
             if decision is not None and positions[0] in waits_for_decision:
                 waits_for.append(decision)
@@ -242,6 +245,13 @@ def when_ready(gradients: Sequence) -> list:
 def _overlaps_backward_pass():
     options = of_graph.options_of_graph()
     return options is None or options.hcom_parallel
+
+
+def _may_overlap():
+    """Whether the options of the run ask for steps in a row, of which the next one may begin before one is over."""
+    options = of_graph.options_of_graph()
+    in_a_row = options is not None and options.iterations_per_loop > 1
+    return in_a_row and environment.overlapped_steps() is not False
 
 
 def static_bytes(tensor: tf.Tensor) -> int:

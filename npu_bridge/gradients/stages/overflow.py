@@ -19,6 +19,7 @@ from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before
 from npu_bridge.gradients.stage import Stage, changes_after_verdict
 from npu_bridge.gradients.stand_ins import is_narrow
 from npu_bridge.gradients.step_report import KeptReport, overflow_of
+from npu_bridge.graph.loop import allow_copies
 from npu_bridge.graph.operators import sources_among
 
 # The name under which the NPU stack's documentation and scripts know the decision.
@@ -235,7 +236,7 @@ class DropNotice(Stage):
             return self._say() if bool(step.is_skipped()) else None
         if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             return None
-        return run_if(step.is_skipped(), lambda: tf.numpy_function(self._say, [], []))
+        return run_if(step.is_skipped(), lambda: allow_copies(tf.numpy_function(self._say, [], [])))
 
     def _say(self):
         if place_in_job()[0] == 0:

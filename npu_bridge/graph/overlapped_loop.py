@@ -1,0 +1,287 @@
+"""Copies a training step into a loop of its graph in which the next step begins before the last one is over.
+
+A step waits for the one before it where it needs something of it, and for nothing else: an operator that reads a
+variable waits until the step before has written this variable, so a layer's forward pass may run while gradients of
+other layers are still being all-reduced. What is computed is the same, bit for bit:
+
+- what reads a variable waits for all that wrote it in the step before;
+- what writes a variable waits for the whole step before, and so for all that read the variable there;
+- an iterator, a table and a transfer are used once after the other;
+- where the data end, TensorFlow's error waits for the whole step before.
+
+What waits for what is carried from iteration to iteration by tokens, boolean scalars that are always True.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.base.search import search
+from npu_bridge.base.tf_internals.graphs import is_reference
+from npu_bridge.graph.control_flow import Guards, classic_control_flow, guards_of
+from npu_bridge.graph.loop import (
+    COLLECTIVE_TYPES,
+    NotLoopableError,
+    export_definition,
+    ops_to_copy,
+    outer_name,
+)
+from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable
+
+tf1 = tf.compat.v1
+_SCOPE = "overlapped_loop"
+_FORWARDING = ("Identity", "RefIdentity", "RefSwitch", "Switch")
+_NEXT = "IteratorGetNext"
+_WHOLE = "^whole_step"
+
+
+class OverlappedLoop(NamedTuple):
+    """Training steps as one operator.
+
+    Attributes:
+      op: trains them; to be run as a target.
+      count: int64 scalar placeholder: how many steps.
+      transfers: the copies of operators that belong to all ranks, by the name of the original.
+    """
+
+    op: tf.Operation
+    count: tf.Tensor
+    transfers: dict[str, tf.Operation]
+
+
+def put_in_overlapped_loop(
+    graph: tf.Graph,
+    step: Iterable[tf.Operation],
+    fed: Collection[str] = (),
+    waits: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
+) -> OverlappedLoop:
+    """Makes a loop whose every iteration does what running some operators does, and begins as early as it can.
+
+    Args:
+      graph: a TF 1 graph that is not finalized.
+      step: the operators that make up a training step; they belong to no condition.
+      fed: names of tensors whose value is given with the run; every iteration gets the same one.
+      waits: operators whose copies wait for those of these others, in place of those they wait for now.
+    Raises:
+      NotLoopableError: the step holds something that a copy would not be equal to. The graph is as it was.
+    Graph: name scope `overlapped_loop`, with a copy of all that the step computes.
+    Ranks: collective, where the step is: all ranks run such a loop of the same step, for as many steps.
+    """
+    step, fed = list(step), frozenset(fed)
+    body = _Body(graph, step, fed, waits or {})
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
+        with tf.name_scope(_SCOPE), classic_control_flow():
+            count = tf1.placeholder(tf.int64, [], name="count")
+            start = [tf.constant(0, tf.int64), *(tf.constant(True) for _ in range(1 + len(body.states)))]
+            reached = tf1.while_loop(lambda number, *_: number < count, body.train, start, parallel_iterations=2)
+            return OverlappedLoop(tf.group(*reached), count, body.transfers)
+
+
+@dataclasses.dataclass
+class _State:
+    """Something that outlives a step, and the copied operators that use it.
+
+    Attributes:
+      behind: the operator that gives access to it; a transfer is its own.
+      is_variable: whether reading it and writing it differ.
+      entrances: the copied operators that it is handed to, each with the position among their inputs.
+      readers, writers: those that use it; where the two do not differ, all are writers.
+    """
+
+    behind: tf.Operation
+    is_variable: bool
+    entrances: list[tuple[tf.Operation, int]] = dataclasses.field(default_factory=list)
+    readers: list[tf.Operation] = dataclasses.field(default_factory=list)
+    writers: list[tf.Operation] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_reference(self) -> bool:
+        return any(is_reference(tensor.dtype) for tensor in self.behind.outputs) and self.is_variable
+
+
+class _Body:
+    """One iteration.
+
+    Attributes:
+      states: those that need a token of their own, in the order of the tokens.
+      transfers: as of `OverlappedLoop`, once the iteration is built.
+    """
+
+    def __init__(self, graph, step, fed, waits):
+        copied = ops_to_copy(step, fed, with_transfers=True)
+        self._step = step
+        self._fed = fed
+        self._guards = guards_of(copied, fed)
+        if any(self._guards[op] for op in step):
+            raise NotLoopableError({op: f"{op.name} is part of a condition" for op in step if self._guards[op]})
+        # The batch is read outside of the copy, where it can be seen whether there is one.
+        self._batches = [op for op in copied if op.type == _NEXT and self._is_sure_to_run(op)]
+        inside = [op for op in copied if op not in self._batches]
+        states = _states_of(copied)
+        self.states = [state for state in states if state.writers and (state.readers or not state.is_variable)]
+        self._definition, self._outer = export_definition(graph, inside, fed)
+        self._nodes = dict(zip(inside, self._definition.node))
+        self._add_waits(states, waits)
+        deciders = {name for op in _writers(self.states) for name, _ in self._guards[op]}
+        self._inside = {op.name for op in inside}
+        self.transfers: dict[str, tf.Operation] = {}
+        self._deciders = sorted(name for name in deciders if self._is_inside(name))
+
+    def train(self, number: tf.Tensor, whole: tf.Tensor, *tokens: tf.Tensor) -> list[tf.Tensor]:
+        """Builds the iteration; gets and gives the loop's variables."""
+        outer = {**self._outer, _WHOLE: whole}
+        token_of = {state.behind: token for state, token in zip(self.states, tokens)}
+        for state in self.states:
+            outer[f"^{_token_name(state)}"] = token_of[state.behind]
+            if state.is_reference:
+                # A switch, as TensorFlow's graph optimiser lets readers run before an identity that waits.
+                (reference,) = state.behind.outputs
+                gate = tf.raw_ops.RefSwitch(data=reference, pred=token_of[state.behind])
+                outer[f"{_token_name(state)}:0"] = gate.output_true
+        made: dict[Any, Any] = {}
+        for op in self._batches:
+            made[op], batch = _read_batch(op, token_of[op.inputs[0].op], whole)
+            outer.update((outer_name(inside), given) for inside, given in zip(op.outputs, batch))
+        # TensorFlow refuses what is handed in and not asked for.
+        asked = {name for node in self._definition.node for name in node.input}
+        outer = {name: tensor for name, tensor in outer.items() if name in asked}
+        wanted = [op for op in _writers(self.states) if op not in self._batches]
+        names = [*(op.name for op in (*self._step, *wanted)), *self._deciders]
+        copies = tf1.import_graph_def(self._definition, outer, names, name="step")
+        done, copies = copies[: len(self._step)], copies[len(self._step) :]
+        made.update(zip(wanted, copies))
+        self.transfers = {op.name: made[op] for op in wanted if op.type.startswith(COLLECTIVE_TYPES)}
+        made.update(zip(self._deciders, copies[len(wanted) :]))
+        later = [_behind(token, self._ends(state, made)) for state, token in zip(self.states, tokens)]
+        return [number + 1, _behind(whole, done), *later]
+
+    def _is_sure_to_run(self, op):
+        return not self._guards[op] and not op.control_inputs and not op.inputs[0].op.inputs
+
+    def _is_inside(self, name):
+        return name.partition(":")[0] in self._inside and name not in self._fed
+
+    def _add_waits(self, states, waits):
+        for op, others in waits.items():
+            kept = [name for name in self._nodes[op].input if not name.startswith("^")]
+            self._nodes[op].input[:] = [*kept, *(f"^{other.name}" for other in others)]
+        for state in states:
+            has_token = state in self.states
+            for op in state.writers if state.is_variable else ():
+                self._nodes[op].input.append(_WHOLE)
+            if not has_token:
+                continue
+            name = _token_name(state)
+            if state.is_reference:
+                for op, position in state.entrances:
+                    if op not in state.writers:
+                        self._nodes[op].input[position] = f"{name}:0"
+                continue
+            for op in state.readers if state.is_variable else state.writers:
+                if op in self._nodes:
+                    self._nodes[op].input.append(f"^{name}")
+                    if op.type == _NEXT:
+                        self._nodes[op].input.append(_WHOLE)
+
+    def _ends(self, state, made):
+        """What runs in every iteration, and is over when all that write a state are."""
+        by_guards: dict[Guards, list] = {}
+        for op in state.writers:
+            by_guards.setdefault(self._guards[op], []).append(made[op])
+        return [self._end_of(guards, ops, made) for guards, ops in by_guards.items()]
+
+    def _end_of(self, guards, ops, made):
+        # The outer condition first: it decides whether the decision of the inner one is made.
+        ordered = sorted(guards, key=lambda pair: len(self._guards_of_decider(pair[0])))
+        signal, others = tf.constant(True), []
+        for name, value in ordered:
+            decider = made[name] if name in made else self._outer_decider(name)
+            sides = tf.raw_ops.Switch(data=signal, pred=decider)
+            signal = sides.output_true if value else sides.output_false
+            others.append(sides.output_false if value else sides.output_true)
+        signal = _behind(signal, ops)
+        for other in reversed(others):
+            signal = tf.raw_ops.Merge(inputs=[signal, other]).output
+        return signal
+
+    def _guards_of_decider(self, name):
+        op = self._step[0].graph.get_operation_by_name(name.partition(":")[0])
+        return self._guards.get(op, frozenset())
+
+    def _outer_decider(self, name):
+        return self._step[0].graph.get_tensor_by_name(name)
+
+
+def _states_of(copied: Sequence[tf.Operation]) -> list[_State]:
+    """What outlives a step, and who uses it there."""
+    found: dict[tf.Operation, _State] = {}
+    known = set(copied)
+    for op in copied:
+        if op.type.startswith(COLLECTIVE_TYPES):
+            found[op] = _State(op, False, writers=[op])
+        if op.type in _FORWARDING and _gives_access(op.inputs[0]):
+            _note(op, 0, found, known, is_use=False)
+            continue
+        for position, tensor in enumerate(op.inputs):
+            if _gives_access(tensor):
+                _note(op, position, found, known, is_use=True)
+    return list(found.values())
+
+
+def _note(op, position, found, known, is_use):
+    """Notes that an operator gets access to a state, and whether it uses it or hands it on."""
+    (behind,) = (each for each in search([op.inputs[position].op], _handed_from) if not _handed_from(each))
+    state = found.setdefault(behind, _State(behind, behind.type in VARIABLE_TYPES))
+    if op.inputs[position].op not in known:
+        state.entrances.append((op, position))
+    if is_use or (op.type in ("Identity", "Switch") and is_reference(op.inputs[position].dtype)):
+        is_writer = not state.is_variable or changes_variable(op.type)
+        users = state.writers if is_writer else state.readers
+        if op not in users:
+            users.append(op)
+
+
+def _gives_access(tensor):
+    return tensor.dtype == tf.resource or is_reference(tensor.dtype)
+
+
+def _handed_from(op):
+    """What an operator that hands on access to a state got it from."""
+    return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _gives_access(op.inputs[0]) else []
+
+
+def _writers(states):
+    return list(dict.fromkeys(op for state in states for op in state.writers))
+
+
+def _token_name(state):
+    return f"token_of_{state.behind.name}"
+
+
+def _behind(token: tf.Tensor, ops: Iterable[Any]) -> tf.Tensor:
+    """A token that is there when the old one is, and when some operators are over."""
+    with tf.control_dependencies(list(ops)):
+        return tf.identity(token)
+
+
+def _read_batch(op: tf.Operation, token: tf.Tensor, whole: tf.Tensor) -> tuple[tf.Operation, list[tf.Tensor]]:
+    """Reads from an iterator; at the end of the data it raises what TensorFlow does, after the whole step before.
+
+    Returns:
+      What has read, and the tensors that `op` would give.
+    """
+    kinds = {"output_types": op.get_attr("output_types"), "output_shapes": op.get_attr("output_shapes")}
+    iterator = op.inputs[0]
+    with tf.control_dependencies([token]):
+        batch = tf.raw_ops.IteratorGetNextAsOptional(iterator=iterator, **kinds)
+    has_value = tf.raw_ops.OptionalHasValue(optional=batch)
+    found = tf.raw_ops.OptionalGetValue(optional=tf.raw_ops.Switch(data=batch, pred=has_value).output_true, **kinds)
+    with tf.control_dependencies([whole]):
+        ended = tf.raw_ops.Switch(data=has_value, pred=has_value).output_false
+    with tf.control_dependencies([tf.identity(ended)]):
+        missing = tf.raw_ops.IteratorGetNext(iterator=iterator, **kinds)
+    return batch.op, [tf.raw_ops.Merge(inputs=list(pair)).output for pair in zip(found, missing)]

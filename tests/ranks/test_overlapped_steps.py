@@ -1,0 +1,216 @@
+"""Steps that overlap compute the bits of steps one by one: every way to train, through overflows and ends of data."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.session_wrapper import find_engine
+from npu_bridge.collective.order_on_the_wire import order_by_need, transfers_of_gradients, waits_of
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.graph.operators import computed_ops
+from npu_bridge.graph.overlapped_loop import put_in_overlapped_loop
+from npu_bridge.optimizers import tf1 as ours
+from npu_bridge.session.iterations import _Loops, name_step, train_in_loops
+from npu_bridge.stages import Accumulate
+from tests.training import OPTIMIZERS, as_built_by_many, assert_same_bits, in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(4)
+STEPS = 50
+WIDTH, DEPTH, ROWS, WORDS = 24, 3, 4, 12
+
+OPTIMIZERS_HERE = {
+    **{name: OPTIMIZERS[name] for name in ("momentum", "adam", "lamb")},
+    "our_lamb": lambda: ours.LAMB(0.05, weight_decay=0.01),
+    "our_fused_lamb": lambda: ours.LAMB(0.05, weight_decay=0.01, fused=True),
+}
+# The optimizer, whether its tail is optimised (None: no loss scale), resource variables, batches that are added up.
+CASES = {
+    "momentum": ("momentum", True, True),
+    "adam": ("adam", True, True),
+    "adam_of_references": ("adam", True, False),
+    "adam_with_decision_at_the_end": ("adam", False, True),
+    "adam_without_loss_scale": ("adam", None, True),
+    "momentum_without_loss_scale_of_references": ("momentum", None, False),
+    "lamb_of_addons": ("lamb", True, True),
+    "lamb_of_addons_with_decision_at_the_end": ("lamb", False, True),
+    "our_lamb": ("our_lamb", True, True),
+    "our_lamb_of_references": ("our_lamb", True, False),
+    "our_lamb_without_loss_scale": ("our_lamb", None, False),
+    "our_fused_lamb_of_references": ("our_fused_lamb", True, False),
+    "accumulated": ("adam", True, True, 2),
+    "accumulated_without_loss_scale": ("momentum", None, False, 2),
+}
+
+
+def batches(rank):
+    """Rows of words and labels; some of the labels overflow, on this rank alone."""
+    random = np.random.RandomState(3 + rank)
+    tokens = random.randint(0, WORDS, [STEPS, ROWS])
+    labels = random.randn(STEPS, ROWS).astype("f")
+    labels[random.rand(STEPS) < 0.08, 0] = np.inf
+    return tf.data.Dataset.from_tensor_slices((tokens, labels))
+
+
+def loss_of(tokens, labels, use_resource):
+    def variable(name, *shape):
+        initializer = tf1.random_normal_initializer(stddev=0.2, seed=len(name))
+        return tf1.get_variable(name, shape, initializer=initializer, use_resource=use_resource)
+
+    values = tf.nn.embedding_lookup(variable("embedding", WORDS, WIDTH), tokens)
+    for layer in range(DEPTH):
+        values = tf.tanh(tf.matmul(values, variable(f"layer_{layer}", WIDTH, WIDTH)) + variable(f"bias_{layer}", WIDTH))
+    return tf.reduce_mean(tf.square(tf.reduce_sum(values, 1) - labels))
+
+
+# Where more ranks than two share the cores, and where there is nobody to exchange with.
+OF_OTHER_SIZES = ("adam", "momentum_without_loss_scale_of_references", "accumulated")
+
+
+def build(case):
+    """The training step of a case."""
+    name, is_tailing, use_resource, *accumulated = CASES[case]
+    with tf1.variable_scope(case):
+        iterator = tf1.data.make_initializable_iterator(batches(collective.current().rank))
+        tf1.add_to_collection(tf1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        loss = loss_of(*iterator.get_next(), use_resource)
+        scaled = is_tailing is not None
+        manager = ExponentialUpdateLossScaleManager(2.0**10, 4, 1, 2, 0.5) if scaled else None
+        stages = [Accumulate(*accumulated)] if accumulated else []
+        optimizer = NPUOptimizer(
+            OPTIMIZERS_HERE[name](), manager, True, scaled, bool(is_tailing), name=case, stages=stages
+        )
+        kind = {"trainable": False, "use_resource": use_resource}
+        return optimizer.minimize(loss, tf1.get_variable("step", [], tf.int64, tf1.zeros_initializer(), **kind))
+
+
+def overlapped(step, early):
+    """The loop of a step, whose gradients are sent in the order that its early share says."""
+    ops = computed_ops([step])
+    transfers = transfers_of_gradients(ops)
+    assert collective.current().size == 1 or (transfers and all(len(each) >= 4 for each in transfers))
+    waits: dict = {}
+    for each in transfers:
+        waits.update(waits_of(ops, order_by_need(each, early)))
+    return put_in_overlapped_loop(tf1.get_default_graph(), [step], waits=waits)
+
+
+@mock.patch.dict(os.environ, FUSION_TENSOR_SIZE=str(4 * WIDTH * WIDTH))
+@in_graph
+def train(cases, is_overlapped, early):
+    """On a rank: trains each case to the end of its data; gives all variables, half-way and at the end."""
+    steps = {case: build(case) for case in cases}
+    loops = {case: overlapped(step, early) for case, step in steps.items()} if is_overlapped else {}
+    found = []
+    with tf1.Session(config=as_built_by_many()) as session:
+        session.run([tf1.global_variables_initializer(), tf1.tables_initializer()])
+
+        def go_on(case, count):
+            if loops:
+                session.run(loops[case].op, {loops[case].count: count})
+            else:
+                for _ in range(count):
+                    session.run(steps[case])
+
+        for case in cases:
+            go_on(case, 20)
+        found.append(session.run({variable.name: variable for variable in tf1.global_variables()}))
+        for case in cases:
+            with pytest.raises(tf.errors.OutOfRangeError):
+                go_on(case, STEPS)
+        found.append(session.run({variable.name: variable for variable in tf1.global_variables()}))
+    return found
+
+
+@pytest.mark.parametrize(("rank_count", "cases"), [(1, OF_OTHER_SIZES), (2, tuple(CASES)), (4, OF_OTHER_SIZES)])
+def test_overlapped_steps_compute_the_same_bits(on_ranks, rank_count, cases):
+    expected, found = (on_ranks(rank_count, train, cases, way, 0.4, time_limit_secs=600) for way in (False, True))
+    for one, other in zip(found, expected):
+        for values, values_expected in zip(one, other):
+            assert_same_bits(values, values_expected)
+    # Some steps were skipped, and some were not.
+    assert all(0 < expected[0][1][f"{case}/step:0"] < STEPS for case in cases)
+
+
+class Runs(tf.estimator.SessionRunHook):
+    """The global step after every run, and all variables at the end."""
+
+    def __init__(self):
+        self.steps, self.variables, self.overlaps = [], {}, False
+
+    def after_run(self, run_context, run_values):
+        graph = run_context.session.graph
+        self.steps.append(int(run_context.session.run(tf1.train.get_global_step(graph))))
+        self.overlaps = any(op.name.startswith("overlapped_loop/") for op in graph.get_operations())
+
+    def end(self, session):
+        self.variables = session.run({variable.name: variable for variable in tf1.global_variables()})
+
+
+def model_fn(features, labels, mode):
+    loss = loss_of(features, labels, use_resource=False)
+    manager = ExponentialUpdateLossScaleManager(2.0**10, 4, 1, 2, 0.5)
+    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), manager, True, True, True)
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def train_estimator(folder, switch):
+    """On a rank: trains 24 steps, and goes on from their checkpoint to the end of the data."""
+    found = []
+    with mock.patch.dict(os.environ, NPU_OVERLAPPED_STEPS=switch):
+        for number, steps in enumerate((24, None)):
+            model_dir = os.path.join(folder, switch, str(collective.current().rank))
+            config = NPURunConfig(model_dir=model_dir, iterations_per_loop=8, save_checkpoints_steps=8)
+            runs = Runs()
+
+            def input_fn(seen=24 * number):
+                return batches(collective.current().rank).skip(seen)
+
+            NPUEstimator(model_fn, config=config).train(input_fn, hooks=[runs], max_steps=steps)
+            found.append(runs)
+    return [(runs.steps, runs.overlaps, runs.variables) for runs in found]
+
+
+def test_an_estimator_whose_steps_overlap_goes_on_from_a_checkpoint_with_the_same_bits(on_ranks, tmp_path):
+    expected, found = (on_ranks(2, train_estimator, str(tmp_path), switch) for switch in ("0", "1"))
+    for one, other in zip(found, expected):
+        for (steps, overlaps, variables), (steps_expected, overlapped, variables_expected) in zip(one, other):
+            assert overlaps and not overlapped
+            assert steps == steps_expected and len(steps) >= 3
+            assert_same_bits(variables, variables_expected)
+
+
+@mock.patch.dict(os.environ, NPU_OVERLAPPED_STEPS="")
+@mock.patch("npu_bridge.session.overlapped_steps._LEAST_WAIT", 0.0)
+@in_graph
+def train_by_trial(steps_per_run, runs):
+    """On a rank: trains in a session that tries both ways; gives which one it has kept, and all variables."""
+    step = name_step(build("adam_without_loss_scale"))
+    with tf1.Session() as session:
+        session.run([tf1.global_variables_initializer(), tf1.tables_initializer()])
+        train_in_loops(session, steps_per_run)
+        for _ in range(runs):
+            session.run(step)
+        ways = [] if steps_per_run == 1 else find_engine(session, _Loops)._earlier_steps.values()
+        kept = [(way._overlaps, {known: len(secs) for known, secs in way._secs.items()}) for way in ways]
+        return kept, session.run({variable.name: variable for variable in tf1.global_variables()})
+
+
+def test_ranks_try_both_ways_and_keep_the_same_one(on_ranks):
+    expected = on_ranks(2, train_by_trial, 1, 50)
+    found = on_ranks(2, train_by_trial, 5, 10)
+    (((first, tried),), _), (((second, _),), _) = found
+    assert tried == {False: 4, True: 4}
+    assert first is second is not None
+    for (_, one), (_, other) in zip(found, expected):
+        assert_same_bits(one, other)
