@@ -120,7 +120,8 @@ class OverlappedSteps:
         reason, is_new = "", False
         try:
             self._loop, is_new = self._make_loop(waits)
-        except NotLoopableError as error:
+        except (NotLoopableError, ValueError, TypeError, KeyError) as error:
+            # Of the second kind are graphs that nobody has thought of: they train as they did.
             reason = str(error)
         told = gather_values([reason, is_new], "loops_of_overlapped_steps")
         reasons = [reason for reason, _ in told if reason]
