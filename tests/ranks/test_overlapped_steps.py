@@ -137,8 +137,8 @@ def test_overlapped_steps_compute_the_same_bits(on_ranks, rank_count, cases):
     for one, other in zip(found, expected):
         for values, values_expected in zip(one, other):
             assert_same_bits(values, values_expected)
-    # Some steps were skipped, and some were not.
-    assert all(0 < expected[0][1][f"{case}/step:0"] < STEPS for case in cases)
+    # With a loss scale some steps were skipped, and some were not.
+    assert all(0 < expected[0][1][f"{case}/step:0"] < STEPS for case in cases if CASES[case][1] is not None)
 
 
 class Runs(tf.estimator.SessionRunHook):
