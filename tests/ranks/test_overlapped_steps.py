@@ -42,13 +42,9 @@ CASES = {
     "adam_without_loss_scale": ("adam", None, True),
     "momentum_without_loss_scale_of_references": ("momentum", None, False),
     "lamb_of_addons": ("lamb", True, True),
-    "lamb_of_addons_with_decision_at_the_end": ("lamb", False, True),
-    "our_lamb": ("our_lamb", True, True),
     "our_lamb_of_references": ("our_lamb", True, False),
-    "our_lamb_without_loss_scale": ("our_lamb", None, False),
     "our_fused_lamb_of_references": ("our_fused_lamb", True, False),
     "accumulated": ("adam", True, True, 2),
-    "accumulated_without_loss_scale": ("momentum", None, False, 2),
 }
 
 
