@@ -36,7 +36,7 @@ def transfers_of_gradients(ops: Iterable[tf.Operation]) -> list[list[tf.Operatio
     return [[op for _, op in sorted(transfers.items())] for transfers in found.values()]
 
 
-def early_share(
+def measure_exchange(
     ops: Sequence[tf.Operation], transfers: Sequence[tf.Operation], events: Mapping[str, tuple[float, float]]
 ) -> tuple[float, float]:
     """How an exchange and the backward pass lay to each other in a step that was run in the order of the backward pass.

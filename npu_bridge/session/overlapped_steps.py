@@ -23,7 +23,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import empty_buffer, read_content, run_options_buffer
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.order_on_the_wire import (
-    early_share,
+    measure_exchange,
     order_by_need,
     teach_order,
     transfers_of_gradients,
@@ -100,7 +100,7 @@ class OverlappedSteps:
         start = time.perf_counter()
         events = _timed(session, engine, self._step, feeds)
         secs = time.perf_counter() - start
-        measured = [early_share(self._ops, transfers, events) for transfers in self._transfers]
+        measured = [measure_exchange(self._ops, transfers, events) for transfers in self._transfers]
         waiting = sum(late for _, late in measured) / 1e6
         told = gather_values([secs, waiting, [share for share, _ in measured]], "plan_of_overlapped_steps")
         secs, waiting = (max(values) for values in list(zip(*told))[:2])

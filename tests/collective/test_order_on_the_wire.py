@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.collective import order_on_the_wire
-from npu_bridge.collective.order_on_the_wire import early_share, order_by_need, waits_of
+from npu_bridge.collective.order_on_the_wire import measure_exchange, order_by_need, waits_of
 from npu_bridge.graph.operators import computed_ops
 
 tf1 = tf.compat.v1
@@ -56,8 +56,8 @@ def test_what_was_on_the_wire_before_the_backward_pass_was_over_goes_early(step)
     events = {f"gradient_{number}": (10.0 * number, 10.0 * number + 10) for number in range(COUNT)}
     events.update({f"sent_{number}": (10.0 * number, 25.0 * number + 30) for number in range(COUNT)})
     # The last gradient is there at 60, and the third transfer is on the wire from 55 on.
-    assert early_share(ops, transfers, events) == (3 / COUNT, 155.0 - 60.0)
-    assert early_share(ops, transfers, {}) == (0.0, 0.0)
+    assert measure_exchange(ops, transfers, events) == (3 / COUNT, 155.0 - 60.0)
+    assert measure_exchange(ops, transfers, {}) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("text", "value"), [("", None), ("0", False), ("1", True)])

@@ -118,10 +118,10 @@ class AllReduce(Stage):
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
         # A large one would leave the link idle: updates that the decision lets run keep the processor from sending it.
-        waits_for_decision = (
-            set(cut[-1]) if cut and last_bytes <= fragments.flight_bytes(method.size, _may_overlap()) else set()
-        )
-        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, method.size, _may_overlap())):
+        overlaps = _may_overlap()
+        is_small = last_bytes <= fragments.flight_bytes(method.size, overlaps)
+        waits_for_decision = set(cut[-1]) if cut and is_small else set()
+        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, method.size, overlaps)):
             waits_for = [] if len(sent) < most else [sent[-most]]
             if decision is not None and positions[0] in waits_for_decision:
                 waits_for.append(decision)
