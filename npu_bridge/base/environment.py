@@ -110,10 +110,22 @@ def overlapped_steps() -> bool | None:
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    text = read_variable("NPU_OVERLAPPED_STEPS")
+    return _switch("NPU_OVERLAPPED_STEPS", "to have both ways tried")
+
+
+def prefers_communication() -> bool:
+    """Whether Horovod's threads may run before others, as `NPU_COMMUNICATION_PRIORITY` says.
+
+    Raises:
+      ValueError: the variable is neither 0 nor 1.
+    """
+    return _switch("NPU_COMMUNICATION_PRIORITY", "to have them run first where that is permitted") is not False
+
+
+def _switch(name, why_unset):
+    text = read_variable(name)
     if text not in (None, "0", "1"):
-        fix = "Correct it, or unset it to have both ways tried."
-        raise _error("NPU_OVERLAPPED_STEPS is no switch", "0 or 1", repr(text), fix)
+        raise _error(f"{name} is no switch", "0 or 1", repr(text), f"Correct it, or unset it {why_unset}.")
     return None if text is None else text == "1"
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment, horovod_internals
 from npu_bridge.base.install import INSTALL_HOROVOD
-from npu_bridge.collective import horovod_restart, rendezvous
+from npu_bridge.collective import horovod_restart, rendezvous, thread_priority
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.horovod_tensors import (
@@ -50,7 +50,8 @@ class HorovodCommunicator(Communicator):
                 # Transfers that Horovod fuses as they become ready add up ranks in changing orders: three ranks would
                 # not train the same bits twice. And small, urgent ones would wait for large ones.
                 environment.write_variable(_NO_FUSION_OF_GROUPS, 1)
-            self._hvd.init(process_sets=None if horovod_restart.is_possible() else "dynamic")
+            with thread_priority.raised_for_new_threads():
+                self._hvd.init(process_sets=None if horovod_restart.is_possible() else "dynamic")
         self._process_set = self._hvd.global_process_set
         self.rank = self._hvd.rank()
         self.size = self._hvd.size()

@@ -14,6 +14,7 @@ from npu_bridge.base import environment
 from npu_bridge.collective import rendezvous
 from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
+from npu_bridge.collective.thread_priority import raised_for_new_threads
 
 
 def is_possible() -> bool:
@@ -42,7 +43,8 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
     address, port = store.get(0).split()
     environment.write_variable(ADDRESS_VARIABLE, address)
     environment.write_variable(PORT_VARIABLE, port)
-    hvd.init(process_sets=[hvd.ProcessSet(members) for members in process_sets])
+    with raised_for_new_threads():
+        hvd.init(process_sets=[hvd.ProcessSet(members) for members in process_sets])
 
 
 def _fresh_server(store):

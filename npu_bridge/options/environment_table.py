@@ -121,6 +121,11 @@ _OTHERS = (
         works("These messages are hidden by default. npu-run --verbose sets the variable."),
     ),
     (
+        "NPU_COMMUNICATION_PRIORITY",
+        "Of this package. 0: the threads of Horovod have the same priority as the others.",
+        works("By default, they run first where the process may use real-time priorities (CAP_SYS_NICE) under Gloo."),
+    ),
+    (
         "NPU_OVERLAPPED_STEPS",
         "Of this package. 1: steps of iterations_per_loop overlap, 0: they do not.",
         works("By default, the ranks try what is faster. The results are the same."),

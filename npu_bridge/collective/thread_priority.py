@@ -1,0 +1,65 @@
+"""Lets the threads that all-reduce gradients run before those that compute, where the system permits it.
+
+A rank with a core or two does both on the same cores. Linux gives all threads equal shares, so gradients that have
+arrived wait some milliseconds until they are added up and sent on, and the network is idle for so long. With real-time
+priority they do not wait. The threads of Horovod and Gloo sleep whenever they have nothing to do, so that the others
+lose no more time than before. With MPI they would not sleep, so there nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from npu_bridge.base import environment
+from npu_bridge.collective.key_value_store import KeyValueStore
+
+_TASKS = "/proc/self/task"
+_LOWEST_REAL_TIME = 1
+_noted: set[int] = set()  # process-wide, as Horovod is
+
+
+@contextlib.contextmanager
+def raised_for_new_threads() -> Iterator[None]:
+    """The threads that are started in this block get real-time priority: put the start of Horovod into it.
+
+    Nothing happens where the process may not do this (it needs CAP_SYS_NICE or a limit of real-time priorities above
+    0), under MPI, and with `NPU_COMMUNICATION_PRIORITY=0`.
+
+    Raises:
+      ValueError: the variable is neither 0 nor 1.
+    """
+    is_wanted = environment.prefers_communication() and KeyValueStore("start").exists
+    before = _threads()
+    yield
+    _noted.clear()
+    if is_wanted:
+        _noted.update(_threads() - before)
+        set_raised(True)
+
+
+def set_raised(is_raised: bool) -> bool:
+    """Gives the threads of Horovod that were noted real-time priority, or takes it from them.
+
+    Returns:
+      Whether there are such threads and the system has permitted it.
+    """
+    if not _noted:
+        return False
+    policy, priority = (os.SCHED_FIFO, _LOWEST_REAL_TIME) if is_raised else (os.SCHED_OTHER, 0)
+    for thread in _noted:
+        try:
+            os.sched_setscheduler(thread, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+        except PermissionError:
+            return False
+        except OSError:  # it has ended
+            continue
+    return True
+
+
+def _threads() -> set[int]:
+    """Of this process; none where the system does not list them as Linux does."""
+    with contextlib.suppress(OSError):
+        return set(map(int, os.listdir(_TASKS)))
+    return set()
