@@ -22,7 +22,8 @@ steps that overlap at most 0.95 of tailing on where the exchange is long.
 
 `--brief` leaves out tailing off and the fused optimizers. A rate of `none` is a link without limit.
 
-`--picture` draws a step with tailing off and one with tailing on, one below the other, on one scale.
+`--picture` draws a step with tailing off and one with tailing on, one below the other, on one scale; `--overlap` draws
+steps that overlap.
 """
 
 from __future__ import annotations
@@ -228,6 +229,8 @@ def measure(options):
                 rounds.append({name: _timed(session, name, steps[name], steps[WIRE_ONLY]) for name in order})
             if options.picture:
                 record_steps(session, {name: steps[name] for name in (OFF, ON)}, options.picture, rank)
+            if options.overlap:
+                record_steps(session, {OVERLAPPED: steps[OVERLAPPED]}, options.overlap, rank, STEPS_IN_A_ROW)
     if rank == 0:
         print("result " + json.dumps({"parameters": parameters, "variables": count, "rounds": rounds[1:]}))
 
@@ -290,7 +293,7 @@ def report(result, place, optimizer, model):
 
 
 def main():
-    from benchmarks.lab.tail_record import draw_steps
+    from benchmarks.lab.tail_record import draw_overlap, draw_steps
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", default="2.5gbit,1gbit", help="of each host's link, as tc writes them")
@@ -299,23 +302,29 @@ def main():
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--brief", action="store_true", help="neither tailing off nor fused optimizers")
     parser.add_argument("--picture", metavar="FILE", help="SVG of a step with tailing off and on")
+    parser.add_argument("--overlap", metavar="FILE", help="SVG of steps that overlap")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         measure(options)
         return
-    if options.picture and "," in options.models + options.optimizers + options.rates:
-        parser.error("--picture shows one setting: choose one of --models, one of --optimizers and one of --rates")
+    pictures = {"--picture": options.picture, "--overlap": options.overlap}
+    if any(pictures.values()) and "," in options.models + options.optimizers + options.rates:
+        parser.error("a picture shows one setting: choose one of --models, one of --optimizers and one of --rates")
+    if options.picture and options.brief:
+        parser.error("--picture shows tailing off, which --brief leaves out")
     for model in options.models.split(","):
         for optimizer in options.optimizers.split(","):
             for rate in options.rates.split(","):
                 words = ["--rounds", options.rounds, "--optimizers", optimizer, "--models", model]
                 words += ["--brief"] if options.brief else []
                 with tempfile.TemporaryDirectory() as folder:
-                    words += ["--picture", folder] if options.picture else []
+                    words += [word for name, file in pictures.items() if file for word in (name, folder)]
                     report(*run_ranks(__file__, words, rate), optimizer, model)
                     if options.picture:
                         draw_steps(folder, (OFF, ON), 2, options.picture)
+                    if options.overlap:
+                        draw_overlap(folder, OVERLAPPED, 2, options.overlap)
 
 
 if __name__ == "__main__":

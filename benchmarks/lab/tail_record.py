@@ -10,12 +10,13 @@ from typing import Any
 _STEPS = range(2, 9)  # the first ones are slow
 
 
-def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int) -> None:
+def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int, in_a_row: int = 1) -> None:
     """Runs and records training steps on a rank.
 
     Args:
       session: whose graph has no global step.
       steps: training steps by the name of their contender.
+      in_a_row: number of steps that a run of each of them trains.
       folder: for a file of each contender and rank.
       rank: this rank; all ranks call it.
     """
@@ -24,8 +25,9 @@ def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int)
     from npu_bridge.reporting.step_recorder import StepRecorder
     from npu_bridge.session.hooked_session import WatchOfTraining
 
+    recorded = range(_STEPS.start * in_a_row, _STEPS.stop * in_a_row)
     for name, step in steps.items():
-        watch = WatchOfTraining([StepRecorder(_STEPS, str(_file_of(folder, name, rank)), rank)])
+        watch = WatchOfTraining([StepRecorder(recorded, str(_file_of(folder, name, rank)), rank)])
         for _ in range(_STEPS.stop):
             watch.run(BaseSession.run, session, step)
 
@@ -47,6 +49,16 @@ def draw_steps(folder: str, names: tuple[str, str], ranks: int, picture: str) ->
         found = [json.loads(_file_of(folder, name, rank).read_text())["npu_bridge"] for rank in range(ranks)]
         shown.append(typical_step(merge(found)))
     pathlib.Path(picture).write_text(compare(*shown, names), encoding="utf-8")
+
+
+def draw_overlap(folder: str, name: str, ranks: int, picture: str) -> None:
+    """Draws the overlapping steps of a contender, as `record_steps` has recorded them; arguments as of `draw_steps`."""
+    from npu_bridge.reporting.tail_picture import draw_overlapping
+    from npu_bridge.reporting.tail_report import merge
+
+    found = [json.loads(_file_of(folder, name, rank).read_text())["npu_bridge"] for rank in range(ranks)]
+    own = [trace for trace in merge(found, "overlapping_steps") if trace.rank == 0]
+    pathlib.Path(picture).write_text(draw_overlapping(own, ranks), encoding="utf-8")
 
 
 def _file_of(folder, name, rank):

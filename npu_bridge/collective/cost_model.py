@@ -5,8 +5,9 @@ Summing B bytes over n ranks in a ring takes 2 (n - 1) messages one after the ot
     transfer = overhead + 2 (n - 1) (latency + B / (n bandwidth)) + B / host rate
 
 A transfer starts when its last gradient is ready and the transfer before has arrived. What ends after the computation
-is exposed; the rest is hidden. A fragment is one transfer, or several when it is large (`cut_for_flight`). Pure
-arithmetic: nothing here knows TensorFlow or Horovod.
+is exposed; the rest is hidden. A fragment is one transfer, or several when it is large (`cut_for_flight`). Steps that
+overlap are gone through transfer by transfer until one is as long as the next. Pure arithmetic: nothing here knows
+TensorFlow or Horovod.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ FORWARD_SHARE = 1.0 / 3.0
 # Another fragment has to be worth it: splits that are this close to the best one count as equal, and the one with the
 # fewest fragments wins.
 _CLOSE_ENOUGH = 1.005
+# What overlapping steps may gain is at most what ranks wait for the network after the backward pass, and mostly half of
+# it: they are tried where ranks wait for this share of a step, and stay where they gain more than the noise of a trial.
+LEAST_WAIT = 0.1
+LEAST_GAIN = 0.01
+# Of these the first ones differ: nothing has arrived before them.
+_OVERLAPPED_STEPS = 6
+_MOST_OVERLAPPED_PIECES = 400
 # Cuts are searched on so many pieces of equal size; more would be finer than what the model knows.
 _MOST_PIECES = 200
 
@@ -79,6 +87,8 @@ class Prediction(NamedTuple):
       step_secs: the step with the best split.
       exposed_secs: how much of it the computation does not cover.
       percentages: the best split, shares of the gradients' bytes in the order they become ready.
+      overlapped_secs: one of many steps of which the next begins while gradients are all-reduced, as with
+        `iterations_per_loop`; None where that gains nothing over `default_step_secs`, so that it is not done.
     """
 
     ranks: int
@@ -87,6 +97,7 @@ class Prediction(NamedTuple):
     step_secs: float
     exposed_secs: float
     percentages: tuple[float, ...]
+    overlapped_secs: float | None = None
 
 
 def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: Link) -> float:
@@ -96,12 +107,19 @@ def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: L
     """
     if ranks == 1:
         return 0.0
-    messages = 2 * (ranks - 1)
-    message_secs = link.latency_secs + link.message_overhead_secs
-    wire_bytes = gradient_bytes * training.wire_share / ranks
-    on_wire = messages * (message_secs + wire_bytes / (link.bytes_per_sec * link.efficiency))
-    agreement = link.transfer_overhead_secs + 2 * messages * message_secs
-    return agreement + on_wire + gradient_bytes / link.host_bytes_per_sec
+    agreement = link.transfer_overhead_secs + 4 * (ranks - 1) * (link.latency_secs + link.message_overhead_secs)
+    return agreement + _ring_secs(gradient_bytes, ranks, training, link) + _host_secs(gradient_bytes, ranks, link)
+
+
+def _ring_secs(gradient_bytes: float, ranks: int, training: Training, link: Link) -> float:
+    """How long a transfer is on the wire; 0.0 on one rank."""
+    on_link = gradient_bytes * training.wire_share / ranks / (link.bytes_per_sec * link.efficiency)
+    return 2 * (ranks - 1) * (link.latency_secs + link.message_overhead_secs + on_link)
+
+
+def _host_secs(gradient_bytes: float, ranks: int, link: Link) -> float:
+    """How long a host packs gradients, adds them up and unpacks them; 0.0 on one rank."""
+    return gradient_bytes / link.host_bytes_per_sec if ranks > 1 else 0.0
 
 
 def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Link) -> float:
@@ -148,6 +166,37 @@ def _flight_share(ranks: int, training: Training) -> float:
     return max(1, math.floor(flight_bytes(ranks) / gradient_bytes)) / training.tensors
 
 
+def overlapped_step_secs(ranks: int, training: Training, link: Link) -> float:
+    """The time of one of many steps, each of which begins while gradients of the one before are all-reduced.
+
+    The forward pass of a layer waits for the last gradients of this layer, and for nothing else. Gradients that are
+    sent during the backward pass go in its order, the others in the order of the forward pass. The ranks agree about a
+    transfer while the one before is under way. All gradients are taken to be of the same size, and the computation to
+    be spread evenly over them.
+    """
+    gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
+    transfers = math.ceil(training.tensors / max(1, math.floor(flight_bytes(ranks, overlaps=True) / gradient_bytes)))
+    pieces = min(transfers, _MOST_OVERLAPPED_PIECES)
+    sent_bytes = training.gradient_bytes / transfers
+    secs = (_ring_secs(sent_bytes, ranks, training, link) + _host_secs(sent_bytes, ranks, link)) * transfers / pieces
+    forward = training.compute_secs * FORWARD_SHARE / pieces
+    backward = training.compute_secs / pieces - forward
+    early = min(math.ceil((pieces - 1) * backward / secs), pieces) if secs else pieces
+    order = [*reversed(range(pieces - early, pieces)), *range(pieces - early)]  # piece 0 is that of the first layers
+    arrived = [0.0] * pieces
+    computed = sent = 0.0
+    ends = []
+    for _ in range(_OVERLAPPED_STEPS):
+        for piece in range(pieces):
+            computed = max(computed, arrived[piece]) + forward
+        ready = [computed + backward * (pieces - piece) for piece in range(pieces)]
+        computed = ready[0]
+        for piece in order:
+            sent = arrived[piece] = max(sent, ready[piece]) + secs
+        ends.append(max(computed, sent))
+    return (ends[-1] - ends[1]) / (len(ends) - 2)
+
+
 def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = MOST_FRAGMENTS) -> list[int]:
     """The cut of equal pieces into fragments whose step is shortest: pieces in each, as few as come close to the best.
 
@@ -179,14 +228,24 @@ def predict(ranks: int, training: Training, link: Link) -> Prediction:
     percentages = _percentages(best_cut(ranks, training, link))
     default = DEFAULT_PERCENTAGES if training.tensors > 1 else (100.0,)
     secs = step_secs(_whole_gradients(percentages, training), ranks, training, link)
+    default_secs = step_secs(_whole_gradients(default, training), ranks, training, link)
     return Prediction(
         ranks,
         _fragment_secs(0.0, 1.0, _flight_share(ranks, training), ranks, training, link)[0],
-        step_secs(_whole_gradients(default, training), ranks, training, link),
+        default_secs,
         secs,
         secs - training.compute_secs,
         percentages,
+        _gaining_overlap(default_secs, ranks, training, link),
     )
+
+
+def _gaining_overlap(one_by_one_secs, ranks, training, link):
+    """The step that overlaps with the next one; None where nothing is gained."""
+    if not training.compute_secs or one_by_one_secs - training.compute_secs < LEAST_WAIT * one_by_one_secs:
+        return None
+    secs = overlapped_step_secs(ranks, training, link)
+    return secs if secs < (1 - LEAST_GAIN) * one_by_one_secs else None
 
 
 def _ready_secs(share: float, training: Training) -> float:

@@ -13,7 +13,7 @@ __all__ = ["MADE_BY", "check_file", "own_output"]
 
 # What each command writes to its folders, and may remove there; whole folders are those that a script is given.
 MADE_BY = {
-    "npu-run": ("rank_[0-9]*.log", "repeat-[0-9]*/**", "timeline_rank_*.json", "tail.svg", "tail.json"),
+    "npu-run": ("rank_[0-9]*.log", "repeat-[0-9]*/**", "timeline_rank_*.json", "tail.svg", "tail.json", "overlap.svg"),
     "npu-run record": (
         *(f"rank_[0-9]*/{name}" for name in ("record.json", "weights.npz", "weights_after.npz", "step_[0-9]*.npz")),
         "rank_[0-9]*/tensors_[0-9]*.npz",

@@ -16,8 +16,8 @@ __all__ = ["FILES", "Recording", "record_sessions", "take_recording"]
 
 _STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
-PICTURE, FACTS = "tail.svg", "tail.json"
-FILES = ("timeline_rank_*.json", PICTURE, FACTS)
+PICTURE, FACTS, OVERLAP = "tail.svg", "tail.json", "overlap.svg"
+FILES = ("timeline_rank_*.json", PICTURE, FACTS, OVERLAP)
 
 
 class Recording(NamedTuple):
@@ -67,9 +67,9 @@ class Recording(NamedTuple):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         from npu_bridge.reporting.tail_report import draw_tail
 
-        picture = os.path.join(self.folder, PICTURE)
+        picture, facts, overlap = (os.path.join(self.folder, name) for name in (PICTURE, FACTS, OVERLAP))
         try:
-            tail = draw_tail(found, picture, os.path.join(self.folder, FACTS))
+            tail = draw_tail(found, picture, facts, overlap)
         except OSError as error:
             return f"timeline: {picture} cannot be written ({error}). Name another folder with --out."
         missing = sorted(set(range(ranks)) - {facts["rank"] for facts in found})
@@ -77,6 +77,7 @@ class Recording(NamedTuple):
         return (
             f"timeline: {_named(tail.steps)}, exposed tail {tail.exposed_ms:.1f} ms of {tail.step_ms:.1f} ms "
             f"(the median step); {os.path.relpath(picture)}{elsewhere}"
+            f"{f'; steps that overlap: {os.path.relpath(overlap)}' if tail.overlaps else ''}"
         )
 
     @classmethod

@@ -6,14 +6,12 @@ after its rewriter has renamed, joined and removed operators.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
-
-import tensorflow as tf
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from npu_bridge.base.search import search
+from npu_bridge.graph.recorded import Event, events_of
 from npu_bridge.graph.run import TRANSFER_TYPES, sends_gradients
 from npu_bridge.graph.variables import changes_variable
 from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
@@ -22,13 +20,9 @@ _FRAGMENT = re.compile(r"_fragment_(\d+)")
 _INTEGERS = (3, 9)  # DT_INT32 and DT_INT64
 # They only wait for another device.
 _WAITING = ("_Recv", "_HostRecv")
-
-
-class _Event(NamedTuple):
-    name: str
-    begin: float  # microseconds since the epoch
-    end: float
-    size_bytes: int = 0
+_BETWEEN_STEPS = ("NextIteration", "RefNextIteration")
+# What a loop is made of; constants are computed as early as a step of it may begin.
+_IDLE = (*_BETWEEN_STEPS, "Const", "Enter", "Exit", "LoopCond", "Merge", "RefEnter", "RefSwitch", "Switch")
 
 
 def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
@@ -44,10 +38,36 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
       ValueError: nothing was recorded.
     """
     nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
-    events = list(_events(metadata.step_stats))
+    events = list(events_of(metadata.step_stats))
     if not events:
         raise ValueError(f"timeline: TensorFlow recorded no operator of step {step}.")
-    kinds = _Kinds(nodes)
+    return _trace(events, _Kinds(nodes), step, rank)
+
+
+def read_overlapping_steps(metadata: Any, last_step: int, rank: int) -> list[StepTrace]:
+    """Turns the record of a run that repeats a step in a loop of the graph into a trace for each step.
+
+    Operators that are not run in every step, as those of a condition, are left out.
+
+    Args:
+      metadata: RunMetadata of a run with a trace level and `output_partition_graphs`.
+      last_step: number of the last step.
+      rank: this rank.
+    """
+    nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
+    # What waits for a transfer of the step before does not belong to that step.
+    kinds = _Kinds({name: node for name, node in nodes.items() if node.op not in _BETWEEN_STEPS})
+    found: dict[str, list[Event]] = {}
+    for event in events_of(metadata.step_stats):
+        if event.name in nodes and nodes[event.name].op not in _IDLE:
+            found.setdefault(event.name, []).append(event)
+    steps = max((len(found.get(name, ())) for name in kinds.transfers), default=0)
+    repeated = [sorted(events, key=lambda event: event.begin) for events in found.values() if len(events) == steps]
+    first = last_step - steps + 1
+    return [_trace(events, kinds, first + number, rank) for number, events in enumerate(zip(*repeated))]
+
+
+def _trace(events: Sequence[Event], kinds: _Kinds, step: int, rank: int) -> StepTrace:
     begin, end = min(event.begin for event in events), max(event.end for event in events)
 
     def in_ms(time):
@@ -68,25 +88,6 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
         updates=spans(event for event in events if event.name in kinds.updates),
         transfers=_transfers([event for event in events if event.name in kinds.transfers], kinds, in_ms),
     )
-
-
-def _events(step_stats) -> Iterable[_Event]:
-    for device in step_stats.dev_stats:
-        for stats in device.node_stats:
-            name = stats.node_name.partition(":")[0]
-            if name == "_SOURCE":
-                continue
-            if stats.all_start_nanos:
-                begin, length = stats.all_start_nanos / 1000, stats.all_end_rel_nanos / 1000
-            else:
-                begin, length = float(stats.all_start_micros), float(stats.all_end_rel_micros)
-            yield _Event(name, begin, begin + length, sum(map(_size_bytes, stats.output)))
-
-
-def _size_bytes(output):
-    description = output.tensor_description
-    width = tf.as_dtype(description.dtype).size if description.dtype else 0
-    return width * math.prod(dimension.size for dimension in description.shape.dim)
 
 
 def _transfers(events, kinds, in_ms):

@@ -20,9 +20,10 @@ from npu_bridge.base.files import new_file
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.tf_internals.sessions import chrome_trace, run_quietly
 from npu_bridge.graph.variables import global_step_of
-from npu_bridge.reporting.step_reading import read_step
+from npu_bridge.reporting.step_reading import read_overlapping_steps, read_step
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.hooked_session import HookOfTraining
+from npu_bridge.session.iterations import take_record
 
 
 class StepRecorder(HookOfTraining):
@@ -33,7 +34,8 @@ class StepRecorder(HookOfTraining):
 
     Args:
       steps: the steps. Step n is the run that begins with the global step n, or, without a global step, the n-th run
-        that trains, from 0. Where a run trains several steps, its last one counts, and is recorded.
+        that trains, from 0. Where a run trains several steps, its last one counts, and is recorded; so are the four
+        before it where these overlap.
       path: the file, overwritten if it exists.
     """
 
@@ -46,6 +48,7 @@ class StepRecorder(HookOfTraining):
         self._last_seen: int | None = None
         self._steps_per_run = 1
         self._recorded: dict[int, Any] = {}
+        self._overlapping: tuple[int, Any] | None = None  # the last of some steps, and their record
         self._step = -1  # the one that is running
         atexit.register(self.finish)
 
@@ -64,6 +67,9 @@ class StepRecorder(HookOfTraining):
         if self._step in self._steps:
             # A step whose update was skipped comes again; the last one counts.
             self._recorded[self._step] = run_values.run_metadata
+            overlapping = take_record(run_context.session)
+            if overlapping is not None:
+                self._overlapping = (self._step - 1, overlapping)
         self._runs += 1
         if self._step >= self._steps[-1]:
             self.finish()
@@ -77,6 +83,7 @@ class StepRecorder(HookOfTraining):
         what = f"the timeline of rank {self._rank} in {self._path}"
         Secondary(what, (ValueError, KeyError)).attempt(self._write)
         self._recorded.clear()
+        self._overlapping = None
 
     def _step_of(self, session):
         """Number of the step that is about to run, of several the last one."""
@@ -89,6 +96,10 @@ class StepRecorder(HookOfTraining):
         if not self._recorded and os.path.exists(self._path):
             return  # of an attempt that was restarted beyond these steps
         traces = [read_step(metadata, step, self._rank) for step, metadata in sorted(self._recorded.items())]
+        overlapping = []
+        if self._overlapping is not None:
+            last, record = self._overlapping
+            overlapping = read_overlapping_steps(record, last, self._rank)
         facts = {
             "rank": self._rank,
             "host": socket.gethostname(),
@@ -96,6 +107,7 @@ class StepRecorder(HookOfTraining):
             "last_step_seen": self._last_seen,
             "steps_per_run": self._steps_per_run,
             "steps": [trace.as_facts() for trace in traces],
+            "overlapping_steps": [trace.as_facts() for trace in overlapping],
         }
         events = [event for _, metadata in sorted(self._recorded.items()) for event in self._events(metadata)]
         os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)

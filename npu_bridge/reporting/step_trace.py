@@ -129,6 +129,36 @@ class StepTrace:
         return cls(**fields)
 
 
+def on_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
+    """Steps of one rank with times from the beginning of the first one; `duration_ms` is when each of them ended.
+
+    Transfers go one after the other, those of two steps, too, so that each has come on the wire when the one before
+    ended at the earliest.
+    """
+    start, arrived, moved = min(trace.start_secs for trace in traces), 0.0, []
+    for trace in traces:
+        offset = (trace.start_secs - start) * 1000
+        transfers = []
+        for transfer in trace.transfers:
+            begin, wire, end = (ms + offset for ms in (transfer.begin_ms, transfer.wire_ms, transfer.end_ms))
+            transfers.append(
+                dataclasses.replace(transfer, begin_ms=begin, wire_ms=min(max(wire, arrived), end), end_ms=end)
+            )
+            arrived = max(arrived, end)
+        moved.append(
+            dataclasses.replace(
+                trace,
+                start_secs=start,
+                duration_ms=trace.duration_ms + offset,
+                backward_end_ms=trace.backward_end_ms + offset,
+                compute=tuple((begin + offset, end + offset) for begin, end in trace.compute),
+                updates=tuple((begin + offset, end + offset) for begin, end in trace.updates),
+                transfers=tuple(transfers),
+            )
+        )
+    return moved
+
+
 def split_waits(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None = None) -> list[StepTrace]:
     """Finds out when each transfer came on the wire, from what all ranks saw of one step.
 

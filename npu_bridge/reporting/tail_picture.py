@@ -9,10 +9,11 @@ from xml.sax.saxutils import escape
 
 from npu_bridge.reporting.page.axes import round_numbers
 from npu_bridge.reporting.picture_style import GRID, INK, svg_picture, svg_text
-from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
+from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, on_one_clock, total, union, without
 
 _QUIET, _ROW = "#66758a", "#f6f8fa"
 _COMPUTE, _UPDATE, _WIRE, _DECISION, _EXPOSED = "#0f8a72", "#7048c6", "#1f6feb", "#b7791f", "#d9480f"
+_IDLE = "#f7d4c3"  # as the exposed tail on white
 _WIDTH, _LEFT, _RIGHT = 1120, 168, 28
 _BAR, _PITCH = 18, 24
 _ABOVE, _BELOW, _LEGEND = 84, 44, 34
@@ -60,6 +61,61 @@ def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("bef
     """
     pairs = zip((before, after), titles)
     return _drawn([(trace, f"{title}: step {trace.step}, rank {trace.rank}") for trace, title in pairs], gap=14)
+
+
+def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
+    """Draws steps of one rank on one scale, each of which begins before the one before it is over.
+
+    Args:
+      traces: at least one, in order.
+      ranks: number of ranks of the job.
+    Returns:
+      The text of an SVG file. Steps have two colors in turns. Elements carry classes: `row`, `compute`, `update`,
+      `wire`, `idle` (nothing is on the wire, between the first and the last transfer), `backward-end`; the root carries
+      `data-ms-per-px`.
+    """
+    traces = on_one_clock(traces)
+    scale = _Scale(max(trace.duration_ms for trace in traces))
+    sent = union((transfer.wire_ms, transfer.end_ms) for trace in traces for transfer in trace.transfers)
+    idle = without([(sent[0][0], sent[-1][1])], sent) if sent else []
+    tops = [_ABOVE + _PITCH * number for number in range(len(_OVERLAPPING_ROWS) + 1)]
+    body = [
+        svg_text(18, 28, f"Steps {traces[0].step} to {traces[-1].step}, rank {traces[0].rank} of {ranks}", "title"),
+        svg_text(18, 49, _told_of_overlap(traces, scale, idle), "quiet"),
+        *_grid(scale, tops[0], tops[-1]),
+        *(part for row, top in zip(_OVERLAPPING_ROWS, tops) for part in _ground(_Row(row[0]), top)),
+    ]
+    for number, trace in enumerate(traces):
+        for (label, kind, intervals_of, colors), top in zip(_OVERLAPPING_ROWS, tops):
+            for interval in intervals_of(trace, _FINEST_PX * scale.ms_per_px):
+                told = f"step {trace.step}, {label}: {_ms(interval[1] - interval[0])}"
+                body.append(_bar(scale, interval, top + (_PITCH - _BAR) / 2, _BAR, kind, colors[number % 2], told))
+        body += _backward_end(trace, scale, tops[0], tops[-1], f"backward pass {trace.step} ends")
+    for begin, end in idle:
+        told = f"nothing is on the wire for {_ms(end - begin)}"
+        body.append(_bar(scale, (begin, end), tops[1] + (_PITCH - _BAR) / 2, _BAR, "idle", _IDLE, told))
+    attributes = f' data-ms-per-px="{scale.ms_per_px!r}"'
+    return svg_picture(body, _WIDTH, tops[-1] + _BELOW, _QUIET, _STYLE, _PATTERNS, attributes)
+
+
+# Label, class and intervals of each row, where a gap of so many ms is not seen, and the colors of steps in turns.
+_OVERLAPPING_ROWS = (
+    ("forward, backward", "compute", lambda trace, gap: union(trace.compute, gap), (_COMPUTE, "#7cc4b5")),
+    (
+        "on the wire",
+        "wire",
+        lambda trace, gap: [(transfer.wire_ms, transfer.end_ms) for transfer in trace.transfers],
+        (_WIRE, "#86b3f7"),
+    ),
+    ("updates", "update", lambda trace, gap: union(trace.updates, gap), (_UPDATE, "#b49be4")),
+)
+
+
+def _told_of_overlap(traces, scale, idle):
+    return (
+        f"{len(traces)} steps in {_ms(scale.duration_ms)}, darker and lighter in turns; between the first transfer and "
+        f"the last one, nothing is on the wire for {_ms(total(idle))} (orange)"
+    )
 
 
 def _drawn(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
@@ -195,13 +251,18 @@ def _wire(transfer):
     return f"{_ms(transfer.end_ms - transfer.wire_ms)} on the wire"
 
 
-def _marks(trace, scale, first, bottom):
+def _backward_end(trace, scale, first, bottom, told):
     x = scale.x(trace.backward_end_ms)
-    parts = [
+    return [
         f'<line class="backward-end" x1="{x:.2f}" y1="{first - 6}" x2="{x:.2f}" y2="{bottom}" stroke="{INK}" '
         'stroke-dasharray="4 3"/>',
-        svg_text(x - 6, first - 8, "backward pass ends", "small", "end") if x > _LEFT + 130 else "",
+        svg_text(x - 6, first - 8, told, "small", "end") if x > _LEFT + 130 else "",
     ]
+
+
+def _marks(trace, scale, first, bottom):
+    x = scale.x(trace.backward_end_ms)
+    parts = _backward_end(trace, scale, first, bottom, "backward pass ends")
     if trace.exposed:
         told = f"exposed tail {_ms(trace.exposed_ms)}"
         is_late = x > _WIDTH - 170

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.reporting.step_trace import StepTrace, split_waits
-from npu_bridge.reporting.tail_picture import draw_step
+from npu_bridge.reporting.tail_picture import draw_overlapping, draw_step
 
 
 class Tail(NamedTuple):
@@ -19,30 +19,41 @@ class Tail(NamedTuple):
       steps: their numbers, ascending.
       exposed_ms: exposed tail of the step shown, which is the median one.
       step_ms: how long that step took.
+      overlaps: whether there are steps that overlap, too.
     """
 
     steps: list[int]
     exposed_ms: float
     step_ms: float
+    overlaps: bool = False
 
 
-def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> Tail:
+def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, overlap: str) -> Tail:
     """Draws the median step of the first rank, and writes the traces of all ranks and steps.
 
     Args:
-      found: for each rank "rank", "host" and "steps" (facts of `StepTrace`), at least one step.
+      found: for each rank "rank", "host", "steps" (facts of `StepTrace`), at least one step, and "overlapping_steps".
       picture: SVG file to write.
       facts: JSON file to write.
+      overlap: SVG file to write where there are steps that overlap: those of the first rank.
     Raises:
       OSError: a file cannot be written.
     """
     traces = merge(found)
     shown = typical_step(traces)
     own = [trace for trace in traces if trace.rank == shown.rank]
-    tail = Tail(sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4))
+    overlapping = merge(found, "overlapping_steps")
+    tail = Tail(
+        sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4), bool(overlapping)
+    )
     write_whole(picture, draw_step(shown, ranks=len(found)))
+    if overlapping:
+        first = min(trace.rank for trace in overlapping)
+        write_whole(overlap, draw_overlapping([trace for trace in overlapping if trace.rank == first], len(found)))
     described = {"rank": shown.rank, **tail._asdict(), "shown_step": shown.step}
-    write_whole(facts, json.dumps({**described, "traces": [trace.as_facts() for trace in traces]}))
+    described["traces"] = [trace.as_facts() for trace in traces]
+    described["overlapping_traces"] = [trace.as_facts() for trace in overlapping]
+    write_whole(facts, json.dumps(described))
     return tail
 
 
@@ -53,12 +64,17 @@ def typical_step(traces: Sequence[StepTrace]) -> StepTrace:
     return own[(len(own) - 1) // 2]
 
 
-def merge(found: Sequence[Mapping[str, Any]]) -> list[StepTrace]:
-    """The traces of all ranks, by step and rank, with the waiting for other ranks told from the wire."""
+def merge(found: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepTrace]:
+    """The traces of all ranks, by step and rank, with the waiting for other ranks told from the wire.
+
+    Args:
+      found: as `draw_tail` takes it.
+      kind: the key of the traces.
+    """
     hosts = {facts["rank"]: facts["host"] for facts in found}
     by_step: dict[int, list[StepTrace]] = {}
     for facts in sorted(found, key=lambda facts: facts["rank"]):
-        for step in facts["steps"]:
+        for step in facts.get(kind, ()):
             trace = StepTrace.of_facts(step)
             by_step.setdefault(trace.step, []).append(trace)
     merged: list[StepTrace] = []

@@ -28,7 +28,7 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.session_wrapper import Place, Request, SessionEngine, add_engine, find_engine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
-from npu_bridge.base.tf_internals.sessions import run_options_buffer
+from npu_bridge.base.tf_internals.sessions import read_content, run_options_buffer
 from npu_bridge.collective.order_on_the_wire import transfers_of_gradients
 from npu_bridge.graph.loop import InGraphLoop, NotLoopableError, put_in_loop
 from npu_bridge.graph.operators import computed_ops
@@ -85,6 +85,12 @@ def steps_per_run(session: Any) -> int:
     return loops.steps_per_run if loops is not None else 1
 
 
+def take_record(session: Any) -> config_pb2.RunMetadata | None:
+    """What TensorFlow recorded of the last overlapping steps of a run with a trace level; None if none overlapped."""
+    loops = find_engine(session, _Loops)
+    return loops.take_record() if loops is not None else None
+
+
 class _Loops(SessionEngine):
     """Trains all steps of a run but the last before the run itself."""
 
@@ -99,9 +105,19 @@ class _Loops(SessionEngine):
         earlier = self._earlier_steps_of(session, request) if self.steps_per_run > 1 else None
         if earlier is None:
             return self.inner.execute(session, request)
+        if isinstance(earlier, OverlappedSteps):
+            earlier.is_recorded = _is_recorded(request)
         with one_decision(session):
             earlier.train(session, self.inner, self.steps_per_run - 1, request.feeds)
             return self.inner.execute(session, request)
+
+    def take_record(self):
+        """Gives a record away, of the first kind of steps that has one."""
+        for steps in self._earlier_steps.values():
+            if isinstance(steps, OverlappedSteps) and steps.record is not None:
+                record, steps.record = steps.record, None
+                return record
+        return None
 
     def _earlier_steps_of(self, session, request):
         """What trains the steps before the last one of a run; None for a run that does not train."""
@@ -219,6 +235,13 @@ class LoopThreads:
             self._settled = POOL
         elif len(self._secs[CALLER]) == _TRIALS:
             self._settled = min(self._secs, key=lambda each: min(self._secs[each]))
+
+
+def _is_recorded(request):
+    if request.options is None:
+        return False
+    options = config_pb2.RunOptions.FromString(read_content(request.options))
+    return options.trace_level != config_pb2.RunOptions.NO_TRACE
 
 
 def _reason_against_copying(session):

@@ -21,6 +21,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.session_wrapper import Request, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import empty_buffer, read_content, run_options_buffer
+from npu_bridge.collective.cost_model import LEAST_GAIN, LEAST_WAIT
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.order_on_the_wire import (
     measure_exchange,
@@ -32,6 +33,7 @@ from npu_bridge.collective.order_on_the_wire import (
 from npu_bridge.graph.loop import NotLoopableError
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.overlapped_loop import OverlappedLoop
+from npu_bridge.graph.recorded import events_of
 
 _LOG = logger(__name__)
 # Ours: Python hears of a signal between two calls of the session, and a machine that is taken away gives half a minute.
@@ -39,9 +41,7 @@ _LONGEST_CALL_SECS = 10.0
 # The last step of a call overlaps with none, so that few of them gain little.
 _LEAST_STEPS = 4
 _TRIALS = 3
-_LEAST_GAIN = 0.01
-# What may be gained is at most what ranks wait for the network after the backward pass, and mostly half of it.
-_LEAST_WAIT = 0.1
+_RECORDED_STEPS = 4
 
 
 class OverlappedSteps:
@@ -50,6 +50,9 @@ class OverlappedSteps:
     The first call trains one by one, the second one begins with a step whose operators are timed, from which the order
     of the all-reduces is planned. Then both ways have turns, and the faster one stays.
 
+    Attributes:
+      is_recorded: the last overlapping steps of each call of `train` are recorded.
+      record: what TensorFlow recorded of the last steps that overlapped; None for nothing.
     Args:
       step: the operators that make up a training step.
       fed: names of tensors whose value is given with the run.
@@ -75,6 +78,8 @@ class OverlappedSteps:
         self._steps_per_call = 0
         self._overlaps: bool | None = None
         self._asked = environment.overlapped_steps()
+        self.is_recorded = False
+        self.record: config_pb2.RunMetadata | None = None
 
     def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict) -> None:
         """Trains `count` steps, the same number on every rank, with the values that are fed to the run."""
@@ -88,24 +93,34 @@ class OverlappedSteps:
             overlaps = self._choose(steps)
             start = time.perf_counter()
             if overlaps:
-                given = {**feeds, self._loop.count.ref(): np.int64(steps)}
-                engine.execute(session, Request([], [self._loop.op], given))
+                self._train_overlapping(session, engine, steps, feeds)
             else:
                 self._one_by_one(session, engine, steps, feeds)
             self._took(overlaps, steps, time.perf_counter() - start)
             count -= steps
 
+    def _train_overlapping(self, session, engine, steps, feeds):
+        def part(count):
+            return [self._loop.op], {**feeds, self._loop.count.ref(): np.int64(count)}
+
+        recorded = min(steps, _RECORDED_STEPS) if self.is_recorded else 0
+        if steps > recorded:
+            engine.execute(session, Request([], *part(steps - recorded)))
+        if recorded:
+            self.record = _recorded(session, engine, *part(recorded))
+
     def _prepare(self, session, engine, feeds):
         """Trains a step that is timed; then all ranks make the loop, or none does."""
         start = time.perf_counter()
-        events = _timed(session, engine, self._step, feeds)
+        record = _recorded(session, engine, self._step, feeds)
         secs = time.perf_counter() - start
+        events = {event.name: (event.begin, event.end) for event in events_of(record.step_stats)}
         measured = [measure_exchange(self._ops, transfers, events) for transfers in self._transfers]
         waiting = sum(late for _, late in measured) / 1e6
         told = gather_values([secs, waiting, [share for share, _ in measured]], "plan_of_overlapped_steps")
         secs, waiting = (max(values) for values in list(zip(*told))[:2])
         self._steps_per_call = int(_LONGEST_CALL_SECS / secs)
-        if not self._asked and waiting < _LEAST_WAIT * secs:
+        if not self._asked and waiting < LEAST_WAIT * secs:
             self._settle(False, "the network takes no longer than the backward pass")
         elif not self._asked and self._steps_per_call < _LEAST_STEPS:
             self._settle(False, f"a step takes more than {_LONGEST_CALL_SECS / _LEAST_STEPS:g} s")
@@ -147,7 +162,7 @@ class OverlappedSteps:
         if all(len(taken) > _TRIALS for taken in self._secs.values()):
             own = [statistics.median(self._secs[way][1:]) for way in (False, True)]
             before, after = map(sum, zip(*gather_values(own, "times_of_overlapped_steps")))
-            self._settle(after < (1 - _LEAST_GAIN) * before, f"so a step takes {after / before:.2f} of the time")
+            self._settle(after < (1 - LEAST_GAIN) * before, f"so a step takes {after / before:.2f} of the time")
 
     def _settle(self, overlaps, why):
         self._overlaps = overlaps
@@ -155,14 +170,9 @@ class OverlappedSteps:
         _LOG.info("iterations_per_loop: %s (%s).", way, why)
 
 
-def _timed(session, engine, step, feeds):
-    """Runs a step; gives when its operators began and ended, in microseconds, by name."""
-    options = config_pb2.RunOptions(trace_level=config_pb2.RunOptions.SOFTWARE_TRACE)
+def _recorded(session, engine, targets, feeds):
+    """Runs operators; gives what TensorFlow recorded."""
+    options = config_pb2.RunOptions(trace_level=config_pb2.RunOptions.SOFTWARE_TRACE, output_partition_graphs=True)
     with run_options_buffer(options) as asked, empty_buffer() as told:
-        engine.execute(session, Request([], list(step), feeds, asked, told))
-        metadata = config_pb2.RunMetadata.FromString(read_content(told))
-    return {
-        stats.node_name.partition(":")[0]: (stats.all_start_micros, stats.all_start_micros + stats.all_end_rel_micros)
-        for device in metadata.step_stats.dev_stats
-        for stats in device.node_stats
-    }
+        engine.execute(session, Request([], list(targets), feeds, asked, told))
+        return config_pb2.RunMetadata.FromString(read_content(told))

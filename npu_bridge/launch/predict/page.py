@@ -10,7 +10,16 @@ from npu_bridge.launch.table import PlainConsole, print_table, print_text
 
 __all__ = ["as_facts", "format_secs", "print_plan"]
 
-_HEADINGS = ("ranks", "sum alone", "step, unset split", "step, best split", "exposed", "efficiency", "best split, %")
+_HEADINGS = (
+    "ranks",
+    "sum alone",
+    "step, unset split",
+    "step, best split",
+    "exposed",
+    "efficiency",
+    "overlapping",
+    "best split, %",
+)
 
 
 def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) -> dict[str, Any]:
@@ -58,6 +67,7 @@ def _row(prediction: Prediction, training: Training) -> tuple[str, ...]:
         format_secs(prediction.step_secs),
         format_secs(prediction.exposed_secs),
         f"{100 * _efficiency(prediction, training):.0f} %" if training.compute_secs else "-",
+        "-" if prediction.overlapped_secs is None else format_secs(prediction.overlapped_secs),
         _shares(prediction) if prediction.ranks > 1 else "-",
     )
 
@@ -71,6 +81,23 @@ def _efficiency(prediction: Prediction, training: Training) -> float:
     return training.compute_secs / prediction.step_secs if prediction.step_secs else 1.0
 
 
+def _about_overlap(predictions):
+    gains = {
+        prediction.ranks: 1 - prediction.overlapped_secs / prediction.default_step_secs
+        for prediction in predictions
+        if prediction.overlapped_secs is not None
+    }
+    if not gains:
+        return (
+            "Overlapping steps (iterations_per_loop above 1) would gain nothing, as ranks hardly wait for the network."
+        )
+    most = max(gains, key=gains.get)
+    return (
+        f"Overlapping steps (iterations_per_loop above 1) save {100 * gains[most]:.0f} % of the step with the unset "
+        f"split on {most} ranks{', and nothing where no time is given' if len(gains) < len(predictions) else ''}."
+    )
+
+
 def _foot(predictions: Sequence[Prediction], training: Training, link: Link) -> str:
     lines = [
         f"{training.gradient_bytes * training.wire_share / 1e6:.4g} MB of gradients on the wire, "
@@ -79,6 +106,8 @@ def _foot(predictions: Sequence[Prediction], training: Training, link: Link) -> 
     ]
     if not training.compute_secs:
         lines.append("Without a step time all communication counts as exposed: give --compute-secs or --from-summary.")
+    elif any(prediction.ranks > 1 for prediction in predictions):
+        lines.append(_about_overlap(predictions))
     for prediction in reversed(predictions):
         if len(prediction.percentages) > 1:
             call = f"set_split_strategy_by_size([{_shares(prediction)}])"
