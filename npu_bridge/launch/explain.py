@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from npu_bridge.base.environment import read_variable, write_variable
+from npu_bridge.base.environment import overlapped_steps, read_variable, write_variable
 from npu_bridge.base.terminal import echo
+from npu_bridge.collective.cost_model import LEAST_WAIT
 from npu_bridge.launch.command_line import Command, ending_on, json_option, old_option, print_json
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
@@ -54,26 +55,63 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
     from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, list_stages
 
-    added = NPURunConfig.from_file(path).stages
+    config = NPURunConfig.from_file(path)
     manager = FixedLossScaleManager(2.0**15)
-    pipeline = stages.pipeline("explained", manager, is_distributed=True, stages=added, owner=path)
+    pipeline = stages.pipeline("explained", manager, is_distributed=True, stages=config.stages, owner=path)
     text = stages.explain(pipeline, svg=svg, ranks=ranks)
     rows = list_stages(pipeline, ranks)
     plain = bytes_unchanged(ranks) * parameters
     sent = bytes_with(rows, ranks)
     total = None if sent is None else sent * parameters
+    overlap = _about_overlap(config, rows, ranks)
     if as_json:
         listed = [
             {**row._asdict(), "needs": [*map(str, row.needs)], "gives": [*map(str, row.gives)], "sends": row.sends}
             for row in rows
         ]
         facts = {"file": path, "ranks": ranks, "parameters": parameters, "stages": listed}
+        facts["overlapping_steps"] = overlap
         print_json(0, {**facts, "sent_bytes": total, "sent_bytes_without_stages": plain})
     elif ranks == 1:
         echo(f"{text}\nOne rank sends nothing.")
     else:
         with_stages = "bytes that depend on the training" if total is None else _amount(total)
         echo(f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {_amount(plain)} without stages.")
+    if overlap and not as_json:
+        echo(overlap)
+
+
+def _about_overlap(config, rows, ranks: int) -> str | None:
+    """Whether steps of a run can overlap, and why; None where a run has one step."""
+    from npu_bridge.options.reading import read_run_config
+    from npu_bridge.session.overlapped_steps import LEAST_STEPS
+    from npu_bridge.session.precision import Precision
+
+    if config.iterations_per_loop == 1:
+        return None
+    asked = overlapped_steps()
+    sending = [row.name for row in rows if row.sends is not None and row.place == "reduce"]
+    waiting = [row.name for row in rows if row.place == "clip by norm"]
+    if ranks == 1:
+        reason = "one rank sends nothing"
+    elif asked is False:
+        reason = "NPU_OVERLAPPED_STEPS=0 turns it off"
+    elif config.iterations_per_loop <= LEAST_STEPS:
+        reason = f"iterations_per_loop={config.iterations_per_loop} is too short: it takes more than {LEAST_STEPS}"
+    elif Precision(read_run_config(config)).is_active:
+        reason = "with a precision mode, the operators of a step are chosen at every run"
+    elif sending != ["AllReduce"]:
+        reason = f"{' and '.join(sending) or 'no stage'} does not all-reduce gradients in fragments"
+    elif waiting:
+        reason = f"{waiting[0]} needs all reduced gradients before the first update"
+    elif asked:
+        return "Steps overlap, as NPU_OVERLAPPED_STEPS=1 asks for it."
+    else:
+        return (
+            f"Steps overlap where ranks wait for the network for at least {LEAST_WAIT:.0%} of a step and a trial finds "
+            "it faster; the log of the training says what was chosen."
+        )
+    return f"Steps do not overlap: {reason}."
 
 
 def _amount(count: float) -> str:

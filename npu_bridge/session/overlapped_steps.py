@@ -39,7 +39,7 @@ _LOG = logger(__name__)
 # Ours: Python hears of a signal between two calls of the session, and a machine that is taken away gives half a minute.
 _LONGEST_CALL_SECS = 10.0
 # The last step of a call overlaps with none, so that few of them gain little.
-_LEAST_STEPS = 4
+LEAST_STEPS = 4
 _TRIALS = 3
 _RECORDED_STEPS = 4
 
@@ -122,8 +122,8 @@ class OverlappedSteps:
         self._steps_per_call = int(_LONGEST_CALL_SECS / secs)
         if not self._asked and waiting < LEAST_WAIT * secs:
             self._settle(False, "the network takes no longer than the backward pass")
-        elif not self._asked and self._steps_per_call < _LEAST_STEPS:
-            self._settle(False, f"a step takes more than {_LONGEST_CALL_SECS / _LEAST_STEPS:g} s")
+        elif not self._asked and self._steps_per_call < LEAST_STEPS:
+            self._settle(False, f"a step takes more than {_LONGEST_CALL_SECS / LEAST_STEPS:g} s")
         else:
             shares = [statistics.mean(of_ranks) for of_ranks in zip(*(shares for *_, shares in told))]
             self._make([order_by_need(*pair) for pair in zip(self._transfers, shares)])
@@ -150,13 +150,13 @@ class OverlappedSteps:
             self._settle(True, "NPU_OVERLAPPED_STEPS asks for it")
 
     def _choose(self, steps):
-        if self._loop is None or steps < _LEAST_STEPS:
+        if self._loop is None or steps < LEAST_STEPS:
             return False
         return len(self._secs[True]) <= len(self._secs[False]) if self._overlaps is None else self._overlaps
 
     def _took(self, overlaps, steps, secs):
         """Tells how long steps took. The first loop, for which TensorFlow prepares the graph, does not count."""
-        if self._overlaps is not None or self._loop is None or steps < _LEAST_STEPS:
+        if self._overlaps is not None or self._loop is None or steps < LEAST_STEPS:
             return
         self._secs[overlaps].append(secs / steps)
         if all(len(taken) > _TRIALS for taken in self._secs.values()):

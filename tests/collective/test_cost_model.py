@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from npu_bridge.collective.cost_model import Link, Training, best_cut, predict, step_secs, transfer_secs
-from npu_bridge.collective.fragments import cut_by_size, cut_for_flight
+from npu_bridge.collective.cost_model import (
+    Link,
+    Training,
+    best_cut,
+    overlapped_step_secs,
+    predict,
+    step_secs,
+    transfer_secs,
+)
+from npu_bridge.collective.fragments import cut_by_size, cut_for_flight, flight_bytes
 
 # A link that costs what the alpha-beta formula says and nothing else.
 BARE = {"efficiency": 1.0, "host_bytes_per_sec": float("inf")}
@@ -35,7 +45,7 @@ rank_counts = st.integers(2, 5000)
 def test_one_rank_sends_nothing():
     training, link = Training(1e9, 0.25), Link(1e6, 1.0)
     assert transfer_secs(1e9, 1, training, link) == 0.0
-    assert predict(1, training, link)[1:] == (0.0, 0.25, 0.25, 0.0, (100.0,))
+    assert predict(1, training, link)[1:] == (0.0, 0.25, 0.25, 0.0, (100.0,), None)
 
 
 def test_a_large_fragment_does_not_wait_for_its_last_gradient():
@@ -196,3 +206,29 @@ def test_splits_have_no_more_fragments_than_documented_and_stay_quick_for_many_t
     training = Training(8e6, 1.0, tensors=100_000)
     percentages = predict(2, training, Link(16e6, 0.0, **BARE)).percentages
     assert 1 < len(percentages) <= 8
+
+
+def test_overlapping_steps_by_hand():
+    """Two pieces: each takes 1 s in the forward pass, 2 s in the backward pass and 5 s on the wire."""
+    link = Link(1.0, 0.0, efficiency=1.0, host_bytes_per_sec=math.inf, message_overhead_secs=0.0)
+    size = flight_bytes(2, overlaps=True)
+    link = dataclasses.replace(link, bytes_per_sec=size / 5)
+    # 0 to 2 forward; 2 to 4 and 4 to 6 backward, the second piece first; it is sent from 4 to 9, the first one to 14.
+    # Then the forward pass from 14 to 16, and the second piece is ready again at 18: the wire was idle for 4 s.
+    assert overlapped_step_secs(2, Training(2.0 * size, 6.0, 2), link) == pytest.approx(14.0)
+    # The wire is no bound where it takes a hundredth of that; one piece leaves nothing to overlap.
+    fast = dataclasses.replace(link, bytes_per_sec=size * 20)
+    assert overlapped_step_secs(2, Training(2.0 * size, 6.0, 2), fast) == pytest.approx(6.05)
+    assert overlapped_step_secs(2, Training(1.0 * size, 3.0, 1), link) == pytest.approx(8.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trainings, links, rank_counts)
+def test_overlapping_steps_take_no_less_than_computation_and_wire_and_no_more_than_both(training, link, ranks):
+    step = overlapped_step_secs(ranks, training, link)
+    alone = overlapped_step_secs(ranks, dataclasses.replace(training, compute_secs=0.0), link)
+    assert max(training.compute_secs, alone) * (1 - 1e-9) <= step <= (training.compute_secs + alone) * (1 + 1e-9)
+    prediction = predict(ranks, training, link)
+    if prediction.overlapped_secs is not None:
+        assert prediction.overlapped_secs == step < prediction.default_step_secs
+        assert ranks > 1 and prediction.default_step_secs * 0.9 >= training.compute_secs * 0.999

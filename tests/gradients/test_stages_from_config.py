@@ -185,3 +185,30 @@ def test_the_command_without_stages_on_one_rank_and_on_files_that_are_wrong(tmp_
         refused = explained(*arguments)
         assert refused.exit_code == 2 and refused.output.startswith("npu-run explain: ") and part in refused.output
         assert len(refused.output.splitlines()) == 1
+
+
+CLIPS = "[[stages]]\nstage = 'ClipByGlobalNorm'\nclip_norm = 1.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "switch", "told"),
+    [
+        ("iterations_per_loop = 10", 2, "", "Steps overlap where ranks wait for the network for at least 10% of"),
+        ("iterations_per_loop = 10", 2, "1", "Steps overlap, as NPU_OVERLAPPED_STEPS=1 asks for it."),
+        ("iterations_per_loop = 10", 2, "0", "Steps do not overlap: NPU_OVERLAPPED_STEPS=0 turns it off."),
+        ("iterations_per_loop = 10", 1, "", "Steps do not overlap: one rank sends nothing."),
+        ("iterations_per_loop = 4", 2, "", "iterations_per_loop=4 is too short: it takes more than 4."),
+        ("iterations_per_loop = 10\nprecision_mode = 'allow_mix_precision'", 2, "", "chosen at every run."),
+        (f"iterations_per_loop = 10\n{CLIPS}", 2, "", "ClipByGlobalNorm needs all reduced gradients"),
+        ("iterations_per_loop = 10\n[[stages]]\nstage = 'TopK'\ndensity = 0.1", 2, "", "TopK does not all-reduce"),
+        ("iterations_per_loop = 1", 2, "1", None),
+    ],
+)
+def test_the_command_tells_whether_steps_overlap_and_why(tmp_path, monkeypatch, text, ranks, switch, told):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    monkeypatch.setenv("NPU_OVERLAPPED_STEPS", switch)
+    path = tmp_path / "run.toml"
+    path.write_text(f"save_checkpoints_steps = 20\n{text}\n")
+    output, facts = explained(path, "--ranks", ranks).output, explained(path, "--ranks", ranks, "--json").stdout
+    assert json.loads(facts)["overlapping_steps"] == (told and output.splitlines()[-1])
+    assert told in output.splitlines()[-1] if told else "overlap" not in output

@@ -80,7 +80,7 @@ def test_page_has_a_row_for_each_number_of_ranks_and_a_line_to_paste(tmp_path):
     heading, *rows = output.split("\n\n")[0].splitlines()
     assert heading.split()[0] == "ranks"
     assert [row.split()[0] for row in rows] == ["1", "2", "8"]
-    assert rows[0].split()[1:] == ["0", "600", "ms", "600", "ms", "0", "100", "%", "-"]
+    assert rows[0].split()[1:] == ["0", "600", "ms", "600", "ms", "0", "100", "%", "-", "-"]
     assert "8 MB of gradients on the wire, 600 ms of computation, links of 0.1 Gbit/s with 50 us each way." in output
     *_, call, loaded = output.splitlines()
     assert loaded == "set()"
@@ -151,3 +151,16 @@ def test_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
     result = run("--out", tmp_path / "plan.png")
     assert result.exit_code == 2
     assert "pip install 'npu-bridge[plot]'" in result.output and len(result.output.splitlines()) == 1
+
+
+def test_the_gain_of_overlapping_steps_is_told_or_that_there_is_none():
+    model = ["--params", "20M", "--compute-secs", "318ms", "--tensors", "60"]
+    slow = run(*model, "--bandwidth", "1Gbit", "--ranks", "1,2").output
+    heading, alone, together = slow.splitlines()[:3]
+    end = heading.index("overlapping") + len("overlapping")
+    assert (alone[:end].split()[-1], together[:end].split()[-2:]) == ("-", ["781", "ms"])
+    assert "save 11 % of the step with the unset split on 2 ranks" in slow
+    fast = run(*model, "--bandwidth", "25Gbit", "--ranks", "2").output
+    assert "Overlapping steps (iterations_per_loop above 1) would gain nothing" in fast
+    facts = json.loads(run(*model, "--bandwidth", "1Gbit", "--ranks", "1,2", "--json").output)["predictions"]
+    assert facts[0]["overlapped_secs"] is None and facts[1]["overlapped_secs"] == pytest.approx(0.781, abs=1e-3)

@@ -172,3 +172,54 @@ def test_ranks_get_what_the_launcher_announced_once(tmp_path, monkeypatch):
     assert take_recording() == recording == Recording(3, 9, str(tmp_path))
     assert recording.steps == range(3, 9)
     assert take_recording() is None
+
+
+OVERLAPPING = """
+import sys
+import numpy as np
+from npu_bridge.npu_init import *
+import tensorflow as tf
+
+
+def model_fn(features, labels, mode):
+    for layer in range(6):
+        features = tf.layers.dense(features, 40, tf.nn.tanh)
+    loss = tf.reduce_mean((tf.layers.dense(features, 1) - labels) ** 2)
+    manager = FixedLossScaleManager(2.0**10)
+    optimizer = NPUOptimizer(tf.train.AdamOptimizer(0.01), manager, True, True, True)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf.train.get_global_step()))
+
+
+def data():
+    values = np.random.RandomState(0).randn(64, 40).astype("f")
+    return tf.data.Dataset.from_tensor_slices((values, values[:, :1])).repeat().batch(8)
+
+
+config = NPURunConfig(model_dir=sys.argv[1], iterations_per_loop=10, save_checkpoints_steps=100)
+NPUEstimator(model_fn, config=config).train(data, max_steps=50)
+"""
+
+
+@needs_horovod
+def test_steps_that_overlap_are_recorded_and_drawn(tmp_path, monkeypatch):
+    write_script(tmp_path, OVERLAPPING)
+    monkeypatch.setenv("NPU_OVERLAPPED_STEPS", "1")
+    monkeypatch.setenv("FUSION_TENSOR_SIZE", "8000")
+    for model in ("one", "other"):  # the second time over the files of the first
+        code, output = npu_run("-np", "2", "--tf1", "--timeline", "35:50", "train.py", model, cwd=tmp_path)
+        assert code == 0, output
+    line = output.splitlines()[-1]
+    assert "timeline: steps 39-49," in line and line.endswith("; steps that overlap: timeline/overlap.svg")
+    facts = json.loads((tmp_path / "timeline" / "tail.json").read_text())
+    traces = facts["overlapping_traces"]
+    assert [(trace["step"], trace["rank"]) for trace in traces] == [(45 + n // 2, n % 2) for n in range(8)]
+    for trace in traces:
+        sent = [transfer["fragment"] for transfer in trace["transfers"] if transfer["fragment"] is not None]
+        assert sorted(sent) == list(range(6))
+        assert 0 < trace["backward_end_ms"] < trace["duration_ms"] and trace["updates"]
+    own = [trace for trace in traces if trace["rank"] == 0]
+    begin, end = own[2]["start_secs"], own[1]["start_secs"] + own[1]["duration_ms"] / 1000
+    assert begin < end, "a step begins before the one before is over"
+    picture = (tmp_path / "timeline" / "overlap.svg").read_text()
+    ElementTree.fromstring(picture)
+    assert "Steps 45 to 48, rank 0 of 2" in picture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge.reporting.step_reading import read_step
+from npu_bridge.reporting.step_reading import read_overlapping_steps, read_step
+from npu_bridge.reporting.step_trace import on_one_clock
 
 START_MICROS = 1_700_000_000_000_000
 FLOAT, INT32 = 1, 3
@@ -98,3 +99,42 @@ def test_gradients_are_followed_to_other_devices():
 def test_an_empty_record_is_said():
     with pytest.raises(ValueError, match="no operator of step 4"):
         read_step(config_pb2.RunMetadata(), step=4, rank=0)
+
+
+def test_steps_of_a_loop_are_told_apart_and_what_waits_for_the_step_before_belongs_to_none():
+    rows = [
+        ("merge", "Merge", FLOAT, ["next"], 0, 0),
+        ("gate", "Switch", FLOAT, ["merge"], 0, 0),
+        ("forward", "MatMul", FLOAT, ["^gate"], 0, 3),
+        ("grad", "MatMul", FLOAT, ["forward"], 3, 8),
+        ("opt_fragment_0_float32", "HorovodGroupedAllreduce", FLOAT, ["grad"], 8, 20),
+        ("weight/ApplyAdam", "ResourceApplyAdam", FLOAT, ["opt_fragment_0_float32"], 20, 21),
+        ("only_once", "MatMul", FLOAT, [], 0, 50),
+        ("next", "NextIteration", FLOAT, ["gate", "^weight/ApplyAdam"], 21, 21),
+    ]
+    metadata = record(*rows)
+    # The next step computes from 9 ms on, and sends behind the first one.
+    for name, begin, end in (
+        ("forward", 9, 12),
+        ("grad", 12, 17),
+        ("opt_fragment_0_float32", 17, 32),
+        ("weight/ApplyAdam", 32, 33),
+    ):
+        metadata.step_stats.dev_stats[0].node_stats.add(
+            node_name=name, all_start_micros=START_MICROS + 1000 * begin, all_end_rel_micros=1000 * (end - begin)
+        )
+    first, second = read_overlapping_steps(metadata, 7, 1)
+    assert [(step.step, step.rank, step.duration_ms) for step in (first, second)] == [(6, 1, 21), (7, 1, 24)]
+    assert [(step.compute, step.updates, step.backward_end_ms) for step in (first, second)] == [
+        (((0, 8),), ((20, 21),), 8),
+        (((0, 8),), ((23, 24),), 8),
+    ]
+    assert second.start_secs == pytest.approx(first.start_secs + 0.009, abs=1e-6)
+    (_, moved) = on_one_clock([first, second])
+    (sent,) = moved.transfers
+    assert (sent.begin_ms, sent.wire_ms, sent.end_ms) == pytest.approx((17, 20, 32), abs=1e-3)
+    assert (moved.compute[0], moved.duration_ms) == (pytest.approx((9, 17), abs=1e-3), pytest.approx(33, abs=1e-3))
+
+
+def test_a_record_without_a_loop_has_no_overlapping_steps():
+    assert read_overlapping_steps(record(*BACKWARD), 3, 0) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from xml.etree import ElementTree
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_bridge.reporting.step_trace import StepTrace, Transfer
-from npu_bridge.reporting.tail_picture import compare, draw_step
+from npu_bridge.reporting.tail_picture import compare, draw_overlapping, draw_step
 
 SVG = "{http://www.w3.org/2000/svg}"
 SUBPATH = re.compile(r"M([\d.]+) [\d.]+h([\d.]+)V")
@@ -114,3 +115,24 @@ def test_two_steps_are_compared_on_one_scale():
     first, second = elements(text, "compute")
     assert first.get("width") == second.get("width")
     assert shaded_ms(text) == pytest.approx(before.exposed_ms + after.exposed_ms, abs=0.01)
+
+
+def test_overlapping_steps_are_drawn_on_one_clock():
+    """Steps that begin every 20 ms, and send three times 4 ms from 10 to 24 ms of their time."""
+    steps = [dataclasses.replace(step(3), step=30 + number, start_secs=1.0 + number / 50) for number in range(4)]
+    drawn = draw_overlapping(steps, ranks=2)
+    assert texts(drawn)[:2] == [
+        "Steps 30 to 33, rank 0 of 2",
+        "4 steps in 100.0 ms, darker and lighter in turns; between the first transfer and the last one, nothing is on "
+        "the wire for 26.0 ms (orange)",
+    ]
+    scale = float(parsed(drawn).get("data-ms-per-px"))
+
+    def widths_ms(kind):
+        return [float(element.get("width")) * scale for element in elements(drawn, kind)]
+
+    assert widths_ms("compute") == pytest.approx([10.0] * 4, abs=1e-2)
+    assert sum(widths_ms("idle")) == pytest.approx(26.0, abs=1e-2)
+    assert sum(widths_ms("wire")) == pytest.approx(4 * 12.0, abs=1e-2)
+    assert len(elements(drawn, "backward-end")) == 4
+    assert len({element.get("fill") for element in elements(drawn, "compute")}) == 2
