@@ -87,8 +87,8 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
     ]
     for number, trace in enumerate(traces):
         for (label, kind, intervals_of, colors), top in zip(_OVERLAPPING_ROWS, tops):
-            for interval in intervals_of(trace, _FINEST_PX * scale.ms_per_px):
-                told = f"step {trace.step}, {label}: {_ms(interval[1] - interval[0])}"
+            for interval, name in intervals_of(trace, _FINEST_PX * scale.ms_per_px):
+                told = f"step {trace.step}, {name or label}: {_ms(interval[1] - interval[0])}"
                 body.append(_bar(scale, interval, top + (_PITCH - _BAR) / 2, _BAR, kind, colors[number % 2], told))
         body += _backward_end(trace, scale, tops[0], tops[-1], f"backward pass {trace.step} ends")
     for begin, end in idle:
@@ -98,16 +98,20 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
     return svg_picture(body, _WIDTH, tops[-1] + _BELOW, _QUIET, _STYLE, _PATTERNS, attributes)
 
 
-# Label, class and intervals of each row, where a gap of so many ms is not seen, and the colors of steps in turns.
+def _unnamed(intervals, gap):
+    return [(interval, "") for interval in union(intervals, gap)]
+
+
+def _sent(trace, gap):
+    return [((transfer.wire_ms, transfer.end_ms), _label([transfer], 0)) for transfer in trace.transfers]
+
+
+# Label and class of each row, its intervals and their names, where a gap of so many ms is not seen, and the colors of
+# steps in turns.
 _OVERLAPPING_ROWS = (
-    ("forward, backward", "compute", lambda trace, gap: union(trace.compute, gap), (_COMPUTE, "#7cc4b5")),
-    (
-        "on the wire",
-        "wire",
-        lambda trace, gap: [(transfer.wire_ms, transfer.end_ms) for transfer in trace.transfers],
-        (_WIRE, "#86b3f7"),
-    ),
-    ("updates", "update", lambda trace, gap: union(trace.updates, gap), (_UPDATE, "#b49be4")),
+    ("forward, backward", "compute", lambda trace, gap: _unnamed(trace.compute, gap), (_COMPUTE, "#7cc4b5")),
+    ("on the wire", "wire", _sent, (_WIRE, "#86b3f7")),
+    ("updates", "update", lambda trace, gap: _unnamed(trace.updates, gap), (_UPDATE, "#b49be4")),
 )
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 
 from npu_bridge import optimizers
+from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer, npu_tf_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
@@ -306,3 +307,13 @@ def test_an_optimizer_of_ours_inside_comes_back_from_an_older_file(tmp_path):
     model.save(tmp_path / "model.h5")
     inner = tf.keras.models.load_model(tmp_path / "model.h5").optimizer._optimizer
     assert type(inner) is optimizers.keras.Adam and inner.get_config()["fused"]
+
+
+def test_overlapping_steps_are_refused_in_one_sentence(caplog, monkeypatch):
+    for switch, told in (("0", ""), ("", ""), ("1", "trained one by one.")):
+        monkeypatch.setenv("NPU_OVERLAPPED_STEPS", switch)
+        say_once.cache_clear()
+        caplog.clear()
+        npu_keras_optimizer(tf.keras.optimizers.SGD(0.1))
+        assert told in caplog.text if told else not caplog.text
+        assert caplog.text.count("\n") == bool(told)

@@ -135,4 +135,6 @@ def test_overlapping_steps_are_drawn_on_one_clock():
     assert sum(widths_ms("idle")) == pytest.approx(26.0, abs=1e-2)
     assert sum(widths_ms("wire")) == pytest.approx(4 * 12.0, abs=1e-2)
     assert len(elements(drawn, "backward-end")) == 4
+    titles = [element.find(f"{SVG}title").text for element in elements(drawn, "wire")]
+    assert titles[:3] == [f"step 30, fragment {number}: 4.0 ms" for number in range(3)]
     assert len({element.get("fill") for element in elements(drawn, "compute")}) == 2

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base import environment
+from npu_bridge.base.errors import say_once
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.gradients.combined import CombinedGradients
@@ -43,6 +46,14 @@ class KerasSettings:
     first_parameters: Sequence[int] | None = None
     combines: bool = False
     checks_combined: bool = False
+
+    def __post_init__(self):
+        if self.is_distributed and environment.overlapped_steps():
+            say_once(
+                logging.WARNING,
+                "NPU_OVERLAPPED_STEPS=1 has no effect here: steps overlap in sessions and Estimators with "
+                "iterations_per_loop; in fit, steps_per_execution and loops of your own they are trained one by one.",
+            )
 
     @property
     def documented_name(self) -> str:

@@ -82,9 +82,10 @@ def _efficiency(prediction: Prediction, training: Training) -> float:
 
 
 def _about_overlap(predictions):
+    others = [prediction for prediction in predictions if prediction.ranks > 1]
     gains = {
         prediction.ranks: 1 - prediction.overlapped_secs / prediction.default_step_secs
-        for prediction in predictions
+        for prediction in others
         if prediction.overlapped_secs is not None
     }
     if not gains:
@@ -94,7 +95,7 @@ def _about_overlap(predictions):
     most = max(gains, key=gains.get)
     return (
         f"Overlapping steps (iterations_per_loop above 1) save {100 * gains[most]:.0f} % of the step with the unset "
-        f"split on {most} ranks{', and nothing where no time is given' if len(gains) < len(predictions) else ''}."
+        f"split on {most} ranks{', and nothing where no time is given' if len(gains) < len(others) else ''}."
     )
 
 
