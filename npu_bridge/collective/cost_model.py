@@ -6,8 +6,8 @@ Summing B bytes over n ranks in a ring takes 2 (n - 1) messages one after the ot
 
 A transfer starts when its last gradient is ready and the transfer before has arrived. What ends after the computation
 is exposed; the rest is hidden. A fragment is one transfer, or several when it is large (`cut_for_flight`). Steps that
-overlap are gone through transfer by transfer until one is as long as the next. Pure arithmetic: nothing here knows
-TensorFlow or Horovod.
+overlap are gone through one after the other, transfer by transfer. Pure arithmetic: nothing here knows TensorFlow or
+Horovod.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class OverlappedSteps:
     of the all-reduces is planned. Then both ways have turns, and the faster one stays.
 
     Attributes:
-      is_recorded: the last overlapping steps of each call of `train` are recorded.
+      is_recorded: the last overlapping steps of each call of `train` are recorded, once the trial is over.
       record: what TensorFlow recorded of the last steps that overlapped; None for nothing.
     Args:
       step: the operators that make up a training step.
@@ -103,7 +103,8 @@ class OverlappedSteps:
         def part(count):
             return [self._loop.op], {**feeds, self._loop.count.ref(): np.int64(count)}
 
-        recorded = min(steps, _RECORDED_STEPS) if self.is_recorded else 0
+        # A trial would be slower for it.
+        recorded = min(steps, _RECORDED_STEPS) if self.is_recorded and self._overlaps else 0
         if steps > recorded:
             engine.execute(session, Request([], *part(steps - recorded)))
         if recorded:
