@@ -13,8 +13,8 @@ The peers' LAMB is the formula of tensorflow-addons' as a TF 1 optimizer, the on
 Besides, this package's own optimizer of that name is measured, fused.
 
 With steps that overlap (`iterations_per_loop`), a step is one of 13 that one call trains. In turns of stock wrappings,
-the threads of Horovod have the priority that Horovod gives them; in turns of NPUOptimizer, the one that this package
-gives them where it may (as root it may).
+the threads of Horovod have the priority that Horovod gives them; in turns of NPUOptimizer, the one that
+`NPU_COMMUNICATION_PRIORITY=1` gives them where it may (as root it may).
 
 Aims: tailing on at most 0.85 of the best loss-scaled peer and at most 0.90 of tailing off where the exchange is long,
 and nowhere above 1.02 of tailing off; with the fused LAMB at most 0.75 of the best peer, and at most 1.15 of the limit;
@@ -213,7 +213,7 @@ def measure(options):
     from npu_bridge import collective
     from npu_bridge.session.iterations import train_in_loops
 
-    os.environ["NPU_OVERLAPPED_STEPS"] = "1"
+    os.environ["NPU_OVERLAPPED_STEPS"] = os.environ["NPU_COMMUNICATION_PRIORITY"] = "1"
     rank = collective.current().rank
     keep_rank_on_one_core(rank)
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1)

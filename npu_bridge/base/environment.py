@@ -114,12 +114,12 @@ def overlapped_steps() -> bool | None:
 
 
 def prefers_communication() -> bool:
-    """Whether Horovod's threads may run before others, as `NPU_COMMUNICATION_PRIORITY` says.
+    """Whether Horovod's threads are to run before others, as `NPU_COMMUNICATION_PRIORITY` says; by default not.
 
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _switch("NPU_COMMUNICATION_PRIORITY", "to have them run first where that is permitted") is not False
+    return _switch("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
 
 
 def _switch(name, why_unset):

@@ -122,8 +122,8 @@ _OTHERS = (
     ),
     (
         "NPU_COMMUNICATION_PRIORITY",
-        "Of this package. 0: the threads of Horovod have the same priority as the others.",
-        works("By default, they run first where the process may use real-time priorities (CAP_SYS_NICE) under Gloo."),
+        "Of this package. 1: the threads of Horovod run before those that compute.",
+        works("Under Gloo, where the process may use real-time priorities (CAP_SYS_NICE). Needs a core for each rank."),
     ),
     (
         "NPU_OVERLAPPED_STEPS",
