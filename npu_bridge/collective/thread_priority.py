@@ -2,8 +2,8 @@
 
 A rank with a core or two does both on the same cores. Linux gives all threads equal shares, so gradients that have
 arrived wait some milliseconds until they are added up and sent on, and the network is idle for so long. With real-time
-priority they do not wait. It takes a core for each rank: four ranks on two cores came to a standstill, because some of
-these threads wait for others without sleeping. With MPI they do so all the time, and nothing is changed.
+priority they do not wait. Each rank needs a core of its own: with four ranks on two cores, a job of 14 s was not over
+after 150 s (Horovod 0.28.1). Under MPI nothing is changed, as its threads wait without sleeping.
 """
 
 from __future__ import annotations

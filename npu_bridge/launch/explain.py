@@ -100,8 +100,10 @@ def _about_overlap(config, rows, ranks: int) -> str | None:
         reason = f"iterations_per_loop={config.iterations_per_loop} is too short: it takes more than {LEAST_STEPS}"
     elif Precision(read_run_config(config)).is_active:
         reason = "with a precision mode, the operators of a step are chosen at every run"
+    elif not sending:
+        reason = "no stage reduces gradients before the update"
     elif sending != ["AllReduce"]:
-        reason = f"{' and '.join(sending) or 'no stage'} does not all-reduce gradients in fragments"
+        reason = f"{sending[0]} does not all-reduce gradients in fragments"
     elif waiting:
         reason = f"{waiting[0]} needs all reduced gradients before the first update"
     elif asked:

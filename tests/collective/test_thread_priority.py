@@ -1,4 +1,4 @@
-"""The threads of Horovod run before others where the system permits it."""
+"""The threads of Horovod run before others where it is asked for and permitted."""
 
 from __future__ import annotations
 

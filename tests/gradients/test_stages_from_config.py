@@ -201,6 +201,7 @@ CLIPS = "[[stages]]\nstage = 'ClipByGlobalNorm'\nclip_norm = 1.0"
         ("iterations_per_loop = 10\nprecision_mode = 'allow_mix_precision'", 2, "", "chosen at every run."),
         (f"iterations_per_loop = 10\n{CLIPS}", 2, "", "ClipByGlobalNorm needs all reduced gradients"),
         ("iterations_per_loop = 10\n[[stages]]\nstage = 'TopK'\ndensity = 0.1", 2, "", "TopK does not all-reduce"),
+        ("iterations_per_loop = 10\n[[stages]]\nstage = 'PartialSync'", 2, "", "no stage reduces gradients"),
         ("iterations_per_loop = 1", 2, "1", None),
     ],
 )
