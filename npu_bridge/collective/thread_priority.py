@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 
 from npu_bridge.base import environment
+from npu_bridge.base.errors import message
 from npu_bridge.collective.key_value_store import KeyValueStore
 
 _TASKS = "/proc/self/task"
@@ -28,9 +29,11 @@ def raised_for_new_threads() -> Iterator[None]:
     CAP_SYS_NICE or a limit of real-time priorities above 0).
 
     Raises:
-      ValueError: the variable is neither 0 nor 1.
+      ValueError: the variable is neither 0 nor 1, or is 1 on a machine with fewer cores than ranks.
     """
     is_wanted = environment.prefers_communication() and KeyValueStore("start").exists
+    if is_wanted:
+        _refuse_more_ranks_than_cores()
     before = _threads()
     yield
     _noted.clear()
@@ -56,6 +59,21 @@ def set_raised(is_raised: bool) -> bool:
         except OSError:  # it has ended
             continue
     return True
+
+
+def _refuse_more_ranks_than_cores():
+    # Cores of the machine: a rank that is bound to one of them can use only that.
+    launched, cores = environment.launched(), os.cpu_count()
+    if launched and cores and launched.local_size > cores:
+        raise ValueError(
+            message(
+                environment.COMMUNICATION_PRIORITY,
+                "ranks that share a core come to a standstill with real-time priority",
+                f"at most {cores} ranks on this machine, one for each core",
+                launched.local_size,
+                "Unset the variable, or start fewer ranks.",
+            )
+        )
 
 
 def _threads() -> set[int]:

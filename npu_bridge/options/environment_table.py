@@ -123,7 +123,10 @@ _OTHERS = (
     (
         "NPU_COMMUNICATION_PRIORITY",
         "Of this package. 1: the threads of Horovod run before those that compute.",
-        works("Under Gloo, where the process may use real-time priorities (CAP_SYS_NICE). Needs a core for each rank."),
+        works(
+            "Under Gloo, where the process may use real-time priorities (CAP_SYS_NICE). Refused where a machine has "
+            "more ranks than cores."
+        ),
     ),
     (
         "NPU_OVERLAPPED_STEPS",

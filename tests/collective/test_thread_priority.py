@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 
@@ -77,3 +78,24 @@ def test_a_value_that_is_no_switch_is_refused(monkeypatch):
     monkeypatch.setenv("NPU_COMMUNICATION_PRIORITY", "high")
     with pytest.raises(ValueError, match="NPU_COMMUNICATION_PRIORITY is no switch.*0 or 1.*'high'"):
         environment.prefers_communication()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_more_ranks_than_cores_are_refused_in_one_sentence(monkeypatch, ranks):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for name, value in {
+        "NPU_COMMUNICATION_PRIORITY": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "1",
+        "HOROVOD_RANK": "5",
+        "HOROVOD_SIZE": "6",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": str(ranks),
+    }.items():
+        monkeypatch.setenv(name, value)
+    told = (
+        "^NPU_COMMUNICATION_PRIORITY: ranks that share a core come to a standstill with real-time priority. "
+        "Expected at most 2 ranks on this machine, one for each core; got 3. Unset the variable, or start fewer ranks.$"
+    )
+    with pytest.raises(ValueError, match=told) if ranks > 2 else contextlib.nullcontext(), raised_for_new_threads():
+        pass
