@@ -10,16 +10,15 @@ import math
 import os
 import re
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Callable
+from typing import Any
 
 import click
 
 from npu_bridge import __version__
 from npu_bridge.base import environment, memory_folders
 from npu_bridge.base.files import NotOursError
-from npu_bridge.base.lock_owners import Starts
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.launch.command_line import (
@@ -34,11 +33,12 @@ from npu_bridge.launch.command_line import (
 )
 from npu_bridge.launch.commands import COMMANDS, GROUPS, find_command, missing_script
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.job.elastic import WAIT_SECS, Bounds, HostsFrom, Members, check_numbers, run_elastic
+from npu_bridge.launch.job.elastic import WAIT_SECS, Bounds, check_numbers
 from npu_bridge.launch.job.hosts import Plan, plan_job
 from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
-from npu_bridge.launch.job.supervisor import Outcome, check_thread, run_ranks
+from npu_bridge.launch.job.starts import Job
+from npu_bridge.launch.job.supervisor import check_thread
 from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.launch.remote.task_agent import find_task, serve_first_task
 from npu_bridge.launch.remote.tasks import leading
@@ -236,22 +236,9 @@ def run_script(
             log_dir = log_dir or ((out or "logs") if logs else None)
             recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
             plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
-            elastic = None
-            times = {"wait_secs": wait_secs, "cool_down_secs": cool_down_secs}
-            times = {name: secs for name, secs in times.items() if secs is not None}
-            if tasks and cool_down_secs is not None:
-                raise LaunchError("--cool-down leaves out slots of hosts, and a task keeps its slot. Leave it out.")
-            if any(given is not None for given in (least, most, hosts_from)):
-                excluded = {"--rank-table": rank_table, "--timeline": timeline, "--repeat": repeat}
-                whole = plan if tasks else plan_job(None, hosts, hostfile) if plan.slots else None
-                numbers = check_numbers(
-                    least, most, size, whole, hosts_from, [name for name, is_set in excluded.items() if is_set]
-                )
-                elastic = Bounds(*numbers, **times)
+            elastic, whole = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
+            if elastic is not None:
                 plan = whole or Plan(elastic.most, {})
-            elif times and not tasks:
-                name = "--wait" if "wait_secs" in times else "--cool-down"
-                raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
             _take_outputs(outputs, plan, log_dir, repeats, recording, report)
             SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
@@ -264,38 +251,42 @@ def run_script(
             _announce_start(script, plan, elastic)
             sys.stdout.flush()
             given = list(arguments)
-
-            def run(words: list[str]) -> int:
-                began, starts = time.time(), Starts()
-                environment.write_variable(environment.BEGAN, "")
-
-                def start(plan: Plan, **options) -> Outcome:
-                    starts.begin()
-                    outcome = run_ranks(script, words, plan, log_dir, stall_secs, tasks=tasks, **options)
-                    starts.end(outcome.may_go_on)
-                    environment.write_variable(environment.BEGAN, began)
-                    return outcome
-
-                if elastic is None:
-                    return _run_again(lambda: start(tasks.plan() if tasks else plan), restarts)
-                if hosts_from:
-                    slots = HostsFrom(hosts_from, _tell)
-                else:
-                    slots = tasks.slots if tasks else lambda: whole.slots if whole else {"": elastic.most}
-                members = Members(slots, elastic)
-                return run_elastic(lambda plan, why: start(plan, is_out_of_date=why), members, elastic, restarts, _tell)
-
+            job = Job(script, plan, log_dir, stall_secs, restarts, tasks, elastic, whole, hosts_from, _tell)
             if repeats is not None:
-                sys.exit(repeats.run(given, run, _tell))
+                sys.exit(repeats.run(given, job.run, _tell))
             supervised = log_dir is not None or restarts or recording is not None or elastic is not None
             if plan.is_local and plan.size == 1 and not supervised:
                 _run_alone(script, given, plan)
-            code = run(given)
+            code = job.run(given)
             if recording is not None:
                 echo(recording.conclude(plan.size), err=True)
             sys.exit(code)
         except (LaunchError, NotOursError) as error:
             fail(f"npu-run: {in_line(str(error))}")
+
+
+def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[Bounds | None, Plan | None]:
+    """How many ranks a job may have that loses and gains them, and the plan of all slots that are named.
+
+    Args:
+      options: of the command line, by the names of its parameters.
+      plan: of a job that keeps its ranks.
+      has_tasks: another launcher has started one npu-run for each slot.
+    Raises:
+      LaunchError: the options contradict each other, or say too little.
+    """
+    times = {name: options[name] for name in ("wait_secs", "cool_down_secs") if options[name] is not None}
+    if has_tasks and "cool_down_secs" in times:
+        raise LaunchError("--cool-down leaves out slots of hosts, and a task keeps its slot. Leave it out.")
+    if all(options[name] is None for name in ("least", "most", "hosts_from")):
+        if times and not has_tasks:
+            name = "--wait" if "wait_secs" in times else "--cool-down"
+            raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
+        return None, None
+    excluded = [f"--{name.replace('_', '-')}" for name in ("rank_table", "timeline", "repeat") if options[name]]
+    whole = plan if has_tasks else plan_job(None, options["hosts"], options["hostfile"]) if plan.slots else None
+    numbers = check_numbers(options["least"], options["most"], options["size"], whole, options["hosts_from"], excluded)
+    return Bounds(*numbers, **times), whole
 
 
 def _take_outputs(
@@ -344,17 +335,6 @@ def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
         say(f"npu-run: starting {elastic.least} {most} ranks of {in_line(script)}")
         return
     say(f"npu-run: starting {ranks} of {in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}")
-
-
-def _run_again(run: Callable[[], Outcome], restarts: int) -> int:
-    """Runs a job, and again when it has failed; the script goes on from its last checkpoint by itself."""
-    outcome = run()
-    for attempt in range(1, restarts + 1):
-        if not outcome.has_failed:
-            break
-        echo(f"npu-run: restart {attempt} of {restarts}, after exit code {outcome.exit_code}", err=True)
-        outcome = run()
-    return outcome.exit_code
 
 
 def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:

@@ -10,8 +10,8 @@ import termios
 import pytest
 
 from npu_bridge.base.own_folders import own_folder
-from npu_bridge.launch import cli
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job import starts
 from npu_bridge.launch.job.hosts import Plan
 from npu_bridge.launch.job.supervisor import Outcome, run_ranks
 from npu_bridge.launch.outputs import MADE_BY
@@ -83,7 +83,7 @@ def test_restarts_end_with_success_or_when_they_are_used_up():
     failed, done = Outcome(7, has_failed=True), Outcome(0, has_failed=False)
     for outcomes, code in (([done], 0), ([failed, done], 0), ([failed, failed, Outcome(9, has_failed=True)], 9)):
         left = iter(outcomes)
-        assert cli._run_again(lambda left=left: next(left), 2) == code
+        assert starts.run_again(lambda left=left: next(left), 2) == code
         assert not list(left)
 
 

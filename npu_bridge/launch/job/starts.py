@@ -1,0 +1,81 @@
+"""Starts a script on its ranks: once, again when it has failed, or anew when ranks come and go."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from npu_bridge.base import environment
+from npu_bridge.base.lock_owners import Starts
+from npu_bridge.base.terminal import echo
+from npu_bridge.launch.job.elastic import Bounds, HostsFrom, Members, run_elastic
+from npu_bridge.launch.job.hosts import Plan
+from npu_bridge.launch.job.supervisor import Outcome, run_ranks
+from npu_bridge.launch.remote.tasks import Tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A script on ranks that may be started more than once.
+
+    Attributes:
+      script: a Python file, or a command.
+      plan: where its ranks are at first.
+      log_dir, stall_secs, restarts, hosts_from: as on the command line.
+      tasks: of another launcher that has started one npu-run for each slot.
+      elastic: how many ranks it may have; None for the same number to the end.
+      whole: all slots that are named, of an elastic job.
+      say: called with what happens.
+    """
+
+    script: str
+    plan: Plan
+    log_dir: str | None
+    stall_secs: float | None
+    restarts: int
+    tasks: Tasks | None
+    elastic: Bounds | None
+    whole: Plan | None
+    hosts_from: str | None
+    say: Callable[[str], None]
+
+    def run(self, arguments: list[str]) -> int:
+        """Runs the script with these arguments, as often as needed; gives the exit code of the job."""
+        began, starts = time.time(), Starts()
+        environment.write_variable(environment.BEGAN, "")
+
+        def start(plan: Plan, **options: Any) -> Outcome:
+            starts.begin()
+            outcome = run_ranks(
+                self.script, arguments, plan, self.log_dir, self.stall_secs, tasks=self.tasks, **options
+            )
+            starts.end(outcome.may_go_on)
+            environment.write_variable(environment.BEGAN, began)
+            return outcome
+
+        if self.elastic is None:
+            return run_again(lambda: start(self.tasks.plan() if self.tasks else self.plan), self.restarts)
+        members = Members(self._find_slots(self.elastic.most), self.elastic)
+        return run_elastic(
+            lambda plan, why: start(plan, is_out_of_date=why), members, self.elastic, self.restarts, self.say
+        )
+
+    def _find_slots(self, most: int) -> Callable[[], dict[str, int]]:
+        if self.hosts_from:
+            return HostsFrom(self.hosts_from, self.say)
+        if self.tasks:
+            return self.tasks.slots
+        return lambda: self.whole.slots if self.whole else {"": most}
+
+
+def run_again(run: Callable[[], Outcome], restarts: int) -> int:
+    """Runs a job, and again when it has failed; the script goes on from its last checkpoint by itself."""
+    outcome = run()
+    for attempt in range(1, restarts + 1):
+        if not outcome.has_failed:
+            break
+        echo(f"npu-run: restart {attempt} of {restarts}, after exit code {outcome.exit_code}", err=True)
+        outcome = run()
+    return outcome.exit_code
