@@ -58,7 +58,6 @@ START = "NPU_RUN_START"  # job:number:numbers, which start of a job this is, and
 IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
 SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
 SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has taken them
-COMMUNICATION_PRIORITY = "NPU_COMMUNICATION_PRIORITY"  # 1: the threads of Horovod run before those that compute
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: nothing that TensorFlow says is left out
 # What `fill_rank_variables` sets for each rank.
 RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
@@ -120,7 +119,7 @@ def prefers_communication() -> bool:
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _switch(COMMUNICATION_PRIORITY, "to leave the priorities as they are") is True
+    return _switch("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
 
 
 def _switch(name, why_unset):

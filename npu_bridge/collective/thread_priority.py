@@ -2,8 +2,11 @@
 
 A rank with a core or two does both on the same cores. Linux gives all threads equal shares, so gradients that have
 arrived wait some milliseconds until they are added up and sent on, and the network is idle for so long. With real-time
-priority they do not wait. Each rank needs a core of its own: with four ranks on two cores, a job of 14 s was not over
-after 150 s (Horovod 0.28.1). Under MPI nothing is changed, as its threads wait without sleeping.
+priority they do not wait. Under MPI nothing is changed, as its threads wait without sleeping.
+
+Two threads of Gloo wait for each other without sleeping, too: the one that receives, for a lock, in a loop around
+`epoll_wait`, and the one that sends, for the end of a transfer, in a loop around `sched_yield`. So both have the same
+priority, and take turns: if the first could not be interrupted, the second would never give the lock back on that core.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import os
 from collections.abc import Iterator
 
 from npu_bridge.base import environment
-from npu_bridge.base.errors import message
 from npu_bridge.collective.key_value_store import KeyValueStore
 
 _TASKS = "/proc/self/task"
@@ -29,11 +31,9 @@ def raised_for_new_threads() -> Iterator[None]:
     CAP_SYS_NICE or a limit of real-time priorities above 0).
 
     Raises:
-      ValueError: the variable is neither 0 nor 1, or is 1 on a machine with fewer cores than ranks.
+      ValueError: the variable is neither 0 nor 1.
     """
     is_wanted = environment.prefers_communication() and KeyValueStore("start").exists
-    if is_wanted:
-        _refuse_more_ranks_than_cores()
     before = _threads()
     yield
     _noted.clear()
@@ -50,7 +50,7 @@ def set_raised(is_raised: bool) -> bool:
     """
     if not _noted:
         return False
-    policy, priority = (os.SCHED_FIFO, _LOWEST_REAL_TIME) if is_raised else (os.SCHED_OTHER, 0)
+    policy, priority = (os.SCHED_RR, _LOWEST_REAL_TIME) if is_raised else (os.SCHED_OTHER, 0)
     for thread in _noted:
         try:
             os.sched_setscheduler(thread, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
@@ -59,21 +59,6 @@ def set_raised(is_raised: bool) -> bool:
         except OSError:  # it has ended
             continue
     return True
-
-
-def _refuse_more_ranks_than_cores():
-    # Cores of the machine: a rank that is bound to one of them can use only that.
-    launched, cores = environment.launched(), os.cpu_count()
-    if launched and cores and launched.local_size > cores:
-        raise ValueError(
-            message(
-                environment.COMMUNICATION_PRIORITY,
-                "ranks that share a core come to a standstill with real-time priority",
-                f"at most {cores} ranks on this machine, one for each core",
-                launched.local_size,
-                "Unset the variable, or start fewer ranks.",
-            )
-        )
 
 
 def _threads() -> set[int]:

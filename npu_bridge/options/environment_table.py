@@ -123,10 +123,7 @@ _OTHERS = (
     (
         "NPU_COMMUNICATION_PRIORITY",
         "Of this package. 1: the threads of Horovod run before those that compute.",
-        works(
-            "Under Gloo, where the process may use real-time priorities (CAP_SYS_NICE). Refused where a machine has "
-            "more ranks than cores."
-        ),
+        works("Under Gloo, where the process may use real-time priorities (CAP_SYS_NICE)."),
     ),
     (
         "NPU_OVERLAPPED_STEPS",
