@@ -59,7 +59,7 @@ import npu_bridge.npu_init
 from npu_bridge import collective
 import horovod.tensorflow as hvd, tensorflow as tf
 
-rank = collective.current().rank
+collective.current()
 for thread in os.listdir("/proc/self/task"):
     os.sched_setaffinity(int(thread), sorted(os.sched_getaffinity(0))[:2])
 parts = [hvd.reducescatter(tf.ones([1000]), op=hvd.Sum, name=f"part_{number}") for number in range(100)]
