@@ -37,7 +37,7 @@ from npu_bridge.launch.job.elastic import WAIT_SECS, Bounds, check_numbers
 from npu_bridge.launch.job.hosts import Plan, plan_job
 from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
-from npu_bridge.launch.job.starts import Job
+from npu_bridge.launch.job.starts import RestartableJob
 from npu_bridge.launch.job.supervisor import check_thread
 from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.launch.remote.task_agent import find_task, serve_first_task
@@ -236,9 +236,7 @@ def run_script(
             log_dir = log_dir or ((out or "logs") if logs else None)
             recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
             plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
-            elastic, whole = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
-            if elastic is not None:
-                plan = whole or Plan(elastic.most, {})
+            elastic, plan = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
             _take_outputs(outputs, plan, log_dir, repeats, recording, report)
             SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
@@ -251,7 +249,7 @@ def run_script(
             _announce_start(script, plan, elastic)
             sys.stdout.flush()
             given = list(arguments)
-            job = Job(script, plan, log_dir, stall_secs, restarts, tasks, elastic, whole, hosts_from, _tell)
+            job = RestartableJob(script, plan, log_dir, stall_secs, restarts, tasks, elastic, hosts_from, _tell)
             if repeats is not None:
                 sys.exit(repeats.run(given, job.run, _tell))
             supervised = log_dir is not None or restarts or recording is not None or elastic is not None
@@ -265,8 +263,8 @@ def run_script(
             fail(f"npu-run: {in_line(str(error))}")
 
 
-def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[Bounds | None, Plan | None]:
-    """How many ranks a job may have that loses and gains them, and the plan of all slots that are named.
+def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[Bounds | None, Plan]:
+    """How many ranks an elastic job may have, and its plan; for any other job None, and the plan as it is.
 
     Args:
       options: of the command line, by the names of its parameters.
@@ -282,11 +280,12 @@ def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> 
         if times and not has_tasks:
             name = "--wait" if "wait_secs" in times else "--cool-down"
             raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
-        return None, None
+        return None, plan
     excluded = [f"--{name.replace('_', '-')}" for name in ("rank_table", "timeline", "repeat") if options[name]]
     whole = plan if has_tasks else plan_job(None, options["hosts"], options["hostfile"]) if plan.slots else None
     numbers = check_numbers(options["least"], options["most"], options["size"], whole, options["hosts_from"], excluded)
-    return Bounds(*numbers, **times), whole
+    bounds = Bounds(*numbers, **times)
+    return bounds, whole or Plan(bounds.most, {})
 
 
 def _take_outputs(

@@ -17,16 +17,15 @@ from npu_bridge.launch.remote.tasks import Tasks
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class RestartableJob:
     """A script on ranks that may be started more than once.
 
     Attributes:
       script: a Python file, or a command.
-      plan: where its ranks are at first.
+      plan: where its ranks are at first; of an elastic job, all slots that are named.
       log_dir, stall_secs, restarts, hosts_from: as on the command line.
       tasks: of another launcher that has started one npu-run for each slot.
       elastic: how many ranks it may have; None for the same number to the end.
-      whole: all slots that are named, of an elastic job.
       say: called with what happens.
     """
 
@@ -37,7 +36,6 @@ class Job:
     restarts: int
     tasks: Tasks | None
     elastic: Bounds | None
-    whole: Plan | None
     hosts_from: str | None
     say: Callable[[str], None]
 
@@ -57,17 +55,17 @@ class Job:
 
         if self.elastic is None:
             return run_again(lambda: start(self.tasks.plan() if self.tasks else self.plan), self.restarts)
-        members = Members(self._find_slots(self.elastic.most), self.elastic)
+        members = Members(self._find_slots(), self.elastic)
         return run_elastic(
             lambda plan, why: start(plan, is_out_of_date=why), members, self.elastic, self.restarts, self.say
         )
 
-    def _find_slots(self, most: int) -> Callable[[], dict[str, int]]:
+    def _find_slots(self) -> Callable[[], dict[str, int]]:
         if self.hosts_from:
             return HostsFrom(self.hosts_from, self.say)
         if self.tasks:
             return self.tasks.slots
-        return lambda: self.whole.slots if self.whole else {"": most}
+        return lambda: self.plan.slots or {"": self.plan.size}
 
 
 def run_again(run: Callable[[], Outcome], restarts: int) -> int:
