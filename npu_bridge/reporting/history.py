@@ -107,7 +107,7 @@ class Comparison(NamedTuple):
       step: global step when it was made.
       time: seconds since the epoch.
       own_ms: for each rank, its own work of a step: input, hooks and computing, until its last gradient is there.
-      waiting: for each rank, the share of the time in which it waited for reductions after that.
+      waiting: for each rank, the share of a usual step in which it waited for reductions after that.
       slow: the ranks that are slow.
     """
 

@@ -33,9 +33,10 @@ class StragglerHook(tf.estimator.SessionRunHook):
     Ranks that train together all take the same time for a step. So each rank's own work is compared: from the end of
     the reductions of the step before to the moment when its own last gradient is ready, with input, hooks and Python.
     What comes then is waiting, for other ranks and for the network. Every 50 steps the ranks compare. A rank is slow
-    whose own work takes 20 % more than that of the others, and at least 2 ms, in each fifth of these steps (medians, so
-    that saving is left out). It has recovered once that is less than 10 %. Where gradients are accumulated, a step is a
-    whole update. Of `iterations_per_loop` steps, the waiting of the last one stands for all.
+    whose own work takes 20 % more than that of the others, and at least 2 ms, in each fifth of these steps. Work and
+    waiting are medians, so that saving is left out of both. It has recovered once that is less than 10 %. Where
+    gradients are accumulated, a step is a whole update. Of `iterations_per_loop` steps, the waiting of the last one
+    stands for all.
 
     A `ProgressHook`, a `HistoryHook`, a `ReportHook` and a `TensorBoardHook` of the same session show what it finds.
     Every `NPUEstimator` has one.
@@ -83,16 +84,15 @@ class StragglerHook(tf.estimator.SessionRunHook):
             return
         steps = steps_per_run(run_context.session)
         waiting = max(done - ready, 0.0) * steps
-        self._total_secs += done - began
         self._waiting_secs += waiting
         self._own_secs += max(done - began - waiting, 0.0)
         if not is_update:
             return  # what was computed is part of an update to come
-        self._steps_of_part += [self._own_secs / steps] * steps
-        self._own_secs = 0.0
+        self._steps_of_part += [(self._own_secs / steps, self._waiting_secs / steps)] * steps
+        self._own_secs = self._waiting_secs = 0.0
         if len(self._steps_of_part) >= _STEPS_OF_PART:
-            # Rank 0 saves now and then, which makes it no slow rank, and the others none that are fast.
-            self._parts.append(statistics.median(self._steps_of_part))
+            # Rank 0 saves now and then, which makes it no slow rank, and the others none that are fast or wait long.
+            self._parts.append(tuple(map(statistics.median, zip(*self._steps_of_part))))
             self._steps_of_part = []
         if len(self._parts) == PARTS:
             self._compare(run_context.session)
@@ -109,13 +109,14 @@ class StragglerHook(tf.estimator.SessionRunHook):
         self._begin_window()
 
     def _begin_window(self):
-        self._total_secs = self._waiting_secs = self._own_secs = 0.0  # the last of the update that is going on
-        self._steps_of_part: list[float] = []  # own seconds
-        self._parts: list[float] = []
+        self._own_secs = self._waiting_secs = 0.0  # of the update that is going on
+        self._steps_of_part: list[tuple[float, float]] = []  # own seconds, and those of waiting
+        self._parts: list[tuple[float, ...]] = []  # likewise, the usual ones
 
     def _compare(self, session):
         ranks = collective.current()
-        row = np.array([[*self._parts, self._waiting_secs / max(self._total_secs, 1e-9)]])
+        own_secs, waiting_secs = zip(*self._parts)
+        row = np.array([[*own_secs, sum(waiting_secs) / max(sum(own_secs + waiting_secs), 1e-9)]])
         self._begin_window()
         if self._gathering is None:
             with uncounted():

@@ -22,7 +22,7 @@ def compare(
     Args:
       step, time: of the comparison.
       own_secs: for each rank its own work of a step, the usual one in each part of the steps that are compared.
-      waiting: for each rank the share of the time in which it has waited.
+      waiting: for each rank the share of a usual step in which it has waited.
       slow: the ranks that were slow before.
     """
     found = []

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.ranks(3)
 _RANKS, _SLOW = 3, 1
 # A step that counts; what a rank that is slow needs more; both far above what a machine in use adds.
 _PAUSE_SECS, _MORE_SECS = 0.01, 0.03
+_STALL_SECS, _STALLS = 3.0, (20, 70)  # of another rank, as of a disk: longer than all other steps of a comparison
 _STEPS = 53  # 3 to start up, 50 to compare
 
 
@@ -52,12 +53,13 @@ def _never(step):
     return False
 
 
-def _batches(is_slow):
-    """A batch after another, of which those of one rank take their time in some steps."""
-    mine = collective.current().rank == _SLOW
+def _batches(is_slow, stalls=()):
+    """A batch after another, of which those of one rank take their time in some steps; another one stalls in some."""
+    mine, stalling = (collective.current().rank == rank for rank in (_SLOW, 2))
 
     def batches():
         for step in range(1000):
+            time.sleep(_STALL_SECS if stalling and step in stalls else 0.0)
             time.sleep(_PAUSE_SECS + (_MORE_SECS if mine and is_slow(step) else 0.0))
             yield np.full([4, 8], (step % 7 + 1) / 8, np.float32)
 
@@ -86,8 +88,8 @@ def _train(train_op, runs, hooks=()):
 
 
 @in_graph
-def _sleeping(is_slow, runs, folder):
-    features = tf1.data.make_one_shot_iterator(_batches(is_slow)).get_next()
+def _sleeping(is_slow, runs, folder, stalls=()):
+    features = tf1.data.make_one_shot_iterator(_batches(is_slow, stalls)).get_next()
     shown = io.StringIO()
     hooks = [ProgressHook(stream=shown, every_n_steps=1000), HistoryHook(f"{folder}/history.jsonl")]
     said, _ = _train(_step(features), runs, hooks)
@@ -95,7 +97,7 @@ def _sleeping(is_slow, runs, folder):
 
 
 def test_a_rank_that_sleeps_in_its_input_is_named(on_ranks, tmp_path):
-    (said, shown), *others = on_ranks(_RANKS, _sleeping, _slow_always, _STEPS + 50, str(tmp_path))
+    (said, shown), *others = on_ranks(_RANKS, _sleeping, _slow_always, _STEPS + 50, str(tmp_path), _STALLS)
     assert others == [([], [])] * 2
     (line,) = said
     assert line.startswith(f"npu_bridge: rank {_SLOW} is slow: its own work takes ")
