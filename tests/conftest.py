@@ -10,6 +10,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Like a rank of a 2-rank job on the smallest machine we support; also keeps sums in one order.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TFA_NO_EOL_NOTICE", "1")
+# Ranks of a busy machine may come to each other later than Gloo waits by default.
+os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")
 # Float16 kernels, whatever the CPU is faster with, so that what computes in float16 can be counted, on ranks too.
 os.environ.setdefault("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", "0")
 # Several hundred processes import this package; it is compiled once.

@@ -14,7 +14,7 @@ import pytest
 
 from npu_bridge.base.environment import RANK_VARIABLES
 from tests.launch.elastic_scripts import SCRIPTS
-from tests.launch.launching import LIMIT_SECS, ROOT, npu_run, write_script
+from tests.launch.launching import LIMIT_SECS, ROOT, kept_addresses, npu_run, write_script
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 LACKS_SLURM = not all(map(shutil.which, PROGRAMS)) or os.geteuid() != 0
@@ -52,30 +52,24 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 def outside_ranks():
     """An environment that says nothing about ranks, in which `npu-run` is that of this tree."""
     paths = {"PYTHONPATH": str(ROOT), "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    # Ranks of a busy machine may come to each other later than Gloo waits.
-    limit = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(LIMIT_SECS)}
-    return {**{name: text for name, text in os.environ.items() if name not in RANK_VARIABLES}, **limit, **paths}
-
-
-def free_ports(count):
-    """Ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    return {**{name: text for name, text in os.environ.items() if name not in RANK_VARIABLES}, **paths}
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory):
+def slurm_ports():
+    with kept_addresses(3) as addresses:
+        yield {name: address.rpartition(":")[2] for name, address in zip(("port", "first", "second"), addresses)}
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory, slurm_ports):
     """Runs a command of Slurm in a folder; gives what it prints. Its `environment` is that of other commands."""
     folder = tmp_path_factory.mktemp("slurm")
     os.chmod(folder, 0o755)
     (folder / "state").mkdir()
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o600)
-    names = dict(zip(("port", "first", "second"), free_ports(3)))
-    (folder / "slurm.conf").write_text(CONFIG.format(name=socket.gethostname(), folder=folder, **names))
+    (folder / "slurm.conf").write_text(CONFIG.format(name=socket.gethostname(), folder=folder, **slurm_ports))
     environment = {**outside_ranks(), "SLURM_CONF": str(folder / "slurm.conf")}
     files = {"key": "key-file", "socket": "socket", "pid": "pid-file", "log": "log-file", "seed": "seed-file"}
     munge = [f"--{option}={folder}/munge.{name}" for name, option in files.items()]

@@ -14,7 +14,7 @@ import numpy as np, tensorflow as tf
 from npu_bridge.collective.apart import run_apart
 tf1 = tf.compat.v1
 run_apart(lambda number: number + 1, np.float32(1))
-barrier = threading.Barrier(3, timeout=20)
+barrier = threading.Barrier(3, timeout=200)
 with tf.Graph().as_default():
     waits = [tf1.py_func(lambda: float(barrier.wait()), [], tf.float64) for _ in range(3)]
     with tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=4)) as session:

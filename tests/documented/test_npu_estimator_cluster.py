@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import tensorflow as tf
+
+from tests.launch.launching import kept_addresses
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -51,17 +51,6 @@ def start(folder, cluster, kind):
     environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
     with open(folder / f"{kind}.txt", "w") as log:
         return subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=folder, env=environment, stdout=log, stderr=log)
-
-
-@contextlib.contextmanager
-def kept_addresses(count):
-    """Addresses that are free and stay so: nothing else gets their ports, and servers of TensorFlow may share them."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind(("localhost", 0))
-        yield [f"localhost:{each.getsockname()[1]}" for each in sockets]
 
 
 def test_the_chief_alone_saves(tmp_path):

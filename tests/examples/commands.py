@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shlex
@@ -41,7 +42,8 @@ def run_until_killed(command, *flags, is_time):
     had_ended = started.poll() is not None
     processes = [] if had_ended else [psutil.Process(started.pid)]
     for process in [child for parent in processes for child in parent.children(recursive=True)] + processes:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     printed, _ = started.communicate()
     assert not had_ended and time.monotonic() < deadline, printed[-6000:]
 

@@ -1,6 +1,6 @@
 """Trains a linear model whose right answer is known; rank 0 keeps checkpoints. Arguments: folder, steps, mischief.
 
-With a mischief, rank 1 does it at step 10.
+With a mischief, rank 1 does it at step 10. After step 12, steps are slow until there is a file "go" in the folder.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import pathlib
 import signal
 import socket
 import sys
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -49,6 +50,8 @@ def main(folder, steps, mischief):
             value, _ = session.run([loss, train_op], {features: inputs})
             if number == MISCHIEF_STEP + 2:
                 pathlib.Path(folder, f"running.{rank}").touch()
+            if number >= MISCHIEF_STEP + 2 and not os.path.exists(f"{folder}/go"):
+                time.sleep(0.1)
             if number in (0, steps - 1):
                 print(f"loss {value:.6f}")
         weights = b"".join(array.tobytes() for array in session.run([weight, ballast]))

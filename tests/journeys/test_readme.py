@@ -129,17 +129,21 @@ def test_make_train_trains_and_resumes(tmp_path):
         log.seek(0)
         assert knows_of(out, "model.ckpt-20"), log.read()[-4000:]
 
-    printed = run([*arguments, "STEPS=60"], REPOSITORY)
-    first_step = int(re.search(r"^step (\d+)/60", printed, re.MULTILINE).group(1))
+    (reached,) = re.findall(
+        r'^model_checkpoint_path: "model\.ckpt-(\d+)"', (out / "checkpoint").read_text(), re.MULTILINE
+    )
+    end = int(reached) + 40
+    printed = run([*arguments, f"STEPS={end}"], REPOSITORY)
+    first_step = int(re.search(rf"^step (\d+)/{end}", printed, re.MULTILINE).group(1))
     assert first_step > 20, "it started over"
     # It resumes, and it evaluates one batch.
-    shown = TRAIN_OUTPUT.replace("on 2 ranks in", "on 2 ranks up to step 60 in").replace("8 batches", "1 batch")
+    shown = TRAIN_OUTPUT.replace("on 2 ranks in", f"on 2 ranks up to step {end} in").replace("8 batches", "1 batch")
     assert lines_that_are_not_in(printed, shown) == []
     summary = json.loads((out / "summary.json").read_text())
-    assert (summary["ranks"], summary["steps"], summary["loss_scale"]) == (2, 60, 65536.0)
+    assert (summary["ranks"], summary["steps"], summary["loss_scale"]) == (2, end, 65536.0)
     assert summary["last_loss"] < summary["first_loss"] - 0.5
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
-    page = assert_page(out / "report.html", 60, tmp_path / "profile")
+    page = assert_page(out / "report.html", end, tmp_path / "profile")
     assert "npu-run -np 2" in page and "training went on here" in page
 
 

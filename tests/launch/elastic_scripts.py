@@ -32,8 +32,8 @@ def suffer(step):
         if rank == get_rank_id() and step == when and not os.path.exists(f"{folder}.{fault}"):
             open(f"{folder}.{fault}", "w").close()
             print("suffers", fault, flush=True)
+            was_sent.append(number)
             if number:
-                was_sent.append(number)
                 os.kill(os.getppid() if number == 15 else os.getpid(), abs(number))
             else:
                 with open("slots", "w") as file:
@@ -72,7 +72,7 @@ layers = [tf.keras.layers.Input([12]), tf.keras.layers.Dense(16, "tanh"), tf.ker
 model = tf.keras.Sequential(layers)
 optimizer = npu_keras_optimizer(tf.keras.optimizers.Adam(0.01), manager(), stages=batches.stages())
 """
-# For `npu-run`: once more slots are there, a step is as long as it takes to hear of them.
+# For `npu-run`, which looks for slots more often.
 QUICK = "from npu_bridge.launch.job import elastic\nelastic.STEADY_SECS, elastic._POLL_SECS = 0.0, 0.1\n"
 SCRIPTS = {
     "estimator": BEGINNING

@@ -12,6 +12,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 
 import numpy as np
 
@@ -63,6 +64,7 @@ class Notes:
 
     def __init__(self, updates: int, runs: int):
         self._updates, self._runs, self._count = updates, runs, 0
+        self._has_offered = False
         self._path = pathlib.Path(f"{FOLDER}.notes.{os.getpid()}")
 
     def note(self, rows, loss, step):
@@ -79,11 +81,14 @@ class Notes:
             if rank == get_rank_id() and step == when and not os.path.exists(f"{FOLDER}.{fault}"):
                 pathlib.Path(f"{FOLDER}.{fault}").touch()
                 self.suffer(number)
+        if self._has_offered:
+            time.sleep(0.1)  # a busy machine takes a while until the launcher has heard
 
     def suffer(self, number):
         """A signal ends this process; 0 offers more slots."""
         if number == 0:
             pathlib.Path("slots").write_text("localhost:6")
+            self._has_offered = True
         else:
             os.kill(os.getppid() if number == signal.SIGTERM else os.getpid(), number)
 

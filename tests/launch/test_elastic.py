@@ -92,7 +92,7 @@ def test_hosts_that_go_do_not_stop_ranks_that_run():
     ],
 )
 def test_a_command_that_names_no_hosts_is_told_once(monkeypatch, answer, says):
-    monkeypatch.setattr(elastic, "_ANSWER_SECS", 1.0)
+    monkeypatch.setattr(elastic, "_ANSWER_SECS", 1.0 if "sleep" in answer else LIMIT_SECS)
     monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
     told: list[str] = []
     hosts = HostsFrom(answer, told.append)
@@ -421,7 +421,8 @@ print("trained to the end")
 def test_a_training_lives_through_a_fickle_host_and_a_command_that_prints_rubbish_fails_and_hangs(tmp_path):
     write_script(tmp_path, FICKLE, "hosts.sh")
     write_script(tmp_path, UNTIL_ASKED)
-    quick = "from npu_bridge.launch.job import elastic\nelastic._ANSWER_SECS, elastic._POLL_SECS = 1.0, 0.2\n"
+    # An answer comes sooner than that; and two slots are there for less than that.
+    quick = f"{QUICK}elastic._POLL_SECS, elastic._ANSWER_SECS, elastic.STEADY_SECS = 0.2, 10.0, {LIMIT_SECS}\n"
     options = ("--tf1", "--min-np", 1, "--max-np", 2, "--hosts-from", "sh hosts.sh")
     code, output = npu_run(*options, "train.py", cwd=tmp_path, prepare=quick)
     assert code == 0, output
@@ -431,7 +432,7 @@ def test_a_training_lives_through_a_fickle_host_and_a_command_that_prints_rubbis
         "npu-run: --hosts-from sh hosts.sh: its output:1: the line is not understood. Expected each host once, as host "
         f"slots=N; got '<html>no hosts here</html>'; {stay}",
         f"npu-run: --hosts-from sh hosts.sh: exit code 3; {stay}",
-        f"npu-run: --hosts-from sh hosts.sh: no answer within 1 s; {stay}",
+        f"npu-run: --hosts-from sh hosts.sh: no answer within 10 s; {stay}",
         "trained to the end",
     ]
     lines = output.splitlines()

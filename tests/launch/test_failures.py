@@ -76,7 +76,7 @@ def test_a_training_that_fails_ends_with_its_reason_and_leaves_a_whole_checkpoin
     options, prepare = ["-np", "2"], PATIENT
     if mischief == "hang":
         # A rank that is stuck in its input does not end because Horovod does.
-        options, prepare = ["-np", "3", "--stall-secs", "5"], f"{PATIENT}\nsupervisor.SECONDARY_GRACE_SECS = 12.0"
+        options, prepare = ["-np", "3", "--stall-secs", "5"], f"{PATIENT}\nsupervisor.SECONDARY_GRACE_SECS = 20.0"
     code, output = npu_run(*options, "train.py", mischief, cwd=tmp_path, prepare=prepare)
     expected_code, reason = ENDS[mischief]
     verdict = output.splitlines()[-1]
@@ -193,7 +193,7 @@ def test_a_job_that_can_never_go_on_ends_by_itself_and_one_that_computes_does_no
         stuck_call._NOTICE_SECS = stuck_call._AGAIN_SECS = 0.5
         hvd.init()
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            end = tf.timestamp() + (9.0 if hvd.rank() == 0 else 0.0)
+            end = tf.timestamp() + (16.0 if hvd.rank() == 0 else 0.0)
             square = tf.ones([100, 100])
             work = lambda matrix: (tf.matmul(matrix, square) / 100.0,)
             (busy,) = tf.while_loop(lambda matrix: tf.timestamp() < end, work, [square], parallel_iterations=1)
@@ -207,7 +207,7 @@ def test_a_job_that_can_never_go_on_ends_by_itself_and_one_that_computes_does_no
             session.run(apart)
         """,
     )
-    limit = f"{PATIENT}\nhang.IDLE_LIMIT_SECS = 6.0"
+    limit = f"{PATIENT}\nhang.IDLE_LIMIT_SECS = 12.0"
     code, output = npu_run("-np", "2", "train.py", cwd=tmp_path, prepare=limit)
     assert code == 124
     assert "computed" in output.splitlines()

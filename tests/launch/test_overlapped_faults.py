@@ -6,17 +6,24 @@ import signal
 
 import pytest
 
-from tests.launch.launching import needs_horovod, npu_run, write_script
+from tests.launch.launching import PATIENT, needs_horovod, npu_run, write_script
 
 pytestmark = [pytest.mark.ranks(2), needs_horovod]
 TRAINING = """
-import os, signal, sys, threading
+import os, pathlib, signal, sys, threading
 import tensorflow as tf
 from hccl.manage.api import get_rank_id
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.iterations import name_step, train_in_loops
 tf1 = tf.compat.v1
 tf1.disable_v2_behavior()
+
+
+def suffer():
+    pathlib.Path("hanging").touch()
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+
 values = tf.ones([64, 64])
 for layer in range(8):
     values = tf.tanh(tf.matmul(values, tf1.get_variable(f"layer_{layer}", [64, 64])))
@@ -31,7 +38,7 @@ with tf1.Session() as session:
     print("OVERLAPS", flush=True)
     train_in_loops(session, 10**6)
     if get_rank_id() == 1:
-        threading.Timer(1.0, os.kill, (os.getpid(), getattr(signal, sys.argv[1]))).start()
+        threading.Timer(1.0, suffer).start()
     session.run(step)
 """
 
@@ -46,6 +53,6 @@ with tf1.Session() as session:
 def test_a_rank_that_is_lost_in_the_middle_is_named(tmp_path, monkeypatch, fault, code, story):
     monkeypatch.setenv("NPU_OVERLAPPED_STEPS", "1")
     write_script(tmp_path, TRAINING)
-    found, output = npu_run("-np", 2, "--stall-secs", 4, "train.py", fault, cwd=tmp_path)
+    found, output = npu_run("-np", 2, "--stall-secs", 4, "train.py", fault, cwd=tmp_path, prepare=PATIENT)
     assert output.count("OVERLAPS") >= 2, output
     assert (found, story in output.splitlines()[-1]) == (code, True), output

@@ -224,7 +224,7 @@ def look(host, rank):
 
 def start_agent(folder, facts):
     """An agent that has got a job: one rank of train.py, unless `facts` say otherwise."""
-    job = {"silence_secs": 20.0, "ranks": [{"rank": 0, "variables": {}}], "script": "train.py", "arguments": []}
+    job = {"silence_secs": LIMIT_SECS, "ranks": [{"rank": 0, "variables": {}}], "script": "train.py", "arguments": []}
     job.update(devices=[], peer=OTHER, environment={"PYTHONPATH": str(ROOT)})
     agent = subprocess.Popen(
         [sys.executable, "-m", "npu_bridge.launch.remote.host_agent"],
@@ -241,23 +241,20 @@ def start_agent(folder, facts):
 def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
     """The host's side of a cut: the connection stays open, and no sign of life comes through it."""
     write_script(tmp_path, WAITING)
-    job = {"silence_secs": 6.0, "ranks": [{"rank": 5, "variables": {"RANK_ID": "5"}}], "arguments": ["deaf"]}
+    job = {"ranks": [{"rank": 5, "variables": {"RANK_ID": "5"}}], "arguments": ["deaf"]}
     agent = start_agent(tmp_path, job)
     pids_file = tmp_path / "pids.5"
 
-    def give_sign():
-        agent.stdin.write(b"{}\n")
+    def give_sign(**facts):
+        agent.stdin.write(json.dumps(facts).encode() + b"\n")
         agent.stdin.flush()
 
-    def is_up():
-        give_sign()
-        return pids_file.exists()
-
-    wait_for(is_up, "the rank to be up")
+    wait_for(pids_file.exists, "the rank to be up")
     pids = [int(pid) for pid in pids_file.read_text().split()]
-    end = time.monotonic() + 7.5  # longer than the silence that is allowed
+    silence_secs = 8.0
+    end = time.monotonic() + 1.2 * silence_secs
     while time.monotonic() < end:
-        give_sign()
+        give_sign(silence_secs=silence_secs)
         assert is_alive(pids[0])
         time.sleep(0.1)
     os.kill(pids[0], signal.SIGSTOP)  # it cannot notice by itself that its agent is gone

@@ -14,7 +14,16 @@ import pytest
 from npu_bridge.base import environment
 from npu_bridge.launch.remote.task_agent import find_task
 from npu_bridge.launch.remote.tasks import name_file
-from tests.launch.launching import finish, needs_horovod, npu_run, read_until, start, wait_for, write_script
+from tests.launch.launching import (
+    finish,
+    kept_addresses,
+    needs_horovod,
+    npu_run,
+    read_until,
+    start,
+    wait_for,
+    write_script,
+)
 from tests.launch.test_local_ranks import WAITING, assert_all_gone
 
 SAYS = """
@@ -85,7 +94,7 @@ def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
     write_script(
         tmp_path,
         """
-        import time
+        import os, time
         from npu_bridge.session.elastic import stop_request
         request = stop_request.of_this_process()
         with request.heeded(2):
@@ -93,6 +102,8 @@ def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
             while not request.is_due:
                 request.begin_run()
                 time.sleep(0.1)
+            while not os.path.exists("told twice"):
+                time.sleep(0.01)
             request.leave(7)
         """,
     )
@@ -102,6 +113,7 @@ def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
     other.send_signal(signal.SIGTERM)
     said += read_until(first, "a second signal stops them at once")
     first.send_signal(signal.SIGTERM)
+    (tmp_path / "told twice").touch()
     code, output = finish(first)
     assert code == 75, said + output
     assert "SIGTERM (rank 1 was told)" in said and "ended after step 7; exit code 75" in output
@@ -193,17 +205,16 @@ def test_who_does_not_know_the_secret_is_not_let_in(tmp_path):
 @pytest.mark.ranks(2)
 def test_pods_find_the_first_one_by_its_name(tmp_path):
     write_script(tmp_path, SAYS)
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-    job = {"NPU_RUN_TASKS": "2", "NPU_RUN_FIRST": f"localhost:{port}", "NPU_RUN_SECRET": "of this job"}
     folders = [tmp_path / "pod0", tmp_path / "pod1"]
     for folder in folders:
         folder.mkdir()
         write_script(folder, SAYS)
-    pods = [start("train.py", cwd=folder, JOB_COMPLETION_INDEX=str(pod), **job) for pod, folder in enumerate(folders)]
-    code, output = finish(pods[0])
-    assert code == 0 and output.count("seen ") == 2
-    assert finish(pods[1]) == (0, "")
+    with kept_addresses(1) as (address,):
+        job = {"NPU_RUN_TASKS": "2", "NPU_RUN_FIRST": address, "NPU_RUN_SECRET": "of this job"}
+        pods = [start("train.py", cwd=folder, JOB_COMPLETION_INDEX=str(n), **job) for n, folder in enumerate(folders)]
+        code, output = finish(pods[0])
+        assert code == 0 and output.count("seen ") == 2
+        assert finish(pods[1]) == (0, "")
 
 
 def test_slots_of_tasks_cannot_be_left_out(tmp_path):

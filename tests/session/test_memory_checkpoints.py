@@ -195,6 +195,7 @@ class KilledError(Exception):
 def train_and_be_killed(folder, steps, copied_at, monkeypatch):
     """A training that saves to the disk at its start and to memory after some steps, and ends with no hook's `end`."""
     monkeypatch.setattr(memory_checkpoints_module, "_FIRST_AFTER_RUNS", copied_at)
+    monkeypatch.setattr(memory_checkpoints_module, "_SHARE", 1e-6)  # and never again, however long steps take
 
     def die(step):
         if step == steps:
@@ -500,7 +501,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_copy(tmp_path):
     assert done.returncode == 0, done.stderr
     # The first copy is made after ten steps, and the second one when that is cheap.
     found = re.search(r"going on from step (\d+)", done.stderr + done.stdout)
-    assert found and 10 <= int(found.group(1)) <= 34, done.stderr
+    assert found and 10 <= int(found.group(1)) <= 35, done.stderr
     assert saved_steps(tmp_path / "out") == [0, int(found.group(1)), 60]
     path = re.search("folder in memory (.*)", done.stdout).group(1)
     assert path.startswith("/dev/shm/") and not os.path.exists(path)
