@@ -12,8 +12,8 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TFA_NO_EOL_NOTICE", "1")
 # Ranks of a busy machine may come to each other later than Gloo waits by default.
 os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")
-# Milliseconds between two looks for work, in place of 1: ranks of several jobs share two cores, and each look of one rank
-# waits for the others, a quarter of both cores in all.
+# Milliseconds between two looks for work, in place of 1. Ranks of several jobs share two cores here, and each look of
+# one rank waits for the others: with 1, that takes a quarter of both cores.
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "3")
 # Float16 kernels, whatever the CPU is faster with, so that what computes in float16 can be counted, on ranks too.
 os.environ.setdefault("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", "0")
