@@ -57,6 +57,7 @@ def outside_ranks():
 
 @pytest.fixture(scope="session")
 def slurm_ports():
+    """A port for the controller and for each node, kept until Slurm has ended."""
     with kept_addresses(3) as addresses:
         yield {name: address.rpartition(":")[2] for name, address in zip(("port", "first", "second"), addresses)}
 
