@@ -19,6 +19,7 @@ TF      ?=
 export TF
 
 VERSIONS ?= 2.15 2.16 2.18 2.21
+TIER    ?= test
 # What another TensorFlow may break first: its private names, and what scripts are promised.
 ROOMS   ?= tests/test_internals.py tests/test_without_tensorflow.py tests/test_versions.py tests/documented
 
@@ -27,7 +28,7 @@ bin := .venv$(addprefix -tf,$(TF))/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-for-train venv-tf115 train test test-versions test-clusters test-hosts test-soak test-elastic test-tf115 explore lint docs modules dist format bench clean distclean
+.PHONY: help venv venv-for-train venv-tf115 train test test-all test-versions test-clusters test-hosts test-soak test-elastic test-tf115 explore lint docs modules dist format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -45,12 +46,17 @@ train: venv-for-train  ## a small BERT on RANKS=2 local ranks for STEPS=300 into
 	@$(bin)/npu-run -np $(RANKS) examples/bert_pretrain/train.py --config $(CONFIG) \
 	  --num_train_steps $(STEPS) --output_dir $(OUT) $(distributed) $(ARGS)
 
-test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytest, WORKERS=0 for one process)
-	@$(bin)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+pytest := $(bin)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test-versions:  ## ROOMS= that another TensorFlow may break, on each of VERSIONS="2.15 2.16 2.18 2.21"
+test: venv  ## every promise once, on real ranks: minutes (ARGS="tests/amp -k scale" go to pytest, WORKERS=0 for one process)
+	@$(pytest) -m "not slow" $(ARGS)
+
+test-all: venv  ## the whole test suite, with the cases that are marked slow (ARGS= and WORKERS= too)
+	@$(pytest) $(ARGS)
+
+test-versions:  ## ROOMS= that another TensorFlow may break, on each of VERSIONS="2.15 2.16 2.18 2.21" (TIER=test-all: all cases)
 	@for version in $(VERSIONS); do echo "== TensorFlow $$version" && \
-	  $(MAKE) --no-print-directory test TF=$$version ARGS="$(ROOMS) $(ARGS)" || exit 1; done
+	  $(MAKE) --no-print-directory $(TIER) TF=$$version ARGS="$(ROOMS) $(ARGS)" || exit 1; done
 
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)

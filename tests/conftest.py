@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -27,7 +26,10 @@ import pytest  # noqa: E402
 from tests.garbage import seldom_collect  # noqa: E402
 from tests.once import forget_what_was_said  # noqa: E402
 from tests.rank_pool import RankPools  # noqa: E402
+from tests.tiers import mark_slow  # noqa: E402
+from tests.times import keep_times  # noqa: E402
 from tests.warm_python import WarmPython  # noqa: E402
+from tests.worker_groups import group_of  # noqa: E402
 
 # The same examples in every run, so that a red run is about the change at hand; `make explore` draws new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
@@ -35,33 +37,24 @@ hypothesis.settings.register_profile("explore", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-_LAUNCHES = pathlib.Path(__file__).parent / "launch"
+def pytest_configure(config):
+    """Times are kept."""
+    keep_times(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """With several workers (`-n 2 --dist loadgroup`), ranks that stay up are one worker's, all other jobs one worker's.
-
-    Ranks that wait for each other take whole cores, so more jobs at once would be slower than one after the other. What
-    starts no ranks goes file after file to whoever is free.
-    """
+    """The two tiers are told apart; with several workers (`-n 2 --dist loadgroup`), each gets what belongs together."""
+    mark_slow(items)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 def pytest_collection_finish():
     """All modules are loaded."""
     seldom_collect()
-
-
-def _group_of(item):
-    if "rank_pools" in item.fixturenames:
-        return "ranks"
-    if item.get_closest_marker("ranks") or item.path.parent == _LAUNCHES:
-        return "jobs"
-    return f"{item.path.parent.name}/{item.path.stem}"
 
 
 @pytest.fixture(autouse=True)

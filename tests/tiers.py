@@ -1,0 +1,44 @@
+"""Tells the cases of `make test` from those that only `make test-all` runs.
+
+`make test` holds every promise once. What repeats one of its cases with other values, or takes long, is marked where it
+is defined, with a reason:
+
+    @pytest.mark.slow("a job that is killed at each of five moments")  # a function; `pytestmark` marks a module
+    @pytest.mark.few_fast(1, "the other rules take the same way")      # the first of its parameters stays
+    @pytest.mark.few_fast("each", "not every pair")                    # each value of each parameter stays, once
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def mark_slow(items):
+    """Marks as slow the parameters that `few_fast` leaves out, and refuses marks without a reason."""
+    seen = {}
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            _check(item, mark, reason=mark.args[0] if len(mark.args) == 1 else None)
+        mark = item.get_closest_marker("few_fast")
+        if mark is None:
+            continue
+        keep, reason = mark.args if len(mark.args) == 2 else (None, None)
+        _check(item, mark, reason, keep == "each" or isinstance(keep, int))
+        function = (item.path, item.parent.nodeid, getattr(item, "originalname", item.name))
+        if not _is_kept(item, keep, seen.setdefault(function, set())):
+            item.add_marker(pytest.mark.slow(reason))
+
+
+def _is_kept(item, keep, seen):
+    indices = item.callspec.indices if hasattr(item, "callspec") else {}
+    if keep == "each":
+        new = set(indices.items()) - seen
+        seen |= new
+        return bool(new)
+    seen.add(item.nodeid)
+    return len(seen) <= keep
+
+
+def _check(item, mark, reason, is_well=True):
+    if not (isinstance(reason, str) and reason.strip() and is_well):
+        raise pytest.UsageError(f"{item.nodeid}: the mark `{mark.name}` is used as tests/tiers.py shows, with a reason")
