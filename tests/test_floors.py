@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import pathlib
 import subprocess
 import sys
-
-import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # From the ground up: a room imports from itself and from rooms on lower floors. The longest matching prefix decides.
@@ -40,8 +39,10 @@ def room_of(module):
     return max((prefix for prefix in FLOOR_OF if f"{module}.".startswith(f"{prefix}.")), key=len)
 
 
+@functools.cache
 def imports_of(path):
     """(module, line) for every import of ours in a file, those inside functions included."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -51,19 +52,23 @@ def imports_of(path):
             continue
         for name in names:
             if name.split(".")[0] in PACKAGES:
-                yield name, node.lineno
+                found.append((name, node.lineno))
+    return found
 
 
 MODULES = dict(modules())
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_down(module):
-    own_room = room_of(module)
-    for imported, line in imports_of(MODULES[module]):
-        room = room_of(imported)
-        where = f"{MODULES[module].relative_to(REPOSITORY)}:{line} imports {imported}"
-        assert room == own_room or FLOOR_OF[room] < FLOOR_OF[own_room], f"{where}, which is not on a lower floor"
+def test_imports_point_down():
+    wrong = []
+    for module, path in MODULES.items():
+        own_room = room_of(module)
+        for imported, line in imports_of(path):
+            room = room_of(imported)
+            where = f"{path.relative_to(REPOSITORY)}:{line} imports {imported}"
+            if not (room == own_room or FLOOR_OF[room] < FLOOR_OF[own_room]):
+                wrong.append(f"{where}, which is not on a lower floor")
+    assert wrong == []
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -7,6 +7,7 @@ The first tests read the sources. The last ones call every function of `npu_brid
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pathlib
 import sys
@@ -67,7 +68,10 @@ def python_files(packages=("npu_bridge", "hccl", "npu_device", "tensorflow1_comp
             yield str(path.relative_to(REPOSITORY)), ast.parse(path.read_text())
 
 
-SOURCES = {name: tree for name, tree in python_files() if not name.startswith(HOMES)}
+@functools.cache
+def sources():
+    """The files outside of the homes, parsed when the first test wants them."""
+    return {name: tree for name, tree in python_files() if not name.startswith(HOMES)}
 
 
 def is_private(name):
@@ -132,7 +136,7 @@ def is_own_object(node):
 
 def test_private_modules_are_imported_in_their_homes_only():
     wrong, private = [], tuple(f"{module}." for module in PRIVATE_MODULES)
-    for name, tree in SOURCES.items():
+    for name, tree in sources().items():
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         for module, bound, line in imports_of(tree):
             is_handed_on = name.startswith(HAND_ON) and not used.intersection(bound)
@@ -143,9 +147,9 @@ def test_private_modules_are_imported_in_their_homes_only():
 
 def test_private_attributes_are_touched_in_their_homes_only():
     """A subclass may use what its base class has; `tf_internals/inherited.py` says what that is."""
-    wrong, everywhere = [], {each for tree in SOURCES.values() for each in own_names(tree)}
+    wrong, everywhere = [], {each for tree in sources().values() for each in own_names(tree)}
     reached = (names_reached_at_home() | INHERITED_NAMES) - OF_PYTHON
-    for name, tree in SOURCES.items():
+    for name, tree in sources().items():
         own = OWN.get(name, set())
         for node, attribute, line in attributes_of(tree):
             is_known = attribute in everywhere or attribute in OF_PYTHON
@@ -161,7 +165,7 @@ def test_private_attributes_are_touched_in_their_homes_only():
 def test_what_subclasses_override_is_listed():
     """Not of `tensorflow1_compat`, whose own tests know what TensorFlow 1.15 had."""
     missing = set()
-    for name in SOURCES:
+    for name in sources():
         is_left_out = name.startswith(("tensorflow1_compat/", "npu_bridge/launch/", "npu_bridge/run.py"))
         if not is_left_out and (of_keras3.IS_BESIDE or name not in of_keras3.LOADING):
             importlib.import_module(name[: -len(".py")].replace("/", ".").removesuffix(".__init__"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -10,9 +11,14 @@ import pytest
 
 from tests.loose_code import REPOSITORY, module_at
 
-SENTENCES = module_at("tools/module_list.py").sentences()
 # A sentence begins with what the module does or is, not with a word that only points at it.
 POINTERS = {"This", "That", "These", "Those", "It", "Its", "Here", "There", "Todo"}
+
+
+@functools.cache
+def sentences() -> dict[str, str]:
+    """The first sentence of every module, read when the first test wants it."""
+    return module_at("tools/module_list.py").sentences()
 
 
 def problems_of(sentence: str) -> list[str]:
@@ -30,13 +36,13 @@ def problems_of(sentence: str) -> list[str]:
 
 
 def test_every_module_says_what_it_does():
-    assert len(SENTENCES) > 500
-    assert {path: problems for path in SENTENCES if (problems := problems_of(SENTENCES[path]))} == {}
+    assert len(sentences()) > 500
+    assert {path: problems for path in sentences() if (problems := problems_of(sentences()[path]))} == {}
 
 
 def test_no_two_modules_say_the_same():
     paths = {}
-    for path, sentence in SENTENCES.items():
+    for path, sentence in sentences().items():
         paths.setdefault(sentence.lower(), []).append(path)
     assert [several for several in paths.values() if len(several) > 1] == []
 
@@ -53,7 +59,7 @@ def test_the_list_has_a_line_for_every_module():
     command = [sys.executable, "tools/module_list.py"]
     printed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     lines = printed.splitlines()
-    for path, sentence in SENTENCES.items():
+    for path, sentence in sentences().items():
         folder, _, name = path.rpartition("/")
         assert f"{folder}/" in lines and f"  {name}: {sentence}" in lines
     assert "tools/module_list.py" in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
