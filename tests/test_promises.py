@@ -1,0 +1,31 @@
+"""Every promise has a case, and `make test` runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.promises import PROMISES
+from tests.rank_pool import REPOSITORY
+
+
+def test_every_promise_is_held_by_a_case_of_make_test():
+    cases = {case for promises in PROMISES.values() for case in promises.values()}
+    files = sorted({f"tests/{case.partition('::')[0]}" for case in cases})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", "-m", "not slow", *files]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    assert listed.returncode == 0, listed.stdout[-3000:] + listed.stderr[-3000:]
+    fast = {line.partition("[")[0] for line in listed.stdout.splitlines() if "::" in line}
+    lost = [
+        f"{page}: {promise!r} has no case of `make test`: tests/{case} is gone or marked slow"
+        for page, promises in PROMISES.items()
+        for promise, case in promises.items()
+        if f"tests/{case}" not in fast
+    ]
+    assert lost == []
+
+
+def test_a_case_holds_one_promise():
+    """Otherwise the list would look longer than it is."""
+    cases = [case for promises in PROMISES.values() for case in promises.values()]
+    assert sorted({case for case in cases if cases.count(case) > 1}) == []
