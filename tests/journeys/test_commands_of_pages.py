@@ -152,6 +152,7 @@ RUN_HERE_SHORTENED = {
 # Command: why it is not run. Its options are given to the program's own parser.
 NOT_RUN = {
     "make test": "it is what runs this",
+    "make test-all": "it is what runs this",
     "make lint": "checks all files; a job of its own",
     "make docs": "half a minute; test_site.py builds the same site",
     "make dist": "half a minute; test_wheel.py builds the same files",
