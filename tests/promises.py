@@ -126,7 +126,7 @@ PROMISES = {
         "A rank whose input ends early is named with its step": "launch/test_failures.py::test_a_rank_whose_input_ends_early_is_named_with_its_step_and_what_to_do",
         "Ranks that would train something else are told before the first step": "ranks/test_agreement.py::test_every_difference_is_found_at_construction_and_names_the_ranks_and_both_sides",
         "Ranks that train apart are told": "ranks/test_training_apart.py::test_ranks_that_train_apart_say_so_before_their_first_step",
-        "An elastic job shrinks and grows and trains the same": "launch/test_elastic.py::test_a_job_shrinks_and_grows_and_trains_the_same",
+        "An elastic job goes on without a rank that is lost, and trains the same": "launch/test_elastic.py::test_a_job_goes_on_without_a_rank_and_trains_the_same",
         "Every row comes once an epoch with any number of ranks": "launch/test_elastic.py::test_every_row_comes_once_an_epoch_with_any_ranks",
         "A signal ends a job after a whole step": "launch/test_elastic.py::test_a_signal_ends_a_job_after_a_whole_step",
         "Ranks on other hosts run in place with their variables": "launch/test_remote_ranks.py::test_ranks_run_in_place_with_their_variables_and_arguments",

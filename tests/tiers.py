@@ -6,6 +6,7 @@ is defined, with a reason:
     @pytest.mark.slow("a job that is killed at each of five moments")  # a function; `pytestmark` marks a module
     @pytest.mark.few_fast(1, "the other rules take the same way")      # the first of its parameters stays
     @pytest.mark.few_fast("each", "not every pair")                    # each value of each parameter stays, once
+    @pytest.mark.few_fast(["2-adam"], "four ranks share two cores")    # these parameters stay, by their ids
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ def mark_slow(items):
         if mark is None:
             continue
         keep, reason = mark.args if len(mark.args) == 2 else (None, None)
-        _check(item, mark, reason, keep == "each" or isinstance(keep, int))
+        _check(item, mark, reason, keep == "each" or isinstance(keep, (int, list)))
         function = (item.path, item.parent.nodeid, getattr(item, "originalname", item.name))
         if not _is_kept(item, keep, seen.setdefault(function, set())):
             item.add_marker(pytest.mark.slow(reason))
 
 
 def _is_kept(item, keep, seen):
-    indices = item.callspec.indices if hasattr(item, "callspec") else {}
+    if isinstance(keep, list):
+        return item.callspec.id in keep
     if keep == "each":
-        new = set(indices.items()) - seen
+        new = set(item.callspec.indices.items()) - seen
         seen |= new
         return bool(new)
     seen.add(item.nodeid)

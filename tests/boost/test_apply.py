@@ -340,6 +340,7 @@ def trained_by_adasum_in_all_ways():
     }
 
 
+@pytest.mark.slow("four ranks share two cores")
 @pytest.mark.ranks(2)
 def test_adasum_combines_updates_of_servers_also_where_layers_are_frozen(on_ranks):
     sequence = stages.FreezeSchedule(groups=2, kind="continuous", full_share=0.5, total_steps=4).sequence

@@ -67,6 +67,7 @@ print("parts", *{float(part[0]) for part in parts})
 """
 
 
+@pytest.mark.slow("four ranks share two cores")
 @needs_horovod
 @pytest.mark.ranks(4)
 def test_threads_of_ranks_that_share_cores_take_turns(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ def assert_same_checkpoints(one, other):
     assert different == []
 
 
+@pytest.mark.slow("three trainings")
 @pytest.mark.ranks(2)
 def test_estimator_killed_on_two_ranks_goes_on_as_if_nothing_had_happened(warm_python, tmp_path):
     cut, whole = tmp_path / "cut", tmp_path / "whole"
@@ -71,6 +72,7 @@ def assert_reads_pictures(python, folder, step):
     assert tf.saved_model.contains_saved_model(exported) and alike == "100"
 
 
+@pytest.mark.slow("three trainings")
 @pytest.mark.ranks(2)
 def test_session_killed_goes_on_as_if_nothing_had_happened_and_two_ranks_do_the_same(warm_python, tmp_path):
     cut, whole, shared = (tmp_path / name for name in ("cut", "whole", "shared"))

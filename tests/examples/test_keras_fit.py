@@ -33,6 +33,7 @@ def state_of(model):
     return state
 
 
+@pytest.mark.slow("three trainings")
 @pytest.mark.ranks(2)
 def test_two_ranks_go_on_after_a_kill_as_if_nothing_had_happened_and_train_as_one_process(warm_python, tmp_path):
     cut, whole, alone = (tmp_path / name for name in ("cut", "whole", "alone"))

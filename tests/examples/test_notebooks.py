@@ -51,6 +51,7 @@ def text_of(notebook):
     return re.sub(r"^.*\r(?=[^\n])", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
 
 
+@pytest.mark.slow("runs two notebooks")
 @pytest.mark.ranks(2)
 def test_they_run_and_show_pictures(executed):
     assert NAMES == ["estimator.ipynb", "keras.ipynb"]

@@ -63,6 +63,7 @@ import early_stopping_1, nan_0, reading_report_0, elastic_0
 """
 
 
+@pytest.mark.slow("all pages; those of the README are fast in test_first_hour.py")
 @pytest.mark.parametrize(
     "command", [[sys.executable], pytest.param(["npu-run", "-np", "2"], marks=pytest.mark.ranks(2))], ids=["alone", "2"]
 )

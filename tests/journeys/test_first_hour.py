@@ -168,6 +168,7 @@ def test_09_let_the_loss_diverge(desk):
     assert re.search(r"(LossIsNan|LossScaleCollapse)Error", lines[-1]), lines
 
 
+@pytest.mark.slow("two more trainings; tests/documented has the message")
 def test_10_meet_the_checkpoint_of_another_model(desk):
     desk.type("python", "own_estimator.py")
     lines = desk.type("npu-run", "other_model.py", code=1)

@@ -66,6 +66,7 @@ def test_examples_on_one_process(program, tmp_path):
     assert len(before_first_step(lines, first_step)) <= MOST_LINES, lines
 
 
+@pytest.mark.slow("a long training")
 @pytest.mark.ranks(2)
 def test_the_longest_example_on_two_ranks_and_again_when_it_is_done(tmp_path):
     arguments, first_step = PROGRAMS["bert_pretrain/train.py"]

@@ -104,6 +104,7 @@ def knows_of(folder, checkpoint):
     return state.exists() and f'"{checkpoint}"' in state.read_text()
 
 
+@pytest.mark.slow("a training that is killed and resumed; examples are resumed in test_first_hour.py")
 @needs_own_environment()
 @pytest.mark.ranks(2)
 def test_make_train_trains_and_resumes(tmp_path):

@@ -99,6 +99,7 @@ def kept_wheels():
     return sorted(cache_folder().glob(f"wheels/python{sys.version_info[0]}.{sys.version_info[1]}-*/horovod-*.whl"))
 
 
+@pytest.mark.slow("makes an environment")
 @pytest.mark.skipif(not kept_wheels(), reason="no wheel of Horovod is kept here")
 def test_missing_horovod_is_installed_from_the_wheel_that_is_kept(tmp_path):
     python = environment_without_horovod(tmp_path / "venv")
@@ -178,6 +179,7 @@ def test_numpy_of_the_wrong_side_is_a_problem(tmp_path, monkeypatch, tensorflow,
     assert [problem.fix for problem in found] == ([] if fits else ["pip install 'numpy<2'"])
 
 
+@pytest.mark.slow("waits for what hangs")
 def test_what_hangs_is_cut_short(tmp_path):
     path = with_package(tmp_path, "tensorflow", "import time\ntime.sleep(600)")
     code, output = npu_run("doctor", "--limit-secs", "4", cwd=tmp_path, PYTHONPATH=path)

@@ -328,6 +328,24 @@ def undisturbed(tmp_path_factory):
     return of
 
 
+@pytest.fixture(scope="module")
+def undisturbed_estimator(undisturbed):
+    """The weights of one face, which several cases want."""
+    return undisturbed("estimator")
+
+
+@needs_horovod
+def test_a_job_goes_on_without_a_rank_and_trains_the_same(tmp_path, undisturbed_estimator):
+    """Two ranks, of which the second is killed, then one."""
+    write_script(tmp_path, SCRIPTS["estimator"])
+    options = ("-np", 2, "--min-np", 1, "--cool-down", 1000)
+    code, output = finish(start(*options, "train.py", "out", "1:39:9", cwd=tmp_path, prepare=QUICK))
+    assert code == 0, output
+    assert "rank 1 of 2 was killed by SIGKILL" in output
+    assert_alike(tmp_path / "out.npz", undisturbed_estimator)
+
+
+@pytest.mark.slow("four ranks are started three times")
 @needs_horovod
 @pytest.mark.parametrize("face", SCRIPTS)
 def test_a_job_shrinks_and_grows_and_trains_the_same(tmp_path, undisturbed, face):
@@ -343,6 +361,7 @@ def test_a_job_shrinks_and_grows_and_trains_the_same(tmp_path, undisturbed, face
     assert_alike(tmp_path / "out.npz", undisturbed(face))
 
 
+@pytest.mark.few_fast(["2-estimator"], "each way to train is started twice")
 @needs_horovod
 @pytest.mark.parametrize("face", SCRIPTS)
 @pytest.mark.parametrize("size", [1, 2])
@@ -361,6 +380,7 @@ def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, siz
     assert_alike(tmp_path / "out.npz", undisturbed(face))
 
 
+@pytest.mark.slow("waits for ranks that hang")
 def test_a_rank_that_hangs_after_its_last_step_does_not_hold_the_job(tmp_path):
     """As it closes its session, say, in an input pipeline that waits by a clock that was set back."""
     write_script(
@@ -417,6 +437,7 @@ print("trained to the end")
 """
 
 
+@pytest.mark.slow("waits for hosts that come and go")
 @needs_horovod
 def test_a_training_lives_through_a_fickle_host_and_a_command_that_prints_rubbish_fails_and_hangs(tmp_path):
     write_script(tmp_path, FICKLE, "hosts.sh")

@@ -101,6 +101,7 @@ def test_every_rank_updates_with_moments_of_its_own(on_ranks):
     check_against_numpy(on_ranks(2, trained_by_adams, list(ADAMS), [1]))
 
 
+@pytest.mark.slow("four ranks share two cores")
 @pytest.mark.ranks(4)
 def test_ranks_of_a_group_average_their_gradients_and_groups_combine_their_updates(on_ranks):
     check_against_numpy(on_ranks(4, trained_by_adams, ["TF 1"], [1, 2]))

@@ -21,6 +21,7 @@ def trained_in_groups(cases):
     return results
 
 
+@pytest.mark.slow("all chains of stages; single stages are fast")
 @pytest.mark.ranks(2)
 def test_every_chain_does_what_numpy_does_or_is_refused_by_name(on_ranks):
     cases = stage_chains.cases(accepted=100)

@@ -170,6 +170,7 @@ def _error(result, scale, mean, wire, dtype):
     return float(np.max(np.abs(np.asarray(result, np.float64) / scale - mean) / (1 + np.abs(mean)))) / tolerance
 
 
+@pytest.mark.slow("all cuts; test_hccl_ops.py has some")
 @pytest.mark.ranks(2)
 def test_on_two_ranks_no_cut_changes_a_bit(on_ranks):
     """The sum of two numbers has the same bits wherever in a transfer they lie."""
@@ -185,6 +186,7 @@ def test_on_two_ranks_no_cut_changes_a_bit(on_ranks):
     assert len(fragment_counts) >= 8 and kinds == {"dense", "sparse", "none"}
 
 
+@pytest.mark.slow("all cuts")
 @pytest.mark.ranks(3)
 def test_on_three_ranks_a_cut_changes_no_more_than_rounding_and_all_ranks_get_the_same_bits(on_ranks):
     for seed in range(4):

@@ -24,6 +24,7 @@ def compare(results):
         freeze_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
 
 
+@pytest.mark.slow("every schedule; tests/gradients has them on one rank")
 @pytest.mark.ranks(2)
 def test_training_is_that_of_the_model_in_numpy(on_ranks):
     ways = [("graph", "all"), ("graph, tailed", "clipped"), ("function", "clipped")]

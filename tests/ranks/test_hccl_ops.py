@@ -149,6 +149,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path):
     assert "RanksMissingError" in text and "no call from rank 1 within 2 seconds" in text, text
 
 
+@pytest.mark.few_fast(["2"], "other numbers of ranks take the same way")
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_collective_and_dtype_agrees_with_numpy(on_ranks, size):

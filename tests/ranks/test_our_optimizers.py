@@ -95,6 +95,7 @@ def train_every_way(folder):
         fused_module.JOINED_ELEMENTS, fused_module.FLAT_ELEMENTS = small, large
 
 
+@pytest.mark.slow("every rule trains twice; tests/optimizers has them on one rank")
 def test_fused_is_unfused_on_ranks(on_ranks, tmp_path):
     results = on_ranks(2, train_every_way, str(tmp_path), time_limit_secs=280)
     for (rule, way), trained in results[0].items():

@@ -129,7 +129,11 @@ def train(cases, is_overlapped, early):
     return found
 
 
-@pytest.mark.parametrize(("rank_count", "cases"), [(1, OF_OTHER_SIZES), (2, tuple(CASES)), (4, OF_OTHER_SIZES)])
+@pytest.mark.few_fast(1, "every case and four ranks take minutes")
+@pytest.mark.parametrize(
+    ("rank_count", "cases"),
+    [(2, ("adam", "accumulated")), (1, OF_OTHER_SIZES), (2, tuple(CASES)), (4, OF_OTHER_SIZES)],
+)
 def test_overlapped_steps_compute_the_same_bits(on_ranks, rank_count, cases):
     expected, found = (on_ranks(rank_count, train, cases, way, 0.4, time_limit_secs=600) for way in (False, True))
     for one, other in zip(found, expected):
@@ -180,6 +184,7 @@ def train_estimator(folder, switch):
     return [(runs.steps, runs.overlaps, runs.variables) for runs in found]
 
 
+@pytest.mark.slow("three trainings; other tests resume, and overlap")
 def test_an_estimator_whose_steps_overlap_goes_on_from_a_checkpoint_with_the_same_bits(on_ranks, tmp_path):
     expected, found = (on_ranks(2, train_estimator, str(tmp_path), switch) for switch in ("0", "1"))
     for one, other in zip(found, expected):

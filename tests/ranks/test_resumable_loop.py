@@ -79,6 +79,7 @@ def _cut_and_whole(folder, generation):
     return cut, _train(os.path.join(folder, "whole"), generation, [None]), output.getvalue()
 
 
+@pytest.mark.few_fast(1, "other generations of Keras take the same way")
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_a_resumed_loop_ends_as_one_that_was_not_interrupted(on_ranks, tmp_path, generation):
     for cut, whole, printed in on_ranks(2, _cut_and_whole, str(tmp_path), generation):

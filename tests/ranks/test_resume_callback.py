@@ -107,6 +107,7 @@ def _fit_in_job(folder, memory):
         del os.environ[MEMORY_FOLDER]
 
 
+@pytest.mark.slow("a second fit that is resumed")
 @pytest.mark.skipif(make_memory_folder() is None, reason="there are no folders in memory here")
 def test_a_fit_goes_on_from_a_newer_copy_in_memory(on_ranks, tmp_path):
     """The model is saved at the end of an epoch; the second one is cut off after a copy."""

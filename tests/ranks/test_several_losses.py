@@ -9,16 +9,19 @@ from tests import accumulation_forms, group_cases, several_losses
 pytestmark = pytest.mark.ranks(2)
 
 
+@pytest.mark.slow("every way to train; that of one group is fast")
 def test_an_overflow_of_one_loss_on_one_rank_moves_that_scale_on_all(on_ranks):
     results = on_ranks(2, several_losses.trained, tuple(several_losses.WAYS))
     for way in several_losses.WAYS:
         several_losses.assert_equals_numpy([result[way] for result in results])
 
 
+@pytest.mark.slow("every stage with several losses")
 def test_losses_train_as_their_sum_does_with_every_stage_that_keeps_ranks_together(on_ranks):
     several_losses.assert_like_one_loss(on_ranks(2, several_losses.trained_with_stages))
 
 
+@pytest.mark.slow("every form; tests/gradients has them on one rank")
 def test_accumulation_in_its_other_forms_does_what_numpy_does(on_ranks):
     results = on_ranks(2, accumulation_forms.trained, tuple(accumulation_forms.WAYS))
     for way, form in results[0]:

@@ -122,6 +122,7 @@ def train_kinds(cases):
 ALL_KINDS = [*((name, True) for name in SLOTS_EACH), ("momentum", False)]
 
 
+@pytest.mark.few_fast(1, "the same on three ranks")
 @pytest.mark.parametrize("rank_count, cases", [(2, ALL_KINDS), (3, ALL_KINDS[3:])])
 def test_sharing_the_update_changes_no_bit(on_ranks, rank_count, cases):
     results = on_ranks(rank_count, train_kinds, cases)
@@ -220,6 +221,7 @@ def assert_same_checkpoints(actual, expected):
     assert_same_bits(values, expected_values)
 
 
+@pytest.mark.slow("trains with every kind of optimizer")
 def test_checkpoints_are_those_of_a_training_without_sharing(on_ranks, tmp_path):
     """2 ranks share or do not share; then 1, 2 or 3 go on from there, sharing or not: the files never differ."""
     names = ("adam", "lamb", "keras_adam")
@@ -392,6 +394,7 @@ def train_estimator(kind, is_sharded, folder, max_steps):
         tf.estimator.Estimator(model_fn, config=config, params=params).train(input_fn, hooks, max_steps=max_steps)
 
 
+@pytest.mark.slow("three Estimators; hooks of sessions are fast")
 def test_estimators_save_and_resume_as_ever(on_ranks, tmp_path):
     found = {}
     for kind, is_sharded in (("NPUEstimator", False), ("NPUEstimator", True), ("Estimator", True)):

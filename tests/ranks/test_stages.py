@@ -42,6 +42,7 @@ def resumed_in(ways, folder):
     return [stage_cases.resumed(way, KEEPING, folder) for way in ways]
 
 
+@pytest.mark.slow("every stage trains twice and resumes")
 def test_each_rank_resumes_its_own_window_from_rank_0s_checkpoint_bit_for_bit(on_ranks, tmp_path):
     """Sums, and what was not sent, are each rank's own."""
     ways = ("graph", "function", "fit, legacy", "fit, current")
@@ -95,6 +96,7 @@ def restored_and_kept(folder):
     return training.everything()
 
 
+@pytest.mark.slow("ranks of several jobs")
 @pytest.mark.ranks(4)
 def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(on_ranks, tmp_path):
     saved = on_ranks(2, saved_and_kept, str(tmp_path))
@@ -164,6 +166,7 @@ def trained_by_four():
     return {case: stage_cases.trained(*case) for case in OF_FOUR}, values
 
 
+@pytest.mark.slow("four ranks; the same on two is fast")
 @pytest.mark.ranks(4)
 def test_every_stage_does_on_four_ranks_what_numpy_does(on_ranks):
     results = on_ranks(4, trained_by_four)
@@ -207,6 +210,7 @@ def sent_as_a_whole():
     return found
 
 
+@pytest.mark.slow("one to four ranks, one after the other")
 @pytest.mark.ranks(3)
 def test_gradients_that_are_sent_as_a_whole_are_the_mean_on_any_number_of_ranks(on_ranks):
     """Sums of three are multiplied by a quarter, and somebody has to do the rest of the mean."""

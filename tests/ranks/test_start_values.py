@@ -118,6 +118,7 @@ def trained_in_graphs():
     }
 
 
+@pytest.mark.few_fast(1, "the same on three ranks")
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_start_differently_in_a_graph_train_one_model_and_rank_0_says_so(on_ranks, size):
     for rank, results in enumerate(on_ranks(size, trained_in_graphs)):
@@ -253,6 +254,7 @@ def fitted_in_every_way():
     }
 
 
+@pytest.mark.few_fast(1, "the same on three ranks")
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_start_differently_fit_one_keras_model(on_ranks, size):
     mean = (size + 1) / 2

@@ -111,6 +111,7 @@ def test_a_rank_that_sleeps_in_its_input_is_named(on_ranks, tmp_path):
     assert (first.step, last.step) == (_STEPS, _STEPS + 50)
 
 
+@pytest.mark.slow("hundreds of steps with pauses")
 def test_equal_ranks_name_nobody_nor_does_a_slow_spell_of_30_steps(on_ranks, tmp_path):
     for is_slow in (_never, _slow_for_30):
         (said, shown), *_ = on_ranks(_RANKS, _sleeping, is_slow, _STEPS, str(tmp_path / is_slow.__name__))
@@ -121,6 +122,7 @@ def test_equal_ranks_name_nobody_nor_does_a_slow_spell_of_30_steps(on_ranks, tmp
     assert found.own_ms[_SLOW] > 1.2 * max(found.own_ms[0], found.own_ms[2])
 
 
+@pytest.mark.slow("hundreds of steps with pauses")
 def test_a_rank_that_has_recovered_is_told(on_ranks, tmp_path):
     """Within some comparisons: on a machine in use, a rank may lose a tenth of such short steps for a while."""
     (said, _), *_ = on_ranks(_RANKS, _sleeping, _slow_at_first, _STEPS + 500, str(tmp_path))
@@ -174,6 +176,7 @@ class _Watch(tf.estimator.SessionRunHook):
         self.found = latest_comparison(run_context.session.graph)
 
 
+@pytest.mark.slow("hundreds of steps with pauses")
 def test_gradients_that_are_added_up_are_compared_by_whole_updates(on_ranks):
     (said, said_later, before, found), *_ = on_ranks(_RANKS, _accumulating)
     assert said == [] and before is None, "fifty updates are not complete yet"
@@ -210,6 +213,7 @@ def _faults(graph, train_op):
     return [op.name for group in (before, missing, own) for op in group]
 
 
+@pytest.mark.slow("trains every kind of optimizer twice")
 def test_no_bit_differs_and_the_marks_wait_for_what_they_should(on_ranks):
     for differing, wrong in on_ranks(2, _with_hook_and_without, list(SETS)):
         assert differing == {kind: [] for kind in SETS}
@@ -229,6 +233,7 @@ def _estimator(folder, loop):
     return printed.getvalue().splitlines()
 
 
+@pytest.mark.few_fast(1, "loops of steps take the same way")
 @pytest.mark.parametrize("loop", [1, 5])
 def test_an_estimator_names_it_and_so_does_its_page(on_ranks, tmp_path, loop):
     lines, other = on_ranks(2, _estimator, str(tmp_path), loop)
@@ -272,6 +277,7 @@ def _ways(is_classic, is_tailing):
     return states[0] == states[1], [name for found in faults for name in found]
 
 
+@pytest.mark.few_fast(1, "the marks are the same")
 @pytest.mark.parametrize(("is_classic", "is_tailing"), [(True, True), (False, False)])
 def test_stock_horovod_and_freed_tails_are_marked_too(on_ranks, is_classic, is_tailing):
     assert on_ranks(2, _ways, is_classic, is_tailing) == [(True, [])] * 2
