@@ -34,7 +34,7 @@ def _is_kept(item, keep, seen):
     if isinstance(keep, list):
         return item.callspec.id in keep
     if keep == "each":
-        new = set(item.callspec.indices.items()) - seen
+        new = {(name, id(value)) for name, value in item.callspec.params.items()} - seen
         seen |= new
         return bool(new)
     seen.add(item.nodeid)

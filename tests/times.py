@@ -26,7 +26,7 @@ class Times:
       table: the file to write.
     """
 
-    def __init__(self, is_limited: bool, table: pathlib.Path = TABLE):
+    def __init__(self, is_limited: bool, table: pathlib.Path):
         self._is_limited = is_limited
         self._table = table
         self._began = time.monotonic()
@@ -50,7 +50,7 @@ class Times:
     def pytest_terminal_summary(self, terminalreporter):
         if not self._all:
             return
-        terminalreporter.section("times (out/test_times.txt)")
+        terminalreporter.section(f"times ({self._table.parent.name}/{self._table.name})")
         for line in [*self.folders(), "", *self.slowest(_PRINTED)]:
             terminalreporter.write_line(line)
         for line in self.too_slow():
@@ -82,7 +82,7 @@ class Times:
         ]
 
 
-def keep_times(config):
+def keep_times(config, table: pathlib.Path = TABLE):
     """Registers the plugin in the process that gets all reports."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        config.pluginmanager.register(Times("not slow" in config.option.markexpr), "times")
+        config.pluginmanager.register(Times("not slow" in config.option.markexpr, table), "times")
