@@ -41,8 +41,7 @@ PROMISES = {
     },
     "Tail optimisation": {
         "Only what is made of the last fragment waits for it": "ranks/test_tail_structure.py::test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it",
-        "No variable, no slot and no loss scale differs": "ranks/test_tailing_bits.py::test_no_variable_no_slot_and_no_loss_scale_differs",
-        "A session runs the pass when its map says so": "ranks/test_tailing_pass.py::test_a_session_runs_the_pass_when_its_map_says_so",
+        "A session runs the pass when its map says so, and no bit differs": "ranks/test_tailing_pass.py::test_a_session_runs_the_pass_when_its_map_says_so",
         "What cannot be freed stays as it is and says why": "ranks/test_tailing_pass.py::test_what_cannot_be_freed_stays_as_it_is_and_says_why",
         "The check is certain where it says so": "gradients/tailing/test_overflow_bounds.py::test_ordinary_gradients_are_certain",
         "Steps that overlap compute the same bits": "ranks/test_overlapped_steps.py::test_overlapped_steps_compute_the_same_bits",
@@ -111,7 +110,7 @@ PROMISES = {
         "Every stage does what numpy does, on ranks": "ranks/test_stages.py::test_every_stage_does_what_numpy_does",
         "Stages stand in one order, whoever lists them": "gradients/test_stage_order.py::test_every_pair_and_every_rotation_gives_the_one_order",
         "Freezing layers trains as the model in numpy": "gradients/test_freezing.py::test_training_is_that_of_the_model_in_numpy",
-        "Adasum of ranks is as documented": "ranks/test_synchronising_stages.py::test_they_do_what_numpy_does",
+        "Adasum of ranks is as documented": "ranks/test_synchronising_stages.py::test_adasum_is_a_sum_of_orthogonal_gradients_and_the_mean_of_the_same",
         "What travels in 16 bits stays near whole gradients": "ranks/test_wire.py::test_training_stays_near_that_of_whole_gradients",
         "Every rule of an optimizer follows its formula": "optimizers/test_rules.py::test_every_face_follows_the_formula",
         "Boost: each feature in each mode at each level": "boost/test_config.py::test_each_feature_in_each_mode_at_each_level",

@@ -16,7 +16,11 @@ from tests.launch.elastic_scripts import SCRIPTS, assert_alike
 from tests.launch.launching import finish, needs_horovod, read_until, wait_for, write_script
 from tests.launch.test_local_ranks import assert_all_gone
 
-pytestmark = [pytest.mark.ranks(2), needs_horovod]
+pytestmark = [
+    pytest.mark.slow("jobs of Open MPI and MPICH; make test-clusters"),
+    pytest.mark.ranks(2),
+    needs_horovod,
+]
 
 # As root, and on fewer cores than ranks, Open MPI wants to be told that this is meant.
 COMMANDS = {

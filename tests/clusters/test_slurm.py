@@ -13,7 +13,7 @@ from tests.clusters.conftest import needs_slurm, wait_until
 from tests.launch.elastic_scripts import SCRIPTS, assert_alike
 from tests.launch.launching import LIMIT_SECS, ROOT, needs_horovod, write_script
 
-pytestmark = [needs_horovod, needs_slurm]
+pytestmark = [pytest.mark.slow("jobs of a Slurm of this machine; make test-clusters"), needs_horovod, needs_slurm]
 
 
 def requeueing_script():

@@ -17,7 +17,13 @@ from tests.hosts import train_by_adasum
 from tests.launch.launching import LIMIT_SECS, needs_horovod, read_until, wait_for, write_script
 from tests.stage_models import adasum_tree
 
-pytestmark = [pytest.mark.hosts, pytest.mark.ranks(2), pytest.mark.timeout(900), needs_horovod]
+pytestmark = [
+    pytest.mark.slow("two hosts, whose link is shaped and cut; make test-hosts"),
+    pytest.mark.hosts,
+    pytest.mark.ranks(2),
+    pytest.mark.timeout(900),
+    needs_horovod,
+]
 
 TRAIN = pathlib.Path(__file__).with_name("train.py")
 TRAIN_BY_ADASUM = TRAIN.with_name("train_by_adasum.py")

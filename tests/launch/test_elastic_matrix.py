@@ -12,6 +12,7 @@ from tests.launch.launching import needs_horovod
 needs_keras3 = pytest.mark.skipif(not IS_BESIDE, reason=REASON)
 
 
+@pytest.mark.slow("a BERT on ranks that come and go")
 @needs_horovod
 @pytest.mark.parametrize(
     ("face", "model"),

@@ -70,6 +70,7 @@ ENDS = {
 }
 
 
+@pytest.mark.few_fast(["kill"], "a rank that hangs is waited for")
 @pytest.mark.parametrize("mischief", ENDS)
 def test_a_training_that_fails_ends_with_its_reason_and_leaves_a_whole_checkpoint(tmp_path, mischief):
     write_script(tmp_path, TRAINING)
@@ -161,6 +162,7 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
     wait_for(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
 
 
+@pytest.mark.slow("waits for ranks that never come")
 def test_a_group_that_one_rank_alone_makes_ends_the_job_and_names_the_others(tmp_path):
     """Said at half of the limit, and the end at the limit: that of the environment here, 60 and 120 s without it."""
     write_script(
@@ -181,6 +183,7 @@ def test_a_group_that_one_rank_alone_makes_ends_the_job_and_names_the_others(tmp
     assert "got no call from rank 1 within 4 seconds" in lines[-1] and "Add the call there" in lines[-1]
 
 
+@pytest.mark.slow("waits for what hangs")
 def test_a_job_that_can_never_go_on_ends_by_itself_and_one_that_computes_does_not(tmp_path):
     """The default limit, made short: a single run of rank 0 takes longer than that, and the other one waits for it."""
     write_script(
@@ -246,6 +249,7 @@ UNEQUAL = """
 """
 
 
+@pytest.mark.slow("an input that ends early is fast")
 def test_a_rank_whose_own_loop_ends_early_is_named_with_its_steps_and_what_to_do(tmp_path):
     script = """
         import numpy as np
@@ -271,6 +275,7 @@ def test_a_rank_whose_own_loop_ends_early_is_named_with_its_steps_and_what_to_do
     assert "EndTogether" in last and "Traceback" not in output
 
 
+@pytest.mark.few_fast(1, "Keras in the same way")
 @pytest.mark.parametrize(
     ("way", "what"), [("estimator", "came to the end of its input"), ("keras", "was through with model.fit")]
 )

@@ -61,6 +61,7 @@ def test_a_rank_of_many_is_named_and_the_launcher_asks_about_each_once(script):
     assert int(asked.split()[1]) <= 2 * SIZE
 
 
+@pytest.mark.slow("256 processes")
 @needs_horovod
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
 def test_the_death_of_all_ranks_is_a_short_story(script, number):
@@ -76,6 +77,7 @@ def test_the_death_of_all_ranks_is_a_short_story(script, number):
     assert re.search(rf"npu-run: rank \d+ of {SIZE} {how}", lines[-1]), lines
 
 
+@pytest.mark.slow("256 processes")
 @needs_horovod
 def test_many_ranks_end_after_one_step(script):
     job, processes = come_up(script)

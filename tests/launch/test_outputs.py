@@ -370,6 +370,7 @@ def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tm
     assert code == 0 and "begun" in output, "what a killed job has left is taken over"
 
 
+@pytest.mark.slow("records a training")
 def test_what_somebody_saves_into_a_folder_while_a_command_runs_stays(tmp_path):
     """The next run goes on beside it, or is refused where it would have to clear its folder."""
     write_script(

@@ -58,6 +58,7 @@ def whole_and_resumed(chain, folder):
     return whole, trained(chain, f"{folder}/resumed", 8 - stop, skipped=stop, save_checkpoints_steps=2)
 
 
+@pytest.mark.few_fast(1, "other stages save in the same way")
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_training_that_goes_on_from_a_checkpoint_gives_the_same_bits(on_ranks, chain, tmp_path):
     for whole, resumed in on_ranks(2, whole_and_resumed, chain, str(tmp_path)):

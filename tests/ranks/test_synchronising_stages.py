@@ -25,6 +25,7 @@ def compare(results):
         stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
 
 
+@pytest.mark.slow("every stage in every way to train")
 @pytest.mark.ranks(2)
 def test_they_do_what_numpy_does(on_ranks):
     """In TF 1 graphs test_chains_of_stages.py looks at that."""
@@ -34,6 +35,7 @@ def test_they_do_what_numpy_does(on_ranks):
     compare(on_ranks(2, trained_in, [*of_adasum, *of_partial_sync, *of_weights]))
 
 
+@pytest.mark.slow("four ranks share two cores")
 @pytest.mark.ranks(4)
 def test_adasum_of_four_ranks_is_a_tree_and_of_means(on_ranks):
     of_weights = ("adasum of weights, of means", "clip by norm")
@@ -129,6 +131,7 @@ def synchronised(ways, folder):
     return found
 
 
+@pytest.mark.slow("several trainings")
 @pytest.mark.ranks(2)
 def test_a_checkpoint_after_sync_all_holds_the_mean_and_goes_on_with_the_next_partition(on_ranks, tmp_path):
     results = on_ranks(2, synchronised, ("graph", "function", "fit, current"), str(tmp_path))

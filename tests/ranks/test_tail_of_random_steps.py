@@ -73,6 +73,7 @@ def minimize(loss, variables, name, trainer, is_tailing):
 
 
 # A smaller example is not worth the minutes of finding it on ranks.
+@pytest.mark.slow("fourteen random networks train twice")
 @settings(
     max_examples=14,
     deadline=None,

@@ -100,6 +100,7 @@ def waits_for_last_fragment(model, optimizer, is_tailing):
     return sorted(waiting), sorted(waiting - computed_from(nodes, [last])), sorted(updates)
 
 
+@pytest.mark.few_fast(3, "every model")
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "lamb"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it(on_ranks, model, optimizer):
@@ -132,6 +133,7 @@ def superfluous_waits_when_freed(model, way, is_classic):
     return superfluous_waits(nodes_of_run(metadata), [loss.op.name]), report.kept, list(report.freed)
 
 
+@pytest.mark.few_fast(3, "every model")
 @pytest.mark.parametrize("way", ["NPULossScaleOptimizer", "scale outside", "scale inside"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_of_graphs_that_others_have_built_too(on_ranks, model, way):

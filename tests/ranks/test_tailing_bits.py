@@ -77,6 +77,7 @@ def train_all(is_tailing, is_classic):
     return values, np.float32(trace), None if report is None else dataclasses.asdict(report)
 
 
+@pytest.mark.slow("every way to train on one to three ranks; test_tailing_pass.py has some")
 @pytest.mark.parametrize(("rank_count", "is_classic"), [(1, True), (2, True), (3, False)])
 def test_no_variable_no_slot_and_no_loss_scale_differs(on_ranks, rank_count, is_classic):
     as_built, freed = (

@@ -55,6 +55,7 @@ def train_own_share(name, wrapper, batches):
     return variables
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", PARITY_OPTIMIZERS)
 def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, name, wrapper):
@@ -96,6 +97,7 @@ def train_with_overflows(wrapper, seed, steps):
     return variables, [(bool(skipped), float(scale)) for skipped, scale in trace], poisons
 
 
+@pytest.mark.few_fast(1, "the same on three ranks")
 @pytest.mark.parametrize("rank_count", [2, 3])
 def test_ranks_agree_on_every_decision_and_tailing_changes_nothing(on_ranks, rank_count):
     results = {wrapper: on_ranks(rank_count, train_with_overflows, wrapper, 11, 50) for wrapper in ("scaled", "tailed")}

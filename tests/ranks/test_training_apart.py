@@ -367,6 +367,7 @@ def test_ranks_that_train_apart_say_so_before_their_first_step(on_ranks):
         assert "is_distributed=True" in fix and "one rank" in fix
 
 
+@pytest.mark.slow("every way to train")
 def test_ranks_that_train_together_and_those_that_do_not_train_say_nothing(on_ranks):
     for said in on_ranks(2, _said, list(TOGETHER), "TOGETHER"):
         assert [name for name, lines in said.items() if lines] == []

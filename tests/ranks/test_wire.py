@@ -57,6 +57,7 @@ def means(format_name, is_shape_known):
         return session.run(reduced, dict(zip(inputs, own)))
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("rank_count", [2, 3])
 @pytest.mark.parametrize("is_shape_known", [True, False])
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -83,6 +84,7 @@ def train_own_share(name, wrapper, wire_format, batches):
     return variables
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_training_stays_near_that_of_whole_gradients(on_ranks, wrapper, wire_format):
@@ -113,6 +115,7 @@ def train_with_overflows(wrapper, wire_format, seed):
     return variables, [(bool(skipped), float(scale)) for skipped, scale in trace]
 
 
+@pytest.mark.few_fast(1, "other formats and three ranks take the same way")
 @pytest.mark.parametrize("rank_count", [2, 3])
 @pytest.mark.parametrize("wire_format", FORMATS)
 def test_ranks_agree_and_tailing_changes_nothing(on_ranks, wire_format, rank_count):
@@ -256,6 +259,7 @@ def found_by_the_pass(format_name):
     return sizes, dtypes, len(senders), list(report.freed), report.kept
 
 
+@pytest.mark.few_fast(1, "other formats and three ranks take the same way")
 @pytest.mark.parametrize("rank_count", [2, 3])
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_the_pass_of_tail_optimisation_finds_what_travels_in_16_bits(on_ranks, rank_count, format_name):
