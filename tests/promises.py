@@ -132,7 +132,7 @@ PROMISES = {
         "Tasks of another launcher are ranks": "launch/test_tasks.py::test_each_task_runs_one_rank_in_its_own_environment",
         "A training with a rank that sleeps names it": "ranks/test_stragglers.py::test_a_rank_that_sleeps_in_its_input_is_named",
         "A loop of one's own goes on as if it had not been interrupted": "ranks/test_resumable_loop.py::test_a_resumed_loop_ends_as_one_that_was_not_interrupted",
-        "The same ranks and stages go on bit for bit": "ranks/test_resuming_matrix.py::test_the_same_ranks_and_stages_go_on_bit_for_bit",
+        "Ranks go on from a checkpoint with the same bits, stages included": "ranks/test_sync_before_saving.py::test_a_training_that_goes_on_from_a_checkpoint_gives_the_same_bits",
     },
     "Commands of npu-run": {
         "Every command has help, and --version": "launch/test_cli.py::test_help_and_version",
@@ -160,7 +160,7 @@ PROMISES = {
         "tf.contrib does what it did": "tensorflow1_compat/test_contrib_conformance.py::test_contrib",
         "Old names of numpy and Python give what they gave": "tensorflow1_compat/test_old_numpy.py::test_what_a_script_says_gives_what_it_gave",
         "Others see the installed TensorFlow": "tensorflow1_compat/test_imports.py::test_others_see_the_installed_tensorflow",
-        "Scripts of the porting tool train alone and on two ranks: Estimator": "journeys/test_migrated_scripts.py::test_estimator",
+        "Scripts of the porting tool train, alone and on two ranks: Estimator": "journeys/test_migrated_scripts.py::test_estimator",
         "Scripts of the porting tool: session": "journeys/test_migrated_scripts.py::test_session",
         "Scripts of the porting tool: Keras": "journeys/test_migrated_scripts.py::test_keras",
     },

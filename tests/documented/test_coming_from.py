@@ -77,6 +77,7 @@ def stock_tensorflow(tmp_path, monkeypatch):
     tf.keras.backend.clear_session()
 
 
+@pytest.mark.few_fast(1, "code of the other pages")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_of_every_row_runs(page, stock_tensorflow):
     run(page.read_text(encoding="utf-8"), page.name)

@@ -75,6 +75,7 @@ def trained_in_a_graph(make, stages, **options):
             return dict(zip([v.op.name for v in kept], session.run(kept))), graph
 
 
+@pytest.mark.few_fast(2, "other optimizers and stages are joined alike")
 @pytest.mark.parametrize(
     "made, stages", [*((made, "alone") for made in TF1), *(("fused groups", stages) for stages in PER_STAGES)]
 )
@@ -88,6 +89,7 @@ def test_the_bits_of_a_graph_are_those_of_single_gradients(made, stages):
     assert any(np.any(expected[f"v{n}"] != value) for n, value in enumerate(starts()))
 
 
+@pytest.mark.few_fast(2, "other optimizers and stages are joined alike")
 @pytest.mark.parametrize("made, is_function", [*((made, True) for made in KERAS), ("fused groups", False)])
 def test_the_bits_of_keras_are_those_of_single_gradients(made, is_function):
     def trained(**options):

@@ -21,6 +21,7 @@ tf1 = tf.compat.v1
 SHORT = {"groups": [["first"], ["second"]], "kind": "explicit", "sequence": [0, 1, 1]}
 
 
+@pytest.mark.few_fast(2, "other ways to train take minutes")
 @pytest.mark.parametrize("way", freeze_cases.WAYS)
 def test_training_is_that_of_the_model_in_numpy(way):
     """With overflows, and with the number of times that each layer's backward pass is computed."""
@@ -28,6 +29,7 @@ def test_training_is_that_of_the_model_in_numpy(way):
         freeze_cases.assert_equals_numpy(way, chain, [freeze_cases.trained(way, chain)])
 
 
+@pytest.mark.few_fast(1, "the graph in the same way")
 @pytest.mark.parametrize("way", ["graph", "function"])
 def test_training_resumes_in_the_middle_of_a_window(way, tmp_path):
     assert_same_bits(*freeze_cases.resumed(way, tmp_path)[::-1])
@@ -94,6 +96,7 @@ def test_models_with_loops_conditions_functions_and_embeddings_freeze_too():
             np.testing.assert_allclose(ours, value, rtol=1e-4, atol=1e-6, err_msg=way)
 
 
+@pytest.mark.few_fast(1, "three trainings each")
 @pytest.mark.parametrize("settings", [{"steps_per_execution": 2}, {"run_eagerly": True}, {"jit_compile": True}])
 def test_other_ways_to_run_a_keras_step_do_the_same(settings):
     training = freeze_cases.InFit("clipped", is_counted=not settings.get("jit_compile"), **settings)

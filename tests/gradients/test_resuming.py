@@ -185,6 +185,7 @@ def fit(model, epochs=1):
     model.fit(features, features.sum(axis=1), batch_size=16, epochs=epochs, verbose=0, shuffle=False)
 
 
+@pytest.mark.few_fast(1, "other generations of Keras take the same way")
 @pytest.mark.parametrize("generation", KERAS)
 def test_keras_checkpoints_tell_what_is_begun_and_dropped(tmp_path, caplog, generation):
     path = str(tmp_path / "weights")
@@ -207,6 +208,7 @@ def test_keras_checkpoints_tell_what_is_begun_and_dropped(tmp_path, caplog, gene
     assert "Accumulate's sums" in dropped and "loss_scale" in dropped
 
 
+@pytest.mark.few_fast(1, "other kinds of files")
 @pytest.mark.parametrize("of_file", [".weights.h5", ".keras"])
 def test_files_of_keras_are_read_where_they_fit(tmp_path, caplog, of_file):
     path = str(tmp_path / f"file{of_file}")

@@ -118,6 +118,7 @@ def test_without_stages_a_graph_has_the_nodes_it_has_without_the_argument():
     assert len(scaled[0]) > len(plain)
 
 
+@pytest.mark.few_fast(1, "every stage trains twice")
 @pytest.mark.parametrize("way", ["graph", "function", "fit, current"])
 def test_training_resumes_in_the_middle_of_a_window(way, tmp_path):
     whole, resumed, _ = stage_cases.resumed(way, ("accumulate", "clip by norm"), tmp_path)
@@ -202,6 +203,7 @@ def test_gradients_without_variables_are_refused():
                 optimizer.get_unscaled_gradients([tf.ones([2])])
 
 
+@pytest.mark.few_fast(1, "other generations of Keras take the same way")
 @pytest.mark.parametrize("generation", [tf.keras.optimizers, tf.keras.optimizers.legacy])
 def test_keras_must_not_put_batches_together_that_a_stage_puts_together(generation):
     data = np.ones([6, 3], np.float32), np.ones([6, 1], np.float32)

@@ -76,6 +76,7 @@ def distances(values):
         yield float(np.max(away) / np.max(np.abs(wide - START)))
 
 
+@pytest.mark.few_fast(1, "every optimizer trains twice")
 @pytest.mark.parametrize("optimizers", [stock_optimizers, our_optimizers])
 def test_variables_of_16_bits_train_as_those_of_32(optimizers):
     with tf.Graph().as_default():
@@ -178,6 +179,7 @@ def test_a_stand_in_is_saved_and_begins_anew_where_it_does_not_fit(tmp_path):
         assert np.all(np.abs(session.run(stand_in) - before) < 0.002)  # Adam's steps are of 0.001
 
 
+@pytest.mark.few_fast(1, "other generations of Keras take the same way")
 @pytest.mark.parametrize("family", [tf.keras.optimizers, tf.keras.optimizers.legacy, our_keras])
 def test_keras_goes_on_with_what_stands_for_16_bits(family, tmp_path):
     def training(dtype=HALF):

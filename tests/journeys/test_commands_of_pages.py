@@ -328,6 +328,7 @@ def test_predictions_are_those_that_the_page_shows(folder):
     assert len(lines) >= 3 and [line for line in lines if line.rstrip() not in printed] == []
 
 
+@pytest.mark.slow("two trainings of an example")
 @pytest.mark.parametrize("command", RUN_HERE_SHORTENED)
 def test_an_example_with_options_that_no_other_test_gives(command, warm_python, tmp_path):
     run_warm(warm_python, command, *RUN_HERE_SHORTENED[command], "--output_dir", tmp_path / "out")

@@ -64,6 +64,7 @@ def test_estimator(warm_python, ranks, tmp_path):
         assert checkpoint_of(tmp_path / pattern) == f"model.ckpt-{step}"
 
 
+@pytest.mark.few_fast(1, "on two ranks the Estimator alone")
 @both
 def test_session(warm_python, ranks, tmp_path):
     facts = run(warm_python, "migrated_session.py", ranks, tmp_path)
@@ -80,6 +81,7 @@ def test_session(warm_python, ranks, tmp_path):
     assert checkpoint_of(tmp_path / "supervisor") == "model.ckpt-40"
 
 
+@pytest.mark.few_fast(1, "on two ranks the Estimator alone")
 @both
 def test_keras(warm_python, ranks, tmp_path):
     facts = run(warm_python, "migrated_keras.py", ranks, tmp_path)

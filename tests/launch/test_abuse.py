@@ -58,6 +58,7 @@ def shell(folder, command, around, **others):
     return done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode(errors="surrogateescape")
 
 
+@pytest.mark.few_fast(2, "other commands print in the same way")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_closed_stream_is_told_in_one_sentence(folder, command):
     for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
@@ -75,6 +76,7 @@ def test_a_closed_input_is_none(folder):
     assert code == 0 and sorted(output.splitlines()) == ["[rank 1] " + "x" * 10, "x" * 10]
 
 
+@pytest.mark.few_fast(2, "other commands print in the same way")
 @pytest.mark.parametrize("command", sorted({*COMMANDS} - {"alone"}))
 def test_output_that_nobody_takes_is_told_in_one_sentence(folder, command):
     """A pipe whose reader is gone, and a disk that is full; the script of a single rank is on its own."""
@@ -89,6 +91,7 @@ def test_output_that_nobody_takes_is_told_in_one_sentence(folder, command):
     assert code == (0 if command == "job" else 2) and len(lines) == 1 and "No space left" in lines[0], errors
 
 
+@pytest.mark.few_fast(2, "other commands open files in the same way")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_few_open_files_are_told_in_one_sentence(folder, command):
     for count in (10, 20):

@@ -310,6 +310,7 @@ def place_of(place, world, disks, **others):
     return place.format(home=world.root / "home", tmp=world.root / "tmp", full=full, fixed=fixed, **others)
 
 
+@pytest.mark.few_fast("each", "not every command with every kind of file")
 @pytest.mark.parametrize("function, arguments, place, name", CASES, ids=[f"{case[3]}: {case[2]}" for case in CASES])
 def test_nothing_of_somebody_elses_is_touched(function, arguments, place, name, world, disks, held):
     target = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from tests.keras3_models import beside_keras3
 from tests.launch.launching import needs_horovod, npu_run, write_script
@@ -33,6 +34,7 @@ with tf.Session() as session:
 """
 
 
+@pytest.mark.slow("three trainings on two ranks; test_record.py of trials has them on one")
 @needs_horovod
 def test_a_job_of_two_ranks_is_replayed_bit_for_bit(tmp_path):
     write_script(tmp_path, TRAIN)

@@ -238,6 +238,7 @@ def start_agent(folder, facts):
     return agent
 
 
+@pytest.mark.slow("waits for a host that is silent")
 def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
     """The host's side of a cut: the connection stays open, and no sign of life comes through it."""
     write_script(tmp_path, WAITING)

@@ -35,6 +35,7 @@ with tf.Session() as session:
 """
 
 
+@pytest.mark.slow("three trainings on two ranks")
 @needs_horovod
 def test_repeats_differ_by_a_rounding_on_two_ranks(tmp_path):
     write_script(tmp_path, TRAIN)

@@ -138,6 +138,7 @@ def test_a_task_that_is_killed_is_named_and_leaves_nothing_behind(tmp_path, dyin
     assert_all_gone(pids)
 
 
+@pytest.mark.slow("waits for tasks that do not come")
 def test_tasks_that_do_not_find_each_other_say_so_in_one_sentence(tmp_path):
     write_script(tmp_path, SAYS)
     processes = [start("--wait", 0.5, "train.py", task, cwd=tmp_path, **variables_of(task)) for task in range(2)]

@@ -203,6 +203,7 @@ NPUEstimator(model_fn, config=config).train(data, max_steps=50)
 """
 
 
+@pytest.mark.slow("looks for the faster way to train first")
 @needs_horovod
 def test_steps_that_overlap_are_recorded_and_drawn(tmp_path, monkeypatch):
     write_script(tmp_path, OVERLAPPING)

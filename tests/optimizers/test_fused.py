@@ -101,6 +101,7 @@ def _assert_alike_in_states(one, other, tolerance=2e-6):
         _assert_alike(one[slot], other[slot], tolerance)
 
 
+@pytest.mark.few_fast(6, "every rule on every place")
 @pytest.mark.parametrize("name, given", CASES, ids=[f"{name}-{number}" for number, (name, _) in enumerate(CASES)])
 def test_together_is_one_by_one(name, given):
     make = getattr(tf1, name)

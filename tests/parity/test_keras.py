@@ -101,6 +101,7 @@ def test_in_a_tf1_graph_too(name):
     assert readings == [512.0, 1, 3]
 
 
+@pytest.mark.few_fast(1, "other generations of Keras take the same way")
 @EACH_GENERATION
 def test_a_step_that_is_compiled_as_a_whole_trains_alike(name):
     """XLA orders arithmetic as it likes, so that only graphs without another operator give the same bits."""
@@ -158,6 +159,7 @@ def test_step_by_step_as_keras_own_loss_scaling(generation, run_eagerly):
     assert (int(ours.iterations), int(peer.iterations)) == (7, 10)
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("decorate", [lambda step: step, tf.function], ids=["eager", "function"])
 @pytest.mark.parametrize("generation", MOMENTUM)
 def test_a_tape_of_ones_own(generation, decorate):
@@ -188,6 +190,7 @@ def test_a_tape_of_ones_own(generation, decorate):
     assert int(ours.skipped_steps) == 1
 
 
+@pytest.mark.few_fast(1, "other generations of Keras take the same way")
 @pytest.mark.usefixtures("float16_policy")
 @EACH_GENERATION
 def test_keras_adds_no_second_loss_scaling(name):
@@ -229,6 +232,7 @@ def saved_and_loaded(model, way, wrap, name, folder):
     return loaded
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize(
     "name, way",
     [

@@ -94,6 +94,7 @@ def test_without_loss_scale_every_bit_is_that_of_the_bare_optimizer(name):
     assert np.any(ours["kernel:0"] != train(lambda: make_bare(name), steps=1)[0]["kernel:0"])  # it trains
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("exponent", [0, 10, 33])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_power_of_two_scale_changes_no_bit(name, exponent):
@@ -148,6 +149,7 @@ def test_dynamic_scale_follows_the_numpy_model_over_200_steps(wrap):
     training.assert_all_finite(variables)
 
 
+@pytest.mark.few_fast(3, "other optimizers are judged alike")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_skipped_step_leaves_every_bit(name):
     def optimizer():

@@ -113,6 +113,7 @@ def _assert_same(state, other, where):
         assert np.array_equal(value, other[name]), f"{where}: {name} is {other[name]} instead of {value}"
 
 
+@pytest.mark.slow("all stages in all ways to train; test_sync_before_saving.py has one")
 @pytest.mark.ranks(4)
 def test_the_same_ranks_and_stages_go_on_bit_for_bit(saved):
     pairs = 0
@@ -129,6 +130,7 @@ def test_the_same_ranks_and_stages_go_on_bit_for_bit(saved):
     assert pairs == len(OF_ONE) + len(SETS) + len(OF_FOUR)
 
 
+@pytest.mark.slow("goes on from the trainings of all stages")
 @pytest.mark.ranks(4)
 def test_another_number_of_ranks_goes_on_with_the_same_state(on_ranks, saved, folder):
     pairs = 0
@@ -146,6 +148,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_state(on_ranks, saved, fo
     assert pairs == 2 * len(OF_ONE) + 2 * len(OF_FOUR) + 2 * len({*OF_ONE} & {*OF_FOUR})
 
 
+@pytest.mark.slow("goes on from the trainings of all stages")
 @pytest.mark.ranks(2)
 def test_stages_come_and_go(on_ranks, saved, folder):
     results = on_ranks(2, gone_on, CHANGES, folder, 2)
