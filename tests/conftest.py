@@ -26,7 +26,7 @@ import pytest  # noqa: E402
 from tests.garbage import seldom_collect  # noqa: E402
 from tests.once import forget_what_was_said  # noqa: E402
 from tests.rank_pool import RankPools  # noqa: E402
-from tests.tiers import mark_slow  # noqa: E402
+from tests.tiers import mark_slow, register_marks  # noqa: E402
 from tests.times import keep_times  # noqa: E402
 from tests.warm_python import WarmPython  # noqa: E402
 from tests.worker_groups import group_of  # noqa: E402
@@ -38,7 +38,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatabl
 
 
 def pytest_configure(config):
-    """Times are kept."""
+    """The marks of the two tiers are known, and times are kept."""
+    register_marks(config)
     keep_times(config)
 
 

@@ -14,6 +14,18 @@ from __future__ import annotations
 import pytest
 
 
+_MARKS = (
+    "slow(reason): not in `make test`, but in `make test-all`",
+    "few_fast(keep, reason): which of its parameters are in `make test`",
+)
+
+
+def register_marks(config):
+    """Makes the marks known; not in setup.cfg, a change of which sets up every environment again."""
+    for mark in _MARKS:
+        config.addinivalue_line("markers", mark)
+
+
 def mark_slow(items):
     """Marks as slow the parameters that `few_fast` leaves out, and refuses marks without a reason."""
     seen = {}
