@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 
 from tests.launch.launching import kept_addresses
@@ -53,6 +54,7 @@ def start(folder, cluster, kind):
         return subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=folder, env=environment, stdout=log, stderr=log)
 
 
+@pytest.mark.slow("three processes of a cluster of TensorFlow")
 def test_the_chief_alone_saves(tmp_path):
     kinds = ("ps", "worker", "chief")
     with kept_addresses(3) as addresses:

@@ -20,6 +20,7 @@ from tests.tensorflow1_compat.genuine.compare import differences, signature_prob
 from tests.tensorflow1_compat.genuine.known import DIFFERENT, DIFFERENT_SIGNATURES, NOT_COVERED
 from tests.tensorflow1_compat.genuine.results import read
 
+pytestmark = pytest.mark.slow("a thousand names, which run for half a minute; test_contrib_conformance.py has some")
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 GENUINE = pathlib.Path(__file__).parent / "genuine"
 PYTHON_OF_1_15 = REPOSITORY / ".venv-tf115/bin/python"
