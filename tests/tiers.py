@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import pytest
 
-
 _MARKS = (
     "slow(reason): not in `make test`, but in `make test-all`",
     "few_fast(keep, reason): which of its parameters are in `make test`",
