@@ -11,12 +11,13 @@ import functools
 import os
 import shlex
 import sys
-import tempfile
 import threading
 import types
 from collections.abc import Sequence
 
-from npu_bridge.base.environment import read_variable, write_variable
+from npu_bridge.base.environment import probable_rank, read_variable, write_variable
+from npu_bridge.base.files import temporary_folder
+from npu_bridge.base.secondary_files import Secondary
 from tensorflow1_compat import journal, spawn, start
 from tensorflow1_compat.source import compile_source, prepare_namespace
 from tensorflow1_compat.tree import SourceTree
@@ -27,14 +28,22 @@ _NAMES = ("python", "python3", "python3.7")
 
 
 def lead(roots: Sequence[str]) -> None:
-    """In a rank: what it starts by the name of Python is prepared for the same tree of TensorFlow 1."""
-    own = tempfile.TemporaryDirectory(prefix="npu_run_python_")
+    """In a rank: what it starts by the name of Python is prepared for the same tree of TensorFlow 1.
+
+    Few scripts start any, so where these files cannot be written, the script runs without them.
+    """
+    say = None if probable_rank() == 0 else lambda text: None
+    Secondary("the python3 for processes of this script", say=say).attempt(_put_first, roots)
+
+
+def _put_first(roots: Sequence[str]) -> None:
+    own = temporary_folder("npu_run_python_")
     atexit.register(own.cleanup)
     folder = own.name
-    command = shlex.join([sys.executable, "-m", __name__, *roots, "--"])
+    command = os.fsencode(shlex.join([sys.executable, "-m", __name__, *roots, "--"]))  # names of files have any bytes
     for name in _NAMES:
-        with open(os.path.join(folder, name), "w", opener=functools.partial(os.open, mode=0o755)) as file:
-            file.write(f'#!/bin/sh\nexec {command} "$@"\n')
+        with open(os.path.join(folder, name), "wb", opener=functools.partial(os.open, mode=0o755)) as file:
+            file.write(b'#!/bin/sh\nexec %b "$@"\n' % command)
     write_variable("PATH", folder + os.pathsep + (read_variable("PATH") or os.defpath))
 
 

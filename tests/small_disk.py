@@ -18,8 +18,8 @@ class SmallDisk:
     def __init__(self, path: Path):
         self.path = path
 
-    def fill(self) -> None:
-        """Takes what room there is."""
+    def fill(self, left_bytes: int = 0) -> None:
+        """Takes what room there is, but for some."""
         with open(self.path / "filling", "ab", buffering=0) as file:
             for size in (4096, 1):
                 try:
@@ -27,6 +27,7 @@ class SmallDisk:
                         file.write(b"x" * size)
                 except OSError:
                     pass
+            file.truncate(file.tell() - left_bytes)
 
     def make_room(self) -> None:
         (self.path / "filling").unlink()

@@ -40,6 +40,8 @@ READ_OTHERWISE = {
     "tensorflow1_compat/old_python/old_numpy.py",  # numpy's own readers, as scripts call them
     "tensorflow1_compat/old_python/old_numpy_rules.py",
 }
+# JSON, which is ASCII, read by Python 2 as well.
+ENCODED_OTHERWISE = {"launch/trials/replay_tf1.py"}
 READING = (*BESIDE, "boost", "options", "optimizers", "tensorflow1_compat")
 # The way itself, then: a tool that writes a page of the docs, the module that is copied, what a process of the doctor
 # tells the one that has started it, and prints of scripts for TensorFlow 1 and of numpy's functions that print.
@@ -138,6 +140,22 @@ def test_files_are_read_in_one_way():
         if is_reading and not is_open and path not in READ_OTHERWISE:
             found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
     assert not found, "read it through npu_bridge.base.reading"
+
+
+def test_texts_are_opened_in_an_encoding_that_no_locale_chooses():
+    found, seen = [], 0
+    for path, _, call in calls_in(["", "tensorflow1_compat"]):
+        is_text = opens(call) is not None and owner_of(call) != "os"
+        if name_of(call) in ("read_text", "write_text") and owner_of(call):
+            is_text = owner_of(call) != "distribution"  # files of installed packages, in UTF-8
+        texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
+        if not is_text or any(isinstance(text, str) and len(text) <= 3 and "b" in text for text in texts):
+            continue
+        seen += 1
+        says_it = "utf-8" in texts or {"encoding", None} & {keyword.arg for keyword in call.keywords}
+        if not says_it and path not in ENCODED_OTHERWISE:
+            found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
+    assert seen > 20 and not found, "say encoding=, or write bytes where the text holds names of files"
 
 
 def test_lines_are_printed_in_one_way():

@@ -122,7 +122,7 @@ def _without(folder, where, names):
 
 
 def _run(command, log, env, folder):
-    with open(log, "w") as file:
+    with open(log, "wb") as file:
         code = subprocess.run(
             command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=folder, check=False
         ).returncode

@@ -10,8 +10,11 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from typing import Any, Callable
+
+from npu_bridge.base.errors import message
 
 __all__ = [
     "UNFINISHED",
@@ -27,6 +30,7 @@ __all__ = [
     "remove_text",
     "remove_unfinished",
     "replace_list",
+    "temporary_folder",
     "walk",
     "write_whole",
 ]
@@ -142,6 +146,29 @@ def check_room(folder: str | os.PathLike) -> None:
                 written += file.write(bytes(_PROBE_BYTES - written))
     finally:
         os.remove(name)
+
+
+def temporary_folder(prefix: str = "npu_bridge-") -> tempfile.TemporaryDirectory:
+    """A folder that is gone when it is closed, on a disk that has room.
+
+    Args:
+      prefix: how its name begins.
+    Raises:
+      OSError: there is no place for it; the message names the place, and says how to choose another one.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=prefix)
+        try:
+            check_room(folder.name)
+        except OSError:
+            folder.cleanup()
+            raise
+    except OSError as error:
+        place = tempfile.tempdir or "no place"  # which Python has chosen, where it has found one that takes four bytes
+        got = f"{place} ({error.strerror or error})"
+        fix = "Make room there, or name a folder with room: TMPDIR=/path"
+        raise OSError(message("temporary files", "they cannot be written", "a folder with room", got, fix)) from error
+    return folder
 
 
 def check_home(path: str | os.PathLike, option: str = "") -> None:

@@ -64,7 +64,7 @@ def memory_now() -> int | None:
 def cpu_description() -> str:
     """The system's text about its processors (Linux's `/proc/cpuinfo`); empty where there is none."""
     try:
-        return _CPU_DESCRIPTION.read_text(errors="replace")
+        return _CPU_DESCRIPTION.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

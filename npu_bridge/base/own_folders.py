@@ -143,8 +143,10 @@ def _check(path: str, command: str, option: str) -> None:
         raise NotOursError(
             f"{option}: {path} is not a folder. Expected a new or empty one; name another with {option}."
         )
-    everybodys = {os.path.realpath(each) for each in ("/", os.path.expanduser("~"), tempfile.gettempdir())}
-    if path in everybodys:
+    everybodys = ["/", os.path.expanduser("~")]
+    with contextlib.suppress(FileNotFoundError):  # no folder for temporary files can be written
+        everybodys.append(tempfile.gettempdir())
+    if path in map(os.path.realpath, everybodys):
         raise NotOursError(
             f"{option}: {path} is for everybody's files. Expected a folder for this command alone; name one in it."
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import tempfile
 from typing import Any
 
 import click
 
+from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.launch.command_line import ScriptCommand, ending_on, launcher_options
@@ -32,7 +32,7 @@ def try_script(steps: int, launcher: list[str], script: str, arguments: tuple[st
     Estimators start anew, in a temporary folder. What the script itself writes elsewhere is written. The script ends
     after the last of these steps, so it does not come to an evaluation. The exit code is 1 when it does not train.
     """
-    with ending_on(LaunchError), tempfile.TemporaryDirectory(prefix="npu-run-try-") as folder:
+    with ending_on(LaunchError), temporary_folder("npu-run-try-") as folder:
         ranks = launcher[launcher.index("-np") + 1] if "-np" in launcher else "1"
         step, rank = "step" if steps == 1 else "steps", "rank" if ranks == "1" else "ranks"
         echo(f"try: {os.path.basename(script)}, {steps} {step} on {ranks} {rank}, in a temporary folder")

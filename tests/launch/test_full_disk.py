@@ -89,6 +89,29 @@ def test_output_that_goes_to_a_full_disk_does_not_end_the_job(tmp_path, small_di
     assert (tmp_path / "done.0").exists() and (tmp_path / "done.1").exists()
 
 
+OF_1 = """
+import subprocess
+import tensorflow as tf
+assert tf.Session and tf.contrib
+print("trained", subprocess.getoutput("echo data"))
+"""
+
+
+def test_where_temporary_files_have_no_room_a_script_runs_and_what_needs_them_says_so(tmp_path, small_disk):  # noqa: F811
+    small_disk.fill(left_bytes=8192)  # enough for Python, which tries four bytes
+    temporary = {"TMPDIR": str(small_disk.path)}
+    write_script(tmp_path, OF_1)
+    code, output = npu_run("train.py", cwd=tmp_path, **temporary)
+    assert code == 0 and "trained data\n" in output
+    problem = (
+        f"temporary files: they cannot be written. Expected a folder with room; got {small_disk.path} (No space left "
+        "on device). Make room there, or name a folder with room: TMPDIR=/path"
+    )
+    assert f"the python3 for processes of this script is not written any more: {problem}; the rest goes on" in output
+    assert npu_run("try", "train.py", cwd=tmp_path, **temporary) == (2, f"npu-run try: {problem}\n")
+    assert [each.name for each in small_disk.path.iterdir()] == ["filling"]
+
+
 @pytest.mark.parametrize("folder", ["file/below", "/proc/1/nowhere"])
 def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path, folder):
     (tmp_path / "file").touch()

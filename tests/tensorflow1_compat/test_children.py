@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
+
 from tests.launch.launching import npu_run, write_script
 
 SCRIPT = """
@@ -48,3 +50,14 @@ def test_they_are_the_same_python_and_see_tensorflow_1(tmp_path):
     assert "threads: 5" in output
     folder = output.rpartition("folder: ")[2].splitlines()[0]
     assert "npu_run_python_" in folder and not os.path.exists(folder)
+
+
+@pytest.mark.skipif(not sys.prefix.isascii(), reason="TensorFlow itself cannot be loaded from this folder then")
+def test_they_are_so_in_a_folder_whose_name_the_locale_cannot_read(tmp_path):
+    folder = tmp_path / "mit Lücke"
+    folder.mkdir()
+    write_script(folder, "import os\nimport tensorflow as tf\ntf.placeholder(tf.float32)\nos.system('python3 data.py')")
+    write_script(folder, "import tensorflow as tf\nprint('child:', tf.Session.__name__)", "data.py")
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code, output = npu_run("train.py", cwd=folder, **ascii_alone)
+    assert code == 0 and "child: Session\n" in output

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message, shown
+from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.tf_internals.training import is_graph_network, model_function, warm_start_settings
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, resolve_model_dir
@@ -59,7 +58,7 @@ def model_to_npu_estimator(
     _check_kind(keras_model)
     model_dir = resolve_model_dir(model_dir, config)
     # Ranks may share the folder: above 0, the weights go to one that lasts as long as the estimator.
-    own_folder = tempfile.TemporaryDirectory() if collective.current().rank > 0 else None
+    own_folder = temporary_folder() if collective.current().rank > 0 else None
     weights_dir = model_dir if own_folder is None else own_folder.name
     stock = tf.compat.v1.keras.estimator.model_to_estimator(
         keras_model,

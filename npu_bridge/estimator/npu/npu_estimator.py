@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import tempfile
 import time
 
 import numpy as np
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from npu_bridge import collective, session
 from npu_bridge.base.errors import message, shown
+from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
 from npu_bridge.collective.apart import run_apart
@@ -350,7 +350,7 @@ class NPUEstimator(tf.estimator.Estimator):
     def _evaluate_run(self, checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir):
         with contextlib.ExitStack() as stack:
             if collective.current().rank > 0:
-                output_dir = stack.enter_context(tempfile.TemporaryDirectory())
+                output_dir = stack.enter_context(temporary_folder())
             return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir)
 
     def _assert_members_are_not_overridden(self):

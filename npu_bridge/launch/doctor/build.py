@@ -102,7 +102,7 @@ class Installer:
         with tempfile.TemporaryDirectory(dir=folder) as built:
             build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]
             before = Path(built) / "before_sources.h"
-            before.write_text(_BEFORE_SOURCES)
+            before.write_text(_BEFORE_SOURCES, encoding="utf-8")
             environment = _build_environment(self._headers(Path(built)), before)
             if self.run([self._python, "-m", "pip", *build, HOROVOD], environment) != 0:
                 raise InstallError("Horovod could not be compiled")
@@ -175,7 +175,7 @@ class Installer:
         if new is not None:
             header = folder / "include" / _XLA_BUILDER
             header.parent.mkdir(parents=True)
-            header.write_text(f'#include "{new}"\n')
+            header.write_text(f'#include "{new}"\n', encoding="utf-8")
         folders = (folder / "include", *(include / "external" / name for name in _BROUGHT))
         return [str(each) for each in folders if each.is_dir()]
 

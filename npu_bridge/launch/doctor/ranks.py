@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.install import CHOSEN, FIX_HOROVOD, INSTALL_HOROVOD
 from npu_bridge.launch.doctor.page import Problem, Section
 from npu_bridge.launch.doctor.trial import MARK
@@ -64,9 +64,9 @@ class RunningTrial:
     ):
         self._size, self._limit_secs, self._note = size, limit_secs, note
         self._began = time.monotonic()
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = temporary_folder()
         script = Path(self._folder.name) / "trial.py"
-        script.write_text(_SCRIPT)
+        script.write_text(_SCRIPT, encoding="utf-8")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "npu_bridge.run", "-np", str(size), str(script), *arguments],
             env=_environment(),
