@@ -118,6 +118,7 @@ def test_reference_variables_and_narrow_ones():
         _assert_alike(fused.values(), one_by_one.values(), 1e-3 if "dtype" in arguments else 2e-6)
 
 
+@pytest.mark.few_fast(1, "other optimizers are saved alike")
 @pytest.mark.parametrize("name", ["LAMB", "Adam", "SGD"])
 def test_checkpoints_do_not_tell_how_they_were_made(name, tmp_path):
     def training(fused):

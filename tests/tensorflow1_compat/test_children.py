@@ -35,6 +35,7 @@ print(tf.contrib.layers.xavier_initializer.__name__, found, np.int(sys.argv[1]),
 """
 
 
+@pytest.mark.slow("starts Python in every way there is")
 def test_they_are_the_same_python_and_see_tensorflow_1(tmp_path):
     write_script(tmp_path, SCRIPT)
     (tmp_path / "steps").mkdir()
