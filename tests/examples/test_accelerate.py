@@ -12,6 +12,7 @@ BY_STEPS = "python examples/accelerate/train.py --low bfloat16 --ratio 0.5"
 BY_LOSS = "python examples/accelerate/train.py --way loss --target_loss 0.9 --ratio 1.2"
 
 
+@pytest.mark.few_fast(1, "the training by loss in the same way")
 @pytest.mark.parametrize(
     "command, flags", [(BY_STEPS, ["--steps", 40]), (BY_LOSS, ["--steps", 60, "--target_loss", 1.6, "--ratio", 1.25])]
 )

@@ -48,6 +48,7 @@ def test_train_then_continue_then_nothing_left(train):
     assert (out / "training.png").exists()
 
 
+@pytest.mark.slow("another training of the small BERT")
 def test_without_loss_scaling_there_is_no_scale_and_stages_come_from_a_file(train, tmp_path):
     (tmp_path / "run.toml").write_text("[[stages]]\nstage = 'Accumulate'\nsteps = 2\n")
     flags = ["--num_train_steps=2", "--npu_bert_loss_scale=-1", "--num_eval_batches=0", "--stages=run.toml"]

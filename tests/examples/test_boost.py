@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.examples.commands import run_warm
 
 
+@pytest.mark.slow("two trainings")
 def test_both_trainings_learn_and_are_drawn(warm_python, tmp_path):
     printed = run_warm(warm_python, "python examples/boost/train.py", "--epochs", 1, "--out", tmp_path)
     line = r"^(plain|boosted): loss [\d.]+, accuracy [\d.]+%, updates ([\d.]+) a batch$"

@@ -103,6 +103,7 @@ def test_levels_are_drawn_side_by_side(warm_python, tmp_path):
     assert_picture(tmp_path / "levels.svg")
 
 
+@pytest.mark.slow("two trainings; test_bert_model.py has it too")
 def test_variables_of_16_bits_learn_as_fast_as_those_of_32(monkeypatch):
     """Adam at O2 and O3, on the same batches: the loss of the last 50 of 300 steps."""
     monkeypatch.syspath_prepend(str(pathlib.Path("examples/digits").resolve()))

@@ -15,6 +15,7 @@ import pytest
 from npu_bridge.options.docs_page import row
 from tests.reporting.chromium import CHROMIUM, visit
 
+pytestmark = pytest.mark.slow("builds the site; the pages themselves are looked at in tests/documented")
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 pytest.importorskip("mkdocstrings", reason="the tools of the site are not installed; `make venv` brings them")
 

@@ -55,6 +55,7 @@ def run(checkout, *arguments):
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow("runs tests of TensorFlow")
 def test_two_sides_are_compared_and_kept(checkout, tmp_path):
     cache = tmp_path / "out" / "found.json"
     printed, progress = run(checkout, "--cache", cache)
