@@ -13,7 +13,7 @@ PRODUCTS = {
     "reporting/compare/dumps.py": "compare --write-names",
     "launch/check.py": "what was found, where it is asked for",
     "launch/bisect.py": "the state of a search, and what it finds",
-    "launch/doctor/build.py": "the wheel that doctor --fix is asked for, or an error",
+    "launch/doctor/build.py": "headers for a compiler; the wheel is attempted",
     "launch/doctor/ranks.py": "a script in a folder of its own that is gone afterwards",
     "launch/rank/processor_time.py": "names of threads, below /proc",
     "launch/record.py": "the file that reads a record",

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from npu_bridge.base.install import CHOSEN  # both are of this checkout, and need no other package
+from npu_bridge.base.install import CHOSEN  # all are of this checkout, and need no other package
+from npu_bridge.base.secondary_files import describe_failure
 from npu_bridge.launch.doctor.build import Installer, InstallError
 
 ASKED_FOR = sys.argv[3] if sys.argv[3:] else ""  # a version of TensorFlow
@@ -56,7 +57,7 @@ def make_venv() -> None:
     command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode != 0:
-        fail(f"python -m venv did not work: {(finished.stdout + finished.stderr).strip()}")
+        raise INSTALLER.failure(f"python -m venv did not work ({(finished.stdout + finished.stderr).strip()})")
 
 
 def packages_for(parts: str) -> list[list[str]]:
@@ -90,7 +91,7 @@ def install(title: str, calls: list[list[str]], probe: str) -> None:
         again = "it does not import; once more without pip's cache"
         INSTALLER.pip(again, ["--force-reinstall", "--no-cache-dir", *packages])
     if INSTALLER.run([str(PYTHON), "-c", probe]) != 0:
-        fail("what was installed does not import")
+        raise INSTALLER.failure("what was installed does not import")
 
 
 def say(text: str) -> None:
@@ -98,11 +99,11 @@ def say(text: str) -> None:
     print(f"make venv: {text}", flush=True)
 
 
-def fail(text: str) -> None:
-    """Prints the end of the log and one line of what went wrong, and stops."""
-    if LOG.exists():
+def fail(error: InstallError) -> None:
+    """Prints the end of the log, where it says more, and one line of what went wrong, and stops."""
+    if LOG.exists() and not error.is_explained:
         print(INSTALLER.last_lines(), file=sys.stderr)
-    sys.exit(f"make venv: {text}. The full log is {LOG}; run the same command again to go on from here.")
+    sys.exit(f"make venv: {error}. The full log is {LOG}; run the same command again to go on from here.")
 
 
 INSTALLER = Installer(str(PYTHON), LOG, say)
@@ -111,6 +112,8 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1], sys.argv[2])
     except InstallError as error:
-        fail(str(error))
+        fail(error)
+    except OSError as error:
+        fail(INSTALLER.failure(describe_failure(error)))
     except KeyboardInterrupt:
         sys.exit("make venv: interrupted. Run the same command again to go on from here.")

@@ -38,6 +38,17 @@ suitable() {
     esac
 }
 
+# TensorFlow takes names of files for UTF-8. Python, too, but not in every locale: then neither finds what is installed.
+check_path() {
+    case $PWD in
+        *[!\ -~]*)
+            "$1" -c 'import os, sys; sys.exit(os.getcwdb().decode() != os.getcwd())' >/dev/null 2>&1 ||
+                fail "the path of this checkout cannot be read here. Expected ASCII, or UTF-8 in a locale for it; got $PWD \
+in the locale ${LC_ALL:-${LC_CTYPE:-${LANG:-C}}}. Set LC_ALL=C.UTF-8 and unset PYTHONUTF8, or move the checkout."
+            ;;
+    esac
+}
+
 # An environment is ready when setup_env.py came to its end with these files, in this folder: only then
 # $venv/ready.PARTS holds this text. Finding out starts no Python (unless PYTHON=... asks for one), so a second `make train` is quick.
 parts=${1:-all}
@@ -47,6 +58,7 @@ wanted() {
 if [ -x $venv/bin/python ] && [ -f "$venv/ready.$parts" ]; then
     if [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of $venv/bin/python)" ]; then
         if [ "$(cat "$venv/ready.$parts")" = "$(wanted)" ]; then
+            check_path $venv/bin/python
             exit 0
         fi
     fi
@@ -73,6 +85,7 @@ else
     [ -n "$python" ] || fail "$needed; found ${seen:-no Python at all}. $fix"
 fi
 
+check_path "$python"
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "$python cannot make environments. Install its venv module: \
 apt-get install python$(version_of "$python")-venv (Debian/Ubuntu)"

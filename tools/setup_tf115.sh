@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 [ ! -f .venv-tf115/ready ] || exit 0
-for python in ${PYTHON37:-} python3.7 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.7*/bin/python; do
+for python in ${PYTHON37:+"$PYTHON37"} python3.7 "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/3.7*/bin/python; do
     if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 7))' 2>/dev/null; then
         "$python" -m venv .venv-tf115
         .venv-tf115/bin/python -m pip install --quiet --disable-pip-version-check \

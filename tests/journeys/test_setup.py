@@ -60,12 +60,12 @@ class Machine:
         folder.mkdir(parents=True)
         (folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").touch()
 
-    def make(self, *arguments: str) -> tuple[int, list[str]]:
+    def make(self, *arguments: str, **variables: str) -> tuple[int, list[str]]:
         """Runs make; gives its exit code and what the set-up printed."""
         finished = subprocess.run(
             [shutil.which("make"), *arguments],
             cwd=self.checkout,
-            env={"PATH": str(self.path), "HOME": str(self.home)},
+            env={"PATH": str(self.path), "HOME": str(self.home), **variables},
             capture_output=True,
             text=True,
             timeout=600,
@@ -199,3 +199,23 @@ def test_moved_checkout_is_set_up_again(machine):
     machine.checkout = machine.checkout.rename(machine.checkout.with_name("elsewhere"))
     machine.make("venv")
     assert (machine.checkout / "installs").read_text() == "xx"
+
+
+@pytest.mark.parametrize("is_ready", [False, True], ids=["new", "ready"])
+def test_a_path_that_the_locale_cannot_read_is_refused(machine, is_ready):
+    machine.add_python("python3.11")
+    for name in ("cmake", "g++"):
+        machine.add(name)
+    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    machine.checkout = machine.checkout.rename(machine.checkout.with_name("mit Lücke"))
+    if is_ready:
+        assert machine.make("venv") == (0, [])
+        (machine.checkout / ".venv" / "bin" / "python").unlink()
+        (machine.checkout / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code, lines = machine.make("venv", **ascii_alone)
+    problem = "make venv: the path of this checkout cannot be read here. Expected ASCII, or UTF-8 in a locale for it"
+    assert code != 0 and len(lines) == 1
+    assert lines[0].startswith(f"{problem}; got {machine.checkout} in the locale C. Set LC_ALL=C.UTF-8 and unset ")
+    assert machine.make("venv", LC_ALL="C.UTF-8") == (0, [])
+    assert machine.make("venv", LC_ALL="C") == (0, [])  # there Python chooses UTF-8

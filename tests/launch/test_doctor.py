@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
 from npu_bridge.launch.doctor.ranks import Trial, horovod_section
 from tests.launch.launching import LIMIT_SECS, ROOT, finish, needs_horovod, npu_run, start
 from tests.launch.test_hosts import clean_environment, write_table  # noqa: F401
+from tests.small_disk import small_disk  # noqa: F401 - a fixture
 
 CONFIG = """
 save_checkpoints_steps = 7
@@ -147,6 +149,67 @@ def test_what_is_missing_for_compiling_is_told(tmp_path, monkeypatch):
     with pytest.raises(InstallError, match="could not be compiled"):
         installer.install_horovod()
     assert installer.last_lines().endswith("[ 40%] no") and said[-1].startswith("Horovod, compiled here")
+
+
+FULL = ", and the disk of {} has little room. Expected {} GB; got 0.00 GB. If that is the cause, {}"
+
+
+def test_a_full_disk_is_named_where_an_installation_fails(tmp_path, small_disk, monkeypatch):  # noqa: F811
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", None)  # it is looked for once
+    monkeypatch.setenv("TMPDIR", str(small_disk.path))
+    with pytest.raises(InstallError) as failed:
+        Installer(str(python), tmp_path / "log", print).install_horovod()
+    fix = "name a folder with room for temporary files: TMPDIR=/path"
+    assert str(failed.value) == f"pip install did not work{FULL.format(small_disk.path, 1, fix)}"
+    assert failed.value.is_explained
+    environment = shutil.copytree(tmp_path / "venv", small_disk.path / "venv")
+    small_disk.fill()
+    installer = Installer(str(environment / "bin" / "python"), environment / "log", print)
+    with pytest.raises(InstallError) as failed:
+        installer.install_horovod()
+    lack = FULL.format(environment, 2.5, "make room there")
+    assert str(failed.value) == f"the log cannot be written: No space left on device{lack}"
+
+
+def test_a_wheel_that_cannot_be_kept_is_installed(tmp_path, small_disk, monkeypatch):  # noqa: F811
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *horovod==*) printf %9999s > "$9/horovod-0.whl";; esac\n')
+    python.chmod(0o755)
+    for name in ("c++", "cmake"):
+        (tmp_path / name).symlink_to(python)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    said = []
+    for folder in (tmp_path, small_disk.path):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+        small_disk.fill()
+        Installer(str(python), tmp_path / "log", said.append).install_horovod()
+    assert len(list(tmp_path.glob("npu_bridge/wheels/*/horovod-0.whl"))) == 1
+    told = "the wheel of Horovod for the next time is not written any more: No space left on device; "
+    assert [line for line in said if "next time" in line] == [f"{told}the rest goes on without it"]
+
+
+def test_a_user_without_a_home_has_a_place_for_wheels(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", f"{tmp_path}/none")
+    assert cache_folder() == Path(sys.prefix, "npu_bridge_cache")
+
+
+def test_a_user_whom_the_system_does_not_know_has_one_too(tmp_path):
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")  # one that other users may run
+    if os.getuid() != 0 or python is None or shutil.which("setpriv") is None:
+        pytest.skip("another user's process takes root, setpriv and a python3 of the system")
+    code = "import sys; from npu_bridge.launch.doctor.build import cache_folder; print(cache_folder(), sys.prefix)"
+    other = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "env", "-u", "HOME"]
+    names = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([*other, python, "-c", code], env=names, cwd="/", capture_output=True, text=True, check=False)
+    if "ModuleNotFoundError" in ran.stderr:
+        pytest.skip("other users cannot read this folder")
+    folder, prefix = ran.stdout.split()
+    assert folder == f"{prefix}/npu_bridge_cache"
 
 
 def test_tensorflow_that_kills_the_process_does_not_kill_the_doctor(tmp_path):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -13,18 +14,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Callable
 
-from npu_bridge.base.files import new_file
+from npu_bridge.base.files import new_file, temporary_folder
 from npu_bridge.base.install import HOROVOD, HOROVOD_CHOICES, HOROVOD_NEEDS
+from npu_bridge.base.memory_folders import free_bytes
 from npu_bridge.base.reading import open_file
+from npu_bridge.base.secondary_files import Secondary, describe_failure
 
 __all__ = ["InstallError", "Installer", "cache_folder"]
 
 _HEARTBEAT_SECS = 20
 _LOG_TAIL_LINES = 30
+# For files of pip (0.4 GB, measured with TensorFlow for CPUs), and for what is installed (1.6 to 2.1 GB).
+_TEMPORARY_BYTES, _INSTALLED_BYTES = 10**9, 25 * 10**8
 _PROBE = "import horovod.tensorflow as hvd, sys; sys.exit(not hvd.gloo_built())"
 # Its wheels spell the name of the smaller one with a dash, or, from 2.18 on, with an underscore.
 _TENSORFLOW = (
@@ -63,12 +68,21 @@ class span {
 
 
 class InstallError(RuntimeError):
-    """A step did not work; the message says which one, and what to do."""
+    """A step did not work; the message says which one, and what to do.
+
+    Attributes:
+      is_explained: the log would say no more.
+    """
+
+    is_explained = False
 
 
 def cache_folder() -> Path:
-    """Where this package keeps what it has made for later."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npu_bridge"
+    """Where this package keeps what it has made for later: with this Python where the user has no home to write to."""
+    given, home = os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~")
+    if not given and not os.access(home, os.W_OK):
+        return Path(sys.prefix, "npu_bridge_cache")
+    return Path(given or os.path.join(home, ".cache"), "npu_bridge")
 
 
 class Installer:
@@ -98,19 +112,17 @@ class Installer:
         if problem:
             raise InstallError(problem)
         self._say("Horovod, compiled here (2 to 6 minutes on 2 cores)")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as built:
+        with self._in_a_folder() as built:
             build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]
             before = Path(built) / "before_sources.h"
             before.write_text(_BEFORE_SOURCES, encoding="utf-8")
             environment = _build_environment(self._headers(Path(built)), before)
             if self.run([self._python, "-m", "pip", *build, HOROVOD], environment) != 0:
-                raise InstallError("Horovod could not be compiled")
+                raise self.failure("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
-                raise InstallError("Horovod was compiled, but does not import")
-            with wheel.open("rb") as source, new_file(folder / wheel.name, "wb") as target:
-                shutil.copyfileobj(source, target)
+                raise self.failure("Horovod was compiled, but does not import")
+            Secondary("the wheel of Horovod for the next time", say=self._say).attempt(_keep, wheel, folder)
 
     def pip(self, title: str, arguments: Sequence[str]) -> None:
         """Runs `pip install`, under a title.
@@ -121,15 +133,29 @@ class Installer:
         self._say(title)
         command = [self._python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         if self.run([*command, *arguments]) != 0:
-            raise InstallError("pip install did not work")
+            raise self.failure("pip install did not work")
+
+    def failure(self, text: str) -> InstallError:
+        """The error for a step that has not worked; it names a disk with little room, which pip calls the network."""
+        lack = _lack_of_room(self._python)
+        error = InstallError(f"{text}{lack}")
+        error.is_explained = bool(lack)
+        return error
 
     def run(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-        """Runs a command, and says now and then how long it has taken; gives its exit code."""
+        """Runs a command, and says now and then how long it has taken; gives its exit code.
+
+        Raises:
+          InstallError: the log cannot be written.
+        """
         began = time.monotonic()
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
-            log.write(f"\n$ {' '.join(command)}\n".encode())
-            log.flush()
+        with contextlib.ExitStack() as stack:
+            try:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                log = stack.enter_context(self._log.open("ab", buffering=0))
+                log.write(b"\n$ %b\n" % os.fsencode(" ".join(command)))
+            except OSError as error:
+                raise self.failure(f"the log cannot be written: {describe_failure(error)}") from error
             start = log.tell()
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -149,6 +175,15 @@ class Installer:
         """The end of the log."""
         with open_file(self._log, errors="replace") as text:
             return "\n".join(text.read().splitlines()[-_LOG_TAIL_LINES:])
+
+    @contextlib.contextmanager
+    def _in_a_folder(self) -> Iterator[str]:
+        try:
+            folder = temporary_folder()
+        except OSError as error:
+            raise InstallError(str(error)) from error
+        with folder as path:
+            yield path
 
     def _share_compiled(self, start: int) -> str:
         """How far cmake says it has come, from what the log holds past `start`; empty when it says nothing."""
@@ -184,6 +219,27 @@ class Installer:
         found = subprocess.run([self._python, "-c", _TENSORFLOW], capture_output=True, text=True)
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         return cache_folder() / "wheels" / f"{version}-{platform.machine()}-{found.stdout.strip()}"
+
+
+def _lack_of_room(python: str) -> str:
+    """The rest of a sentence about a disk with less room than an installation takes; "" if there is none."""
+    places = [(os.path.dirname(os.path.dirname(os.path.abspath(python))), _INSTALLED_BYTES, "make room there")]
+    with contextlib.suppress(FileNotFoundError):  # no folder takes a file
+        fix = "name a folder with room for temporary files: TMPDIR=/path"
+        places.append((tempfile.gettempdir(), _TEMPORARY_BYTES, fix))
+    for folder, needed, fix in places:
+        with contextlib.suppress(OSError):
+            free = free_bytes(folder)
+            if free < needed:
+                amounts = f"Expected {needed / 1e9:g} GB; got {free / 1e9:.2f} GB"
+                return f", and the disk of {folder} has little room. {amounts}. If that is the cause, {fix}"
+    return ""
+
+
+def _keep(wheel: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with wheel.open("rb") as source, new_file(folder / wheel.name, "wb") as target:
+        shutil.copyfileobj(source, target)
 
 
 def _missing_tools() -> str:
