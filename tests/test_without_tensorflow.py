@@ -118,6 +118,24 @@ def test_numpy_2_is_refused_beside_a_tensorflow_that_was_built_for_the_one_befor
     assert lines == [said if is_refused else "ImportError: this one was tried"] * len(DOORS)
 
 
+def test_a_path_that_the_locale_cannot_read_is_told(tmp_path):
+    spec = importlib.util.find_spec("tensorflow")
+    folder = tmp_path / "mit Lücke"
+    folder.mkdir()
+    (folder / "tensorflow").symlink_to(pathlib.Path(spec.origin).parent)
+    said = {}
+    for choice in ("0", "1"):
+        environment = {**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+        environment |= {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": choice}
+        command = [sys.executable, "-c", "import npu_bridge.npu_init"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=300)
+        said[choice] = done.stderr.decode(errors="replace").splitlines()[-1:]
+    problem = (
+        "ImportError: npu_bridge: the path of TensorFlow cannot be read here. Expected ASCII, or UTF-8 in a locale"
+    )
+    assert said["0"][0].startswith(f"{problem} for it; got {tmp_path}/mit L") and said["1"] == []
+
+
 @pytest.mark.skipif(KERAS == "keras", reason="tf.keras is Keras 2 in this TensorFlow")
 @pytest.mark.parametrize(
     "choice, first, cause",

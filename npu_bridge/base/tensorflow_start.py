@@ -22,6 +22,7 @@ from typing import Any
 
 from npu_bridge.base.after_import import after_import, importer
 from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOWS, is_supported, missing_beside, numpy_problem
+from npu_bridge.base.terminal import visible
 from npu_bridge.base.tf_internals import names
 
 __all__ = ["explain_global_step", "watch"]
@@ -112,6 +113,19 @@ def _problem_of_keras(tensorflow: types.ModuleType) -> str:
     )
 
 
+def _problem_of_path(path: str) -> str:
+    """Why TensorFlow cannot be found by its path, which it takes for UTF-8, and what to do; "" if it can."""
+    with contextlib.suppress(UnicodeEncodeError):
+        if path.encode() == os.fsencode(path):
+            return ""
+    folder = os.path.dirname(path)
+    return (
+        f"npu_bridge: the path of TensorFlow cannot be read here. Expected ASCII, or UTF-8 in a locale for it; got "
+        f"{visible(folder)} in {sys.getfilesystemencoding()}. Set LC_ALL=C.UTF-8 and unset PYTHONUTF8, or install it "
+        "elsewhere."
+    )
+
+
 def _choose_keras_2() -> None:
     """Has `tf.keras` be Keras 2, unless the user has chosen."""
     from npu_bridge.base import environment
@@ -130,6 +144,7 @@ def _while_loading() -> Iterator[None]:
 
     versions = [inventory.installed_version(name) for name in ("tensorflow", "numpy")]
     problem = numpy_problem(*versions) if all(versions) else ""
+    problem = problem or _problem_of_path(getattr(sys.modules["tensorflow"], "__file__", None) or "")
     if problem:
         raise ImportError(problem, name="tensorflow")
     if not names.HAS_ESTIMATORS:
@@ -144,12 +159,13 @@ def _while_loading() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_greetings() -> Iterator[None]:
     """Keeps what goes to the standard error of this process, also from C++, and hands on what is no greeting."""
-    try:
-        original = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    with tempfile.TemporaryFile() as said:
+    with contextlib.ExitStack() as stack:
+        try:
+            said = stack.enter_context(tempfile.TemporaryFile())
+            original = os.dup(2)
+        except OSError:  # no disk has room for a file, or standard error is closed
+            yield
+            return
         os.dup2(said.fileno(), 2)
         try:
             yield

@@ -28,6 +28,10 @@ def draw_training(history: History, path: str, title: str = "") -> None:
       MissingExtraError: matplotlib is not installed.
       ValueError: the history holds no step.
     """
+    Secondary(f"the picture {path}").attempt(_draw_training, history, path, title)
+
+
+def _draw_training(history: History, path: str, title: str) -> None:
     rows, places, starts = laid_out(history)
     scaled = any(row.loss_scale is not None for row in rows)
     figure = new_figure("draw_training", 6.2 if scaled else 4.4)
@@ -47,7 +51,7 @@ def draw_training(history: History, path: str, title: str = "") -> None:
     axes[-1].set_xlabel("step" if not history.skipped_steps else "step, skipped ones included")
     above.set_title(title, loc="left", pad=24, fontsize=13, fontweight="bold", color=INK)
     above.text(0.0, 1.03, format_summary(summary), transform=above.transAxes, fontsize=10, color=QUIET)
-    Secondary(f"the picture {path}").attempt(write_png, figure, path)
+    write_png(figure, path)
 
 
 def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
@@ -37,7 +38,14 @@ def new_figure(who: str, height: float) -> Any:
       who: wants it, for the message of a `MissingExtraError`.
       height: in inches.
     """
-    figure_of = imported("matplotlib.figure", who, "plot").Figure
+    log = logging.getLogger("matplotlib")
+    level = log.level
+    # Where fonts are looked for the first time, or the user has no home, it says so in the middle of a training.
+    log.setLevel(max(level, logging.ERROR))
+    try:
+        figure_of = imported("matplotlib.figure", who, "plot").Figure
+    finally:
+        log.setLevel(level)
     return figure_of(figsize=(10, height), dpi=120, facecolor="white", layout="constrained")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
+import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from npu_bridge.reporting import History, MissingExtraError, draw_training, smooth
 from tests.reporting.stepping import Clock
+from tests.small_disk import small_disk  # noqa: F401 - a fixture
 
 pytest.importorskip("matplotlib")
 
@@ -91,3 +94,26 @@ def test_smoothing_passes_over_what_is_not_finite():
 
 def test_smoothing_with_no_reach_changes_nothing():
     np.testing.assert_array_equal(smooth([3.0, 1.0, 2.0], reach=0), [3.0, 1.0, 2.0])
+
+
+def test_who_has_no_home_reads_nothing_about_matplotlib(tmp_path):
+    code = "import logging; logging.basicConfig(level=20); from npu_bridge.reporting.picture_style import new_figure; "
+    code += "new_figure('the test', 4.0)"
+    names = {name: text for name, text in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CACHE_HOME")}
+    names |= {"HOME": "/proc", "XDG_CONFIG_HOME": "/proc", "TMPDIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", code], env=names, capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
+
+
+def test_a_training_goes_on_where_matplotlib_cannot_be_loaded(history, tmp_path, small_disk):  # noqa: F811
+    history.begin_session(0)
+    history.append(1, 1.0, None, False)
+    code = "import tempfile; from npu_bridge.reporting import History, draw_training; "
+    code += (
+        f"tempfile.tempdir = {str(small_disk.path)!r}; draw_training(History({history.path!r}), 'a.png'); print('on')"
+    )
+    names = {name: text for name, text in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CACHE_HOME")}
+    names |= {"HOME": "/proc", "XDG_CONFIG_HOME": "/proc"}
+    subprocess.run(["mount", "-o", "remount,ro", small_disk.path], check=True)
+    ran = subprocess.run([sys.executable, "-c", code], env=names, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.stdout == "on\n" and "the picture a.png is not written any more: " in ran.stderr
