@@ -37,6 +37,7 @@ _STATE_IN_RESOURCES = (
     "VariableShape",
 )
 _REPEATABLE = "_npu_bridge_repeatable"
+_SHARED = "_npu_bridge_shared"
 # Random operators that keep their generator in themselves; without a seed, other numbers are as good.
 _RANDOM_TYPES = frozenset(
     {
@@ -129,6 +130,12 @@ def allow_copies(op: tf.Operation) -> tf.Operation:
     return op
 
 
+def share_with_copies(op: tf.Operation) -> tf.Operation:
+    """Notes of an operator that copies of a step read the original, whose value may be fed; gives the operator."""
+    set_attribute(op, _SHARED, attr_value_pb2.AttrValue(b=True))
+    return op
+
+
 def outer_name(tensor: tf.Tensor) -> str:
     """How a definition of `export_definition` calls a tensor that is handed in."""
     return f"outer_{tensor.name.replace(':', '_')}:0"
@@ -164,7 +171,7 @@ def export_definition(
 
 def _is_shared(op):
     """Whether an operator only gives access to something that outlives a step: a variable, an iterator, a table."""
-    if op.type == "Placeholder":
+    if op.type == "Placeholder" or _SHARED in op.node_def.attr:
         return True
     gives_access = op.outputs and all(out.dtype == tf.resource or is_reference(out.dtype) for out in op.outputs)
     return bool(gives_access) and not op.inputs and op.type != "TemporaryVariable"

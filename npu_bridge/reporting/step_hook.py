@@ -89,7 +89,7 @@ class StepHook(tf.estimator.SessionRunHook):
             loss_scale=float(results["loss_scale"]) if "loss_scale" in results else None,
             skipped=bool(results.get("skipped", False)),
             learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
-            precision=None if policy is None else policy.low_dtype or "float32",
+            precision=None if policy is None else policy.dtype_words,
         )
         self._skips.add(observation.skipped, observation.loss_scale)
         self.on_step(run_context.session, observation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 
 import numpy as np
@@ -13,7 +12,7 @@ from npu_bridge import amp
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.npu_init import npu_config_proto  # noqa: F401 - from now on sessions follow their settings
 from npu_bridge.session.precision.rewriter import IMITATION
-from tests.session.precision.small_models import run_with_graph, tf1
+from tests.session.precision.small_models import dtypes_by_name, run_with_graph, tf1
 
 # What each level says, as its users know it.
 TABLE = {
@@ -76,14 +75,10 @@ def dtype_of(values):
 
 
 def kernels_of(nodes):
-    """The dtype in which operators of a kind are executed, by kind; float32 casts and shapes do not count."""
+    """The dtype in which operators of a kind compute, by kind; float32 casts and shapes do not count."""
     kinds = {"convolution": "Conv2D", "product": "MatMul", "batch norm": "FusedBatchNorm", "updates": "ApplyGradient"}
-    found = collections.defaultdict(set)
-    for node in nodes:
-        for kind, word in kinds.items():
-            if word in node.op and "T" in node.attr:
-                found[kind].add(tf.as_dtype(node.attr["T"].type).name)
-    return {kind: dtypes.pop() if len(dtypes) == 1 else sorted(dtypes) for kind, dtypes in found.items()}
+    found = {kind: set(dtypes_by_name(nodes, word).values()) for kind, word in kinds.items()}
+    return {kind: dtypes.pop() if len(dtypes) == 1 else sorted(dtypes) for kind, dtypes in found.items() if dtypes}
 
 
 @functools.cache

@@ -83,23 +83,25 @@ def judge(plan: AccelerateTrainMode, progress: Progress, steps_per_run: int = 1)
     return Verdict(min(to_threshold, to_last_run))
 
 
-def describe(plan: AccelerateTrainMode, progress: Progress, steps_per_run: int, original: str) -> str:
+def describe(
+    plan: AccelerateTrainMode, progress: Progress, steps_per_run: int, original: str, low: str | None = None
+) -> str:
     """One line for people: which part of a training that starts at `progress` runs in which precision.
 
     Args:
       original: what follows the low precision, such as "float32".
+      low: the low precision, such as "bfloat16, imitated"; the plan's dtype by default.
     """
+    low = low or plan.low_dtype
     if plan.trigger == "loss":
         threshold = loss_threshold(progress.goal, plan.ratio)
-        return f"{plan.low_dtype} until the loss is at most {threshold:g}, then {original}"
+        return f"{low} until the loss is at most {threshold:g}, then {original}"
     start, total = int(progress.now), int(progress.goal)
     first = start + steps_per_run  # the first run is never judged
     switch = first + steps_per_run * judge(plan, Progress(total, first), steps_per_run).runs_left
     if switch >= total:
-        return (
-            f"steps {start}-{max(total, switch) - 1} in {plan.low_dtype}: there is no run after the first to switch at"
-        )
-    return f"steps {start}-{switch - 1} in {plan.low_dtype}, {switch}-{total - 1} in {original}"
+        return f"steps {start}-{max(total, switch) - 1} in {low}: there is no run after the first to switch at"
+    return f"steps {start}-{switch - 1} in {low}, {switch}-{total - 1} in {original}"
 
 
 def _loss_is_reached(plan: AccelerateTrainMode, progress: Progress) -> bool:

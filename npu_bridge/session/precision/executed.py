@@ -22,7 +22,7 @@ from npu_bridge.base.tf_internals.sessions import (
 )
 
 # Of one dtype, but nothing is computed in them.
-_MOVING = frozenset({"Cast", "Const", "Identity", "IdentityN", "_Arg", "_Retval", "_Recv", "_Send", "Switch", "Merge"})
+MOVING = frozenset({"Cast", "Const", "Identity", "IdentityN", "_Arg", "_Retval", "_Recv", "_Send", "Switch", "Merge"})
 
 
 class Executed(NamedTuple):
@@ -30,6 +30,10 @@ class Executed(NamedTuple):
 
     lowered: int
     total: int
+
+    def plus(self, other: Executed) -> Executed:
+        """Returns the sum of both."""
+        return Executed(self.lowered + other.lowered, self.total + other.total)
 
 
 class Answer:
@@ -47,7 +51,7 @@ class Answer:
 
 def count(nodes: Iterable[Any], low_dtype: str) -> Executed:
     """Counts the floating-point operators among some `NodeDef`s."""
-    computing = [node for node in nodes if node.op not in _MOVING and "T" in node.attr and node.attr["T"].type]
+    computing = [node for node in nodes if node.op not in MOVING and "T" in node.attr and node.attr["T"].type]
     dtypes = [tf.as_dtype(node.attr["T"].type) for node in computing]
     lowered = sum(dtype.name == low_dtype for dtype in dtypes)
     return Executed(lowered, sum(dtype.is_floating for dtype in dtypes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,6 +29,11 @@ def has_mark(op: tf.Operation) -> bool:
         return bool(op.get_attr(KEEP_DTYPE))
     except ValueError:
         return False
+
+
+def is_marked_node(node: Any) -> bool:
+    """Whether a `NodeDef`, in a function say, has that mark."""
+    return KEEP_DTYPE in node.attr and bool(node.attr[KEEP_DTYPE].i)
 
 
 def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Mixed precision for `tf.function` and compiled Keras models, in eager execution.
 
 TensorFlow builds the executor of a function when it is called with settings it has not been called with before, and the
-settings are those of the calling thread. The rewriter reads its lists from the environment at that moment.
+settings are those of the calling thread. The rewriter reads its lists from the environment at that moment. Where a
+dtype is imitated, rounded copies of functions are called in their place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Callable
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.functions import rename_calls, renamed_calls
 from npu_bridge.base.tf_internals.sessions import set_settings_of_functions, settings_of_functions, with_config
 from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import Policy
@@ -25,9 +27,13 @@ _FOLLOWS = "_npu_bridge_precision"  # of a function, the precision it follows
 @contextlib.contextmanager
 def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
     """Inside, functions that this thread calls follow a policy of the training: its `configured` or its `low`."""
+    if precision.imitation is not None:
+        with renamed_calls(functools.partial(precision.imitation.rename, policy)):
+            yield
+        return
     before = settings_of_functions()
     # An executor may be built in any step: the last batch of an epoch can have another shape.
-    with environment.temporarily(functools.partial(precision.variables_of_functions, policy)):
+    with environment.temporarily(functools.partial(precision.variables, policy, None)):
         set_settings_of_functions(with_config(before, precision.prepare))
         try:
             yield
@@ -41,6 +47,10 @@ def call_low(precision: Precision, policy: Policy, function: Callable, *inputs: 
         if not trains or not precision.is_to_be_asked(policy):
             precision.tell_plan()
             return function(*inputs)
+        if precision.imitation is not None:
+            results = function(*inputs)
+            precision.note_executed(policy, precision.imitation.count_called())
+            return results
         with executed.asked_call() as answer:
             results = function(*inputs)
         precision.note_executed(policy, answer.count(policy.low_dtype))
@@ -85,6 +95,9 @@ def lower_functions(precision: Precision) -> None:
         )
     if precision.low_dtype is None:
         return
-    for name, text in precision.variables_of_functions(precision.configured).items():
+    if precision.imitation is not None:
+        rename_calls(functools.partial(precision.imitation.rename, precision.configured))
+        return
+    for name, text in precision.variables(precision.configured, None).items():
         environment.write_variable(name, text)
     set_settings_of_functions(with_config(settings_of_functions(), precision.prepare))

@@ -36,10 +36,9 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         self._global_step = None
 
     def begin(self):
-        """Finds the global step; rounds single values as asked, while no session knows the graph."""
+        """Finds the global step; rounds values as asked, while no session knows the graph."""
         self._global_step = global_step_of()
-        self._precision.round_single_values(tf.compat.v1.get_default_graph())
-        self._precision.prepare_other_runs()
+        self._precision.round_new_operators(tf.compat.v1.get_default_graph())
 
     def after_create_session(self, session, coord):
         """Attaches the session."""

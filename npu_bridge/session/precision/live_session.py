@@ -3,8 +3,8 @@
 TensorFlow keeps one executor for each set of fetches and targets, and builds it at the first run that asks for it. So
 a set that has not been built in the wanted precision is built ahead of its run, with the rewriter's lists in the
 environment just for that time. Another precision for a set that is built already needs another set: the same one and
-an operator that does nothing. Nothing else changes in the session, which keeps its variables, iterators and the state
-of its random operators.
+an operator that does nothing. An imitated dtype needs a value to be fed to the run, which makes another set, too.
+Nothing else changes in the session, which keeps its variables, iterators and the state of its random operators.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
     if is_remote(session):
         say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
         return
-    precision.prepare_other_runs()  # the package's own runs go past the engine, at any time
     executors = _Executors(session.graph, precision)
     executors.round_new_operators()
     add_engine(session, executors)
@@ -119,17 +118,20 @@ class _Executors(SessionEngine):
 
     def execute(self, session, request):
         self.round_new_operators()
-        targets, policy, is_training = self._targets_for(session, request)
-        request = request._replace(targets=targets)
-        if not is_training:
+        request, policy, kind = self._request_for(session, request)
+        if not kind.trained:
             return self.inner.execute(session, request)
-        if self.precision.is_to_be_asked(policy):
+        imitation = self.precision.imitation
+        if not self.precision.is_to_be_asked(policy):
+            self.precision.tell_plan()
+            results = self.inner.execute(session, request)
+        elif imitation is not None:
+            self.precision.note_executed(policy, imitation.count(policy, kind.ops))
+            results = self.inner.execute(session, request)
+        else:
             with executed.asked_run(request.options, request.metadata) as (options, metadata, answer):
                 results = self.inner.execute(session, request._replace(options=options, metadata=metadata))
             self.precision.note_executed(policy, answer.count(policy.low_dtype))
-        else:
-            self.precision.tell_plan()
-            results = self.inner.execute(session, request)
         if self._unscaled == policy:
             self._unscaled = None
             if not self.precision.is_in_vain:
@@ -142,8 +144,12 @@ class _Executors(SessionEngine):
 
     def set_up_partial_run(self, session, fetches, feeds):
         self.round_new_operators()
+        guards = self._feeds_of(self.precision.configured)
         with self._lists_of(self.precision.configured):
-            return self.inner.set_up_partial_run(session, fetches, feeds)
+            handle = self.inner.set_up_partial_run(session, fetches, [*(feeds or ()), *guards])
+        if guards:
+            session.partial_run(handle, [], guards)  # its first part
+        return handle
 
     def prepare_call(self, session, callable_options):
         """A function whose every call follows the precision of the moment; TF 1 Keras trains by such functions."""
@@ -154,28 +160,42 @@ class _Executors(SessionEngine):
         kind = run_of(self.graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
         made: dict[Policy, Callable] = {}
 
-        def make_with(more_targets):
-            options = type(callable_options)()
-            options.CopyFrom(callable_options)
-            options.target.extend(op.name for op in more_targets)
-            return self.inner.prepare_call(session, options)
-
         def of_this_moment():
             policy = self.policy_of(kind)
+            imitation = self.precision.imitation
+            if imitation is not None and kind.trained and self.precision.is_to_be_asked(policy):
+                self.precision.note_executed(policy, imitation.count(policy, kind.ops))
             self.precision.tell_plan()
             with self.lock:
                 if policy not in made:
-                    made[policy] = self.build(kind, policy, make_with)
+                    made[policy] = self._prepared(session, callable_options, kind, policy)
                 return made[policy]
 
         if not kind.trained:
             of_this_moment()  # so that what is wrong with it is said now
         return lambda *arguments, **keywords: of_this_moment()(*arguments, **keywords)
 
-    def _targets_for(self, session, request):
-        """The targets with which a run gets the executor it should have, which is built if need be.
+    def _prepared(self, session, callable_options, kind, policy):
+        """A function of a CallableOptions that follows one policy."""
+        options = type(callable_options)()
+        options.CopyFrom(callable_options)
+        feeds = self._feeds_of(policy)
+        options.feed.extend(tensor.name for tensor in feeds)
+        for names in (options.fetch, options.target):
+            elements = [self.graph.as_graph_element(name) for name in names]
+            names[:] = [element.name for element in self._elements_of(policy, elements)]
 
-        With them its policy, and whether it trains.
+        def make_with(more_targets):
+            options.target.extend(op.name for op in more_targets)
+            return self.inner.prepare_call(session, options)
+
+        call, values = self.build(kind, policy, make_with), list(feeds.values())
+        return lambda *arguments, **keywords: call(*arguments, *values, **keywords)
+
+    def _request_for(self, session, request):
+        """The request with which a run gets the executor it should have, which is built if need be.
+
+        With it the policy, and what kind of run it is.
         """
         debug_options = b""  # the only run options an executor is built for
         if request.options is not None:
@@ -186,7 +206,14 @@ class _Executors(SessionEngine):
         key = (*names, fed, debug_options)
         if key not in self._kinds:
             self._kinds[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
-        policy = self.policy_of(self._kinds[key])
+        kind = self._kinds[key]
+        policy = self.policy_of(kind)
+        feeds = {tensor.ref(): value for tensor, value in self._feeds_of(policy).items()}
+        request = request._replace(
+            fetches=self._elements_of(policy, request.fetches),
+            targets=self._elements_of(policy, request.targets),
+            feeds={**request.feeds, **feeds},
+        )
 
         def build_with(more_targets):
             targets = [*request.targets, *more_targets]
@@ -195,8 +222,16 @@ class _Executors(SessionEngine):
 
         with self.lock:
             if (key, policy) not in self._targets:
-                self._targets[key, policy] = self.build(self._kinds[key], policy, build_with)
-            return self._targets[key, policy], policy, bool(self._kinds[key].trained)
+                self._targets[key, policy] = self.build(kind, policy, build_with)
+            return request._replace(targets=self._targets[key, policy]), policy, kind
+
+    def _feeds_of(self, policy):
+        imitation = self.precision.imitation
+        return {} if imitation is None else imitation.feeds(policy, self.graph)
+
+    def _elements_of(self, policy, elements):
+        imitation = self.precision.imitation
+        return list(elements) if imitation is None else imitation.elements(policy, self.graph, elements)
 
     def _build_ahead(self, session, request, debug_options):
         """Has TensorFlow build the executor of a run, and run nothing."""
@@ -212,7 +247,7 @@ class _Executors(SessionEngine):
     def round_new_operators(self) -> None:
         """Changes operators that the session has not seen yet; TensorFlow would ignore a later change."""
         with self.lock:
-            self.precision.round_single_values(self.graph)
+            self.precision.round_new_operators(self.graph)
 
     def policy_of(self, kind: Run) -> Policy:
         """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
@@ -230,7 +265,8 @@ class _Executors(SessionEngine):
         if kind.trained and policy == precision.configured and policy.low_dtype == FLOAT16:
             self._unscaled = None if _is_scaled(kind) else policy
         is_switched = precision.switch is not None and kind.trained and policy is not precision.low
-        more_targets = [*precision.kept_ops(policy, kind.ops), *([self._marker] if is_switched else ())]
+        kept = precision.kept_ops(policy, kind.ops) if precision.imitation is None else ()
+        more_targets = [*kept, *([self._marker] if is_switched else ())]
         with self._lists_of(policy):
             start = time.perf_counter()
             built = build_with(more_targets)
@@ -245,6 +281,8 @@ class _Executors(SessionEngine):
         return built
 
     def _lists_of(self, policy):
+        if self.precision.imitation is not None:
+            return contextlib.nullcontext()
         return environment.temporarily(functools.partial(self.precision.variables, policy, self.graph))
 
 

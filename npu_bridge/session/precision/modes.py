@@ -8,6 +8,12 @@ from npu_bridge.options import TrainingOptions
 
 FLOAT16 = "float16"
 BFLOAT16 = "bfloat16"
+_IMITATED = ", imitated"
+
+
+def dtype_words(low_dtype: str | None, is_imitated: bool) -> str:
+    """Returns a dtype as people read it: "float32", "bfloat16" or "bfloat16, imitated"."""
+    return f"{low_dtype or 'float32'}{_IMITATED if is_imitated else ''}"
 
 
 class Policy(NamedTuple):
@@ -20,18 +26,26 @@ class Policy(NamedTuple):
         "matrix": matrix products and convolutions alone, added up in float32, their results rounded to the low dtype
         and back; "all": every operator with a kernel in the low dtype.
       low_dtype: "float16" or "bfloat16"; None when the reach is "nothing".
+      is_imitated: whether operators compute in float32, with inputs and outputs rounded to the low dtype.
     """
 
     reach: str
     low_dtype: str | None
+    is_imitated: bool = False
+
+    @property
+    def dtype_words(self) -> str:
+        """The dtype that people read: "float32", "bfloat16" or "bfloat16, imitated"."""
+        return dtype_words(self.low_dtype, self.is_imitated)
 
     def __str__(self) -> str:
-        return {
+        words = {
             "nothing": "the dtypes of the graph",
             "mixed": f"mixed {self.low_dtype}",
             "matrix": f"{self.low_dtype} in matrix operators",
             "all": f"{self.low_dtype} in all operators that have it",
         }[self.reach]
+        return f"{words}{_IMITATED}" if self.is_imitated else words
 
 
 ORIGINAL = Policy("nothing", None)

@@ -9,18 +9,16 @@ different precision. Facts about TensorFlow 2.15:
   types never change. A type in two lists is an error.
 - Operators that are fetched, or run as a target of their own, are left alone.
 - Operators on reference variables, stateful ones, and ones without a kernel in the low dtype are left alone.
-- On CPUs float16 is by default only imitated: float32 kernels on values rounded to float16. A variable makes the
-  kernels real. They add up in float16, and products are many times slower, on CPUs with float16 units too, which
-  TensorFlow's products do not use: with `avx512_fp16` one of 128 x 128 took 17 times as long as imitated, one of
-  1024 x 1024 150 times, with oneDNN and without.
-- Imitation ends the process when an operator stands before one whose value it takes: a C++ exception nobody catches.
-  Functions put in the place of their calls, other passes, and a second round of all make such orders, and the way back
-  of a loop is one. The pass "dependency" sorts the operators, so it goes right before, and loops are left out. It puts
-  the last operators in the place of those it takes out after sorting, so it goes twice: then there are none to take.
+- float16 kernels of CPUs add up in float16, and products are many times slower, on CPUs with float16 units too, which
+  TensorFlow's products do not use: with `avx512_fp16` one of 128 x 128 took 17 times as long as a float32 product of
+  rounded values, one of 1024 x 1024 150 times, with oneDNN and without. So they run where a variable asks for them;
+  otherwise float16 is imitated (`imitation.py`).
+- bfloat16 is lowered on CPUs alone, by oneDNN, where the processor has AVX-512. Everywhere else it is imitated.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -30,12 +28,13 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.tf_internals.functions import rewritten_graph
 from npu_bridge.base.tf_internals.graphs import function_definitions, operator_definition
 from npu_bridge.session.precision.mixlist import Mixlist
 from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16, Policy
+from npu_bridge.session.precision.type_lists import PREFIX
 
-IMITATION = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16"
-_PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+IMITATION = f"{PREFIX}EMULATE_FP16"
 _LISTS = ("ALLOWLIST", "INFERLIST", "CLEARLIST", "DENYLIST")
 _SWITCHES = {
     ("CPU", FLOAT16): "auto_mixed_precision_cpu",
@@ -62,16 +61,6 @@ MATRIX_TYPES = frozenset(
         "MatMul",
     }
 )
-# What a loop is made of.
-_LOOP_TYPES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
-# The pass that sorts, and the passes TensorFlow runs after the rewriter, with the setting that switches each off.
-_SORTING = "dependency"
-_LATER_PASSES = {
-    "arithmetic": "arithmetic_optimization",
-    "layout": "layout_optimizer",
-    "remap": "remapping",
-    "loop": "loop_optimization",
-}
 # Never forced into a list: what only moves values between frames (the rewriter colours loops as a whole), has no
 # single dtype, or holds its value as an attribute.
 _LEFT_ALONE = frozenset(
@@ -108,54 +97,45 @@ def device_kind() -> str:
     return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
 
 
-def can_lower(low_dtype: str) -> bool:
-    """Whether the rewriter knows this dtype on this machine's devices."""
-    return (device_kind(), low_dtype) in _SWITCHES
+def lowers(low_dtype: str) -> bool:
+    """Whether TensorFlow's rewriter lowers operators to this dtype here; otherwise it is imitated."""
+    if device_kind() == "GPU":
+        return ("GPU", low_dtype) in _SWITCHES
+    return not is_imitation_on() if low_dtype == FLOAT16 else _lowers_bfloat16()
+
+
+@functools.cache
+def _lowers_bfloat16() -> bool:
+    """Asks the rewriter: it depends on the processor, on oneDNN, and on the build of TensorFlow."""
+    config = tf.compat.v1.ConfigProto()
+    name = _SWITCHES["CPU", BFLOAT16]
+    rewrites = config.graph_options.rewrite_options
+    setattr(rewrites, name, RewriterConfig.ON)
+    rewrites.optimizers.append(name)
+    rewrites.min_graph_nodes = -1
+    with tf.Graph().as_default() as graph:
+        matrix = tf.compat.v1.placeholder(tf.float32, [2, 2])
+        product = tf.matmul(matrix, matrix)
+        result = tf.identity(product)
+    try:
+        own_lists = {f"{PREFIX}{name}_{change}": "" for name in _LISTS for change in ("ADD", "REMOVE")}
+        with environment.temporarily(lambda: own_lists):
+            nodes = rewritten_graph(graph, [result.op.name], config).node
+    except tf.errors.OpError:  # a build without oneDNN
+        return False
+    return any(node.name == product.op.name and node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in nodes)
 
 
 def switch_on(session_config: Any, low_dtype: str) -> None:
-    """Lets sessions with these settings run the rewriter if it knows the dtype; says so when others keep it off."""
+    """Lets sessions with these settings run the rewriter for a dtype that it lowers to here."""
     rewrites = session_config.graph_options.rewrite_options
-    if can_lower(low_dtype):
-        name = _SWITCHES[device_kind(), low_dtype]
-        setattr(rewrites, name, RewriterConfig.ON)
-        if rewrites.optimizers and name not in rewrites.optimizers:
-            rewrites.optimizers.append(name)  # where passes are listed, only those listed run, whatever is on
-    for is_in_the_way, setting, fix in (
-        (rewrites.disable_meta_optimizer, "disable_meta_optimizer is set", "Unset it."),
-        (
-            low_dtype == BFLOAT16 and environment.read_variable("TF_ENABLE_ONEDNN_OPTS") == "0",
-            "TF_ENABLE_ONEDNN_OPTS is 0",
-            "Unset it.",
-        ),
-    ):
-        if is_in_the_way:
-            text = message(
-                "precision_mode", f"nothing will run in {low_dtype}", "TensorFlow's rewriter on", setting, fix
-            )
-            say_once(logging.WARNING, text)
-
-
-def keep_order(session_config: Any) -> None:
-    """Lets sessions made with these settings show the rewriter operators in an order it can imitate float16 in.
-
-    `switch_on` comes before. The rewriter goes right after the pass that sorts operators, and some passes are left out.
-    """
-    rewrites = session_config.graph_options.rewrite_options
-    rewrites.meta_optimizer_iterations = RewriterConfig.ONE
-    name = _SWITCHES["CPU", FLOAT16]
-    later = [listed for listed in rewrites.optimizers if listed not in (_SORTING, name)]
-    if not rewrites.optimizers:
-        later = [each for each, switch in _LATER_PASSES.items() if getattr(rewrites, switch) != RewriterConfig.OFF]
-    del rewrites.optimizers[:]
-    rewrites.optimizers.extend([_SORTING, _SORTING, name, *later])  # where passes are listed, they run in that order
-
-
-def leave_loops_out() -> None:
-    """Leaves loops out of imitation for the rest of the process, also where no lists of a policy are in force."""
-    variable = f"{_PREFIX}CLEARLIST_REMOVE"
-    said = filter(None, (environment.read_variable(variable) or "").split(","))
-    environment.write_variable(variable, ",".join(sorted({*said, *_LOOP_TYPES})))
+    name = _SWITCHES[device_kind(), low_dtype]
+    setattr(rewrites, name, RewriterConfig.ON)
+    if rewrites.optimizers and name not in rewrites.optimizers:
+        rewrites.optimizers.append(name)  # where passes are listed, only those listed run, whatever is on
+    if rewrites.disable_meta_optimizer:
+        problem, got = f"nothing will run in {low_dtype}", "disable_meta_optimizer is set"
+        say_once(logging.WARNING, message("precision_mode", problem, "TensorFlow's rewriter on", got, "Unset it."))
 
 
 def make_lists(
@@ -200,18 +180,16 @@ def is_imitation_on() -> bool:
     return said is None or said.lower() not in ("0", "false")
 
 
-def variables_of(lists: Lists, imitation: bool = False) -> dict[str, str]:
+def variables_of(lists: Lists) -> dict[str, str]:
     """What the environment has to say while an executor is built, on top of what it says already."""
-    if imitation:
-        lists = lists._replace(removed=lists.removed | (_LOOP_TYPES - lists.allow - lists.infer - lists.deny))
     wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
     everywhere = lists.allow | lists.infer | lists.deny | lists.removed
-    variables = {IMITATION: "1" if imitation else "0"}
+    variables = {IMITATION: "0"}
     for name in _LISTS:
         # A denied type may stay denied; every other list loses what another list has got.
         lost = everywhere - wanted[name] - (lists.removed if name == "DENYLIST" else frozenset())
         for change, changed in (("ADD", wanted[name]), ("REMOVE", lost)):
-            variable = f"{_PREFIX}{name}_{change}"
+            variable = f"{PREFIX}{name}_{change}"
             said = (environment.read_variable(variable) or "").split(",")
             variables[variable] = ",".join(sorted(set(filter(None, said)) | changed))
     return variables

@@ -1,35 +1,162 @@
-"""Rounds single inputs and outputs of operators to 16 bits, while the operators compute in float32.
+"""Rounds inputs and outputs of operators to 16 bits, while the operators compute in float32.
 
 Pairs of casts, to the low dtype and back, go into the graph itself, before a session gets to see the operators:
-TensorFlow ignores changes of those a session knows. So the graph shows what is computed. Operators inside functions
-cannot be changed.
+TensorFlow ignores changes of those a session knows. So the graph shows what is computed.
+
+A guard, a boolean scalar, chooses at each run between the rounded value and the exact one: sessions that do not feed it
+compute as if nothing had been put in. Operators that call functions run with rounded copies of these under a guard.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.graphs import (
+    add_control_inputs,
     control_flow_context,
+    control_outputs,
     function_definitions,
     inside_control_flow_context,
     opened_for_changes,
+    remove_control_inputs,
+    set_attribute,
     update_input,
 )
 from npu_bridge.session.precision.operator_dtypes import OperatorDtypes, Rounding
+from npu_bridge.session.precision.rounded_functions import RoundedFunctions, calls_of
+from npu_bridge.session.precision.type_lists import EXACT
 
 _KEY = ("npu_bridge", "rounded_values")  # TensorFlow exports collections with text keys only
+_LAYER = "_npu_bridge_rounds"  # an attribute of operators that round: the layer they belong to
+_WORD = "/rounded_"  # in the name of each of them
+_OUTPUT = f"{_WORD}output_"
+_LOOPS = ("StatelessWhile", "While")
+BY_RULES = "rules"  # the layer of `customize_dtypes`, which has no guard
 
 
-class _State:
-    """How far a graph was looked through, and by what single outputs were replaced."""
+class Layer:
+    """The rounding that one party has put into a graph.
 
-    def __init__(self):
+    Attributes:
+      name: which party it is, as marked on its operators.
+      guard: boolean scalar that switches the rounding on; None where it is always on.
+      seen_ops: how many operators of the graph were looked at.
+      replaced: by reference of an original output, the tensor that others read in its place.
+    """
+
+    def __init__(self, name: str, guard: tf.Tensor | None):
+        self.name, self.guard = name, guard
         self.seen_ops = 0
-        self.rounded_outputs: dict = {}
+        self.replaced: dict = {}
+        self.found: frozenset[str] = frozenset()
+        self.calls: dict = {}
+        self._inputs: dict = {}
+        self._are_rounded: set = set()
+
+    def round_operators(self, ops: Iterable[tf.Operation], rule_of: Callable[[tf.Operation], Rounding | None]) -> None:
+        """Rounds around operators of a graph that is open for changes; each is given once, in order of creation."""
+        for op in ops:
+            if is_own(op):
+                continue
+            rule = rule_of(op)
+            for position, tensor in enumerate(op.inputs):
+                tensor = self.replaced.get(tensor.ref(), tensor)
+                if rule is not None and position < len(rule.inputs) and _is_exact(tensor, rule.inputs[position]):
+                    tensor = self._rounded_input(op, position, tensor, rule.inputs[position])
+                if tensor is not op.inputs[position]:
+                    update_input(op, position, tensor)
+            if rule is not None:
+                self._round_outputs(op, rule)
+
+    def replace_calls(self, op: tf.Operation, functions: Mapping[str, str]) -> None:
+        """Has an operator that calls functions call others, by name, under the guard."""
+        with _where(op):
+            pairs = [tf.raw_ops.Switch(data=tensor, pred=self.guard) for tensor in list(op.inputs)]
+            pivots = tf.raw_ops.Switch(data=self.guard, pred=self.guard)
+            plain, rounded = (tf.identity(pivot) for pivot in (pivots.output_false, pivots.output_true))
+            with tf.control_dependencies([*op.control_inputs, rounded.op]):
+                other = op.graph.create_op(
+                    op.type,
+                    [pair.output_true for pair in pairs],
+                    [tensor.dtype for tensor in op.outputs],
+                    name=f"{op.name}{_WORD}call",
+                    attrs=_with_functions(op, functions),
+                )
+            readers = [list(tensor.consumers()) for tensor in op.outputs]
+            waiting = control_outputs(op)
+            # Inputs that a loop got with its gradient cannot be changed; it waits for the pivot as a whole.
+            for position, pair in enumerate(pairs if op.type not in _LOOPS else ()):
+                update_input(op, position, pair.output_false)
+            add_control_inputs(op, [plain.op])
+            merged = [tf.raw_ops.Merge(inputs=list(both)).output for both in zip(op.outputs, other.outputs)]
+            ends = []
+            for one, pivot in ((op, plain), (other, rounded)):
+                with tf.control_dependencies([one]):
+                    ends.append(tf.identity(pivot))
+            done = tf.raw_ops.Merge(inputs=ends).output.op
+        own = [part.op for pair in pairs for part in pair] + [merge.op for merge in merged]
+        for each in [*own, pivots.output_true.op, plain.op, rounded.op, other, *(end.op for end in ends), done]:
+            self._mark(each)
+        self.calls[op] = done
+        for tensor, merge, users in zip(op.outputs, merged, readers):
+            self.calls[tensor.ref()] = merge
+            self._redirect(tensor, merge, users)
+        for user in waiting:
+            others = [each for each in user.control_inputs if each is not op]
+            remove_control_inputs(user)
+            add_control_inputs(user, [*others, done])
+
+    def _rounded_input(self, op, position, tensor, dtype):
+        if tensor.ref() in self._are_rounded or _layer_of(tensor.op) == self.name:
+            return tensor
+        key = (tensor.ref(), op.device, id(control_flow_context(op)))
+        if key not in self._inputs:
+            self._inputs[key] = self._rounded(tensor, dtype, op, f"input_{position}")
+        return self._inputs[key]
+
+    def _round_outputs(self, op, rule):
+        for position, (tensor, dtype) in enumerate(zip(op.outputs, rule.outputs)):
+            if not _is_exact(tensor, dtype):
+                continue
+            consumers = list(tensor.consumers())
+            if any(_OUTPUT in user.name and _layer_of(user) == self.name for user in consumers):
+                continue  # it is a copy, and so is the rounding behind it
+            if op.type in EXACT and _rounds_all_inputs(op, rule):
+                self._are_rounded.add(tensor.ref())
+                continue
+            self._redirect(tensor, self._rounded(tensor, dtype, op, f"output_{position}"), consumers)
+
+    def _redirect(self, tensor, replacement, consumers):
+        """Has consumers of a tensor, and those that are to come, read another one."""
+        self.replaced[tensor.ref()] = replacement
+        for consumer in consumers:
+            for place, taken in enumerate(consumer.inputs):
+                if taken is tensor:
+                    update_input(consumer, place, replacement)
+
+    def _rounded(self, tensor, dtype, op, which):
+        """The value as it is after a trip to the low dtype, made where the operator is: its device, loop, condition."""
+        name = f"{op.name}{_WORD}{which}"
+        with _where(op):
+            if self.guard is None:
+                parts = [tf.cast(tensor, dtype, name=f"{name}/{dtype}")]
+                parts.append(tf.cast(parts[0], tensor.dtype.base_dtype, name=name))
+            else:
+                off, on = tf.raw_ops.Switch(data=tensor, pred=self.guard, name=f"{name}/guard")
+                low = tf.cast(on, dtype, name=f"{name}/{dtype}")
+                back = tf.cast(low, tensor.dtype.base_dtype, name=f"{name}/float32")
+                parts = [off, low, back, tf.raw_ops.Merge(inputs=[off, back], name=name).output]
+        for part in parts:
+            self._mark(part.op)
+        return parts[-1]
+
+    def _mark(self, op):
+        mark_as_own(op, self.name)
 
 
 def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
@@ -41,56 +168,101 @@ def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
     """
     if not dtypes.rounds:
         return
-    state = _state_of(graph)
+    with new_operators(graph, BY_RULES, lambda: None) as (layer, ops):
+        if ops:
+            _warn_about_functions(dtypes, graph)
+        layer.round_operators(
+            ops, lambda op: dtypes.rounding_by_name.get(op.name) or dtypes.rounding_by_type.get(op.type)
+        )
+
+
+@contextlib.contextmanager
+def new_operators(
+    graph: tf.Graph, name: str, make_guard: Callable[[], tf.Tensor | None]
+) -> Iterator[tuple[Layer, Sequence[tf.Operation]]]:
+    """Yields a layer of a graph and the operators that it has not looked at; inside, the graph is open for changes."""
+    layers = layers_of(graph)
+    if name not in layers:
+        with opened_for_changes(graph):
+            layers[name] = Layer(name, make_guard())
+    layer = layers[name]
     ops = graph.get_operations()
-    new_ops = ops[state.seen_ops :]
+    new_ops = ops[layer.seen_ops :]
     if not new_ops:
+        yield layer, ()
         return
-    _warn_about_functions(dtypes, graph)
     with opened_for_changes(graph):
-        for op in new_ops:
-            rule = dtypes.rounding_by_name.get(op.name) or dtypes.rounding_by_type.get(op.type)
-            for position, tensor in enumerate(op.inputs):
-                tensor = state.rounded_outputs.get(tensor.ref(), tensor)
-                if rule is not None and position < len(rule.inputs) and _is_exact(tensor, rule.inputs[position]):
-                    tensor = _rounded(tensor, rule.inputs[position], op, f"input_{position}")
-                if tensor is not op.inputs[position]:
-                    update_input(op, position, tensor)
-            if rule is not None:
-                _round_outputs(op, rule, state)
-    state.seen_ops = len(graph.get_operations())
+        yield layer, new_ops
+    layer.seen_ops = len(graph.get_operations())
 
 
-def _round_outputs(op: tf.Operation, rule: Rounding, state: _State) -> None:
-    for position, (tensor, dtype) in enumerate(zip(op.outputs, rule.outputs)):
-        if not _is_exact(tensor, dtype):
-            continue
-        consumers = tensor.consumers()
-        rounded = state.rounded_outputs[tensor.ref()] = _rounded(tensor, dtype, op, f"output_{position}")
-        for consumer in consumers:
-            for place, taken in enumerate(consumer.inputs):
-                if taken is tensor:
-                    update_input(consumer, place, rounded)
+def layers_of(graph: tf.Graph) -> dict[str, Layer]:
+    """Returns the layers of rounding in a graph, by name."""
+    found = graph.get_collection_ref(_KEY)
+    if not found:
+        found.append({})
+    return found[0]
 
 
-def _rounded(tensor: tf.Tensor, dtype: str, op: tf.Operation, which: str) -> tf.Tensor:
-    """The value as it is after a trip to the low dtype, made where the operator is: its device, loop or condition."""
+def is_own(op: tf.Operation) -> bool:
+    """Whether an operator was put in to round a value, or is a copy of one that was."""
+    return _layer_of(op) is not None
+
+
+def mark_as_own(op: tf.Operation, layer: str) -> None:
+    """Notes of an operator, whose name has `/rounded_` in it, that a layer has put it in."""
+    set_attribute(op, _LAYER, tf.compat.v1.AttrValue(s=layer.encode()))
+
+
+def unrounded(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor that a rounded one was made of; any other as it is."""
+    while tensor.op.type in ("Cast", "Merge", "Switch") and is_own(tensor.op):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def round_calls(functions: RoundedFunctions, layer: Layer, ops: Iterable[tf.Operation]) -> None:
+    """Has operators that call functions call rounded ones under a layer's guard."""
+    for op in ops:
+        names = {} if is_own(op) else {name: functions.rounded(name) for name in calls_of(op)}
+        if any(name != other for name, other in names.items()):
+            functions.add_to(op.graph)
+            layer.replace_calls(op, names)
+
+
+@contextlib.contextmanager
+def _where(op: tf.Operation) -> Iterator[None]:
+    """Makes operators where another one is, under names that are complete."""
     graph = op.graph
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(op.device or None):
         with inside_control_flow_context(graph, control_flow_context(op)):
-            low = tf.cast(tensor, dtype, name=f"{op.name}/rounded_{which}/{dtype}")
-            return tf.cast(low, tensor.dtype.base_dtype, name=f"{op.name}/rounded_{which}")
+            yield
+
+
+def _with_functions(op, functions):
+    attributes = {name: value for name, value in op.node_def.attr.items() if name != "_class"}
+    for value in attributes.values():
+        for function in [value.func] if value.HasField("func") else value.list.func:
+            function.name = functions.get(function.name, function.name)
+    return attributes
+
+
+def _layer_of(op: tf.Operation) -> str | None:
+    if _WORD not in op.name:
+        return None
+    try:
+        return op.get_attr(_LAYER).decode()
+    except ValueError:
+        return None
+
+
+def _rounds_all_inputs(op: tf.Operation, rule: Rounding) -> bool:
+    read = [place for place, tensor in enumerate(op.inputs) if tensor.dtype.base_dtype == tf.float32]
+    return bool(read) and all(place < len(rule.inputs) and rule.inputs[place] is not None for place in read)
 
 
 def _is_exact(tensor: tf.Tensor, dtype: str | None) -> bool:
     return dtype is not None and tensor.dtype.base_dtype == tf.float32
-
-
-def _state_of(graph: tf.Graph) -> _State:
-    found = graph.get_collection_ref(_KEY)
-    if not found:
-        found.append(_State())
-    return found[0]
 
 
 def _warn_about_functions(dtypes: OperatorDtypes, graph: tf.Graph) -> None:

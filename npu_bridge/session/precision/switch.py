@@ -27,8 +27,11 @@ class Switch:
     switch comes when it is due on every rank, so they never compute one step in different precisions.
     """
 
-    def __init__(self, plan: AccelerateTrainMode, steps_per_run: int = 1, original: str = "float32"):
+    def __init__(
+        self, plan: AccelerateTrainMode, steps_per_run: int = 1, original: str = "float32", low: str | None = None
+    ):
         self.plan = plan
+        self._low = low or plan.low_dtype
         self.has_happened = False
         self._steps_per_run = steps_per_run
         self._original = original
@@ -60,7 +63,7 @@ class Switch:
             if training not in self._started:
                 progress = self._progress()
                 if not self._started:
-                    self._plan_text = describe(self.plan, progress, self._steps_per_run, self._original)
+                    self._plan_text = describe(self.plan, progress, self._steps_per_run, self._original, self._low)
                 self._started.add(training)
                 return False
             verdict = self._judge()
@@ -101,7 +104,7 @@ class Switch:
         except ValueError as error:
             if not self._has_warned:
                 self._has_warned = True
-                _LOG.warning("accelerate_train_mode: training goes on in %s. %s", self.plan.low_dtype, error)
+                _LOG.warning("accelerate_train_mode: training goes on in %s. %s", self._low, error)
             return Verdict(1)
 
     def _progress(self) -> Progress:

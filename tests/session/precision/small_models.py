@@ -13,6 +13,7 @@ from npu_bridge.session.precision import Precision, attach
 
 tf1 = tf.compat.v1
 MATRIX_KERNELS = ("MatMul", "Conv2D")
+_HANDING_ON = ("Cast", "Merge", "Identity", "Reshape", "Transpose", "Relu", "ReluGrad")
 
 
 def precision_of(**keys):
@@ -64,14 +65,45 @@ def run_with_graph(session, fetches, feed_dict=None):
 
 
 def dtypes_of(nodes, *words):
-    """How many nodes whose type holds one of the words run in which dtype."""
-    return dict(
-        collections.Counter(
-            tf.as_dtype(node.attr["T"].type).name
-            for node in nodes
-            if "T" in node.attr and any(word in node.op for word in words or MATRIX_KERNELS)
-        )
-    )
+    """How many nodes whose type holds one of the words compute in which dtype, imitated ones included."""
+    return dict(collections.Counter(dtypes_by_name(nodes, *words).values()))
+
+
+def kernels_of(nodes, *words):
+    """As `dtypes_of`, but an imitated dtype counts as float32, which its kernels are."""
+    return dict(collections.Counter(tf.as_dtype(node.attr["T"].type).name for node in _of_types(nodes, words)))
+
+
+def dtypes_by_name(nodes, *words):
+    """The dtype that nodes compute in, by name: of their kernels, or the one that their values are rounded to."""
+    by_name = {node.name: node for node in nodes}
+
+    def rounded_to(value):
+        node = by_name.get(value.split(":")[0])
+        if node is None or node.op not in _HANDING_ON:
+            return None
+        if node.op == "Cast":
+            # Between the two casts TensorFlow may move an operator that hands values on.
+            low = tf.as_dtype(node.attr["SrcT"].type)
+            return low.name if low in (tf.float16, tf.bfloat16) and node.attr["DstT"].type == tf.float32 else None
+        return next(filter(None, map(rounded_to, node.input)), None)
+
+    found = {}
+    for node in _of_types(nodes, words):
+        read = [value for value in node.input if not value.startswith("^")]
+        if "MatMul" in node.op:
+            lows = [rounded_to(value) for value in read[:2]]
+            low = lows[0] if all(lows) else None
+        elif "Conv" in node.op or node.op in _HANDING_ON:
+            low = next(filter(None, map(rounded_to, read)), None)
+        else:
+            low = rounded_to(f"{node.name}/rounded_output_0")
+        found[node.name] = low or tf.as_dtype(node.attr["T"].type).name
+    return found
+
+
+def _of_types(nodes, words):
+    return [node for node in nodes if "T" in node.attr and any(word in node.op for word in words or MATRIX_KERNELS)]
 
 
 def tell_steps(now, total):

@@ -16,7 +16,7 @@ from npu_bridge.session.precision.live_session import attach
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
-    dtypes_of,
+    kernels_of,
     precision_of,
     run_with_graph,
     session_of,
@@ -79,11 +79,11 @@ def test_imitated_float16_trains(model, mode, monkeypatch):
     np.testing.assert_allclose(rounded, exact, rtol=2e-2)
 
 
-def matrix_dtypes(**keys):
+def matrix_kernels(**keys):
     model = Dense()
     with session_of(model.graph, precision_of(**keys)) as session:
         session.run(model.init)
-        return dtypes_of(run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1])
+        return kernels_of(run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1])
 
 
 @pytest.mark.parametrize("mode", ["mixed_float16", "fp16"])
@@ -91,14 +91,16 @@ def test_float16_is_imitated_and_that_is_said(mode, monkeypatch, caplog):
     monkeypatch.delenv(IMITATION)
     caplog.set_level("INFO")
     say_once.cache_clear()
-    assert matrix_dtypes(precision_mode_v2=mode) == {"float32": 5}
-    assert sum("float32 kernels on values rounded to float16" in line for line in caplog.messages) == 1
+    assert matrix_kernels(precision_mode_v2=mode) == {"float32": 5}
+    assert (
+        sum("float32 operators on values rounded to float16 imitate float16" in line for line in caplog.messages) == 1
+    )
 
 
 def test_who_asks_for_slow_kernels_is_told(caplog, monkeypatch):
     monkeypatch.setenv(IMITATION, "0")
     say_once.cache_clear()
-    assert matrix_dtypes(precision_mode_v2="mixed_float16") == {"float16": 5}
+    assert matrix_kernels(precision_mode_v2="mixed_float16") == {"float16": 5}
     assert sum(f"Unset {IMITATION}" in line for line in caplog.messages) == 1
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.session.precision import ORIGINAL, AccelerateTrainCallback, Policy, list_builds, policy_of_last_step
-from tests.session.precision.small_models import MATRIX_KERNELS, dtypes_of, precision_of, session_of, tf1
+from tests.session.precision.small_models import dtypes_of, precision_of, session_of, tf1
 from tests.training import assert_same_bits
 
 LOW = Policy("mixed", "float16")
@@ -66,9 +66,7 @@ def built():
     with collected_function_graphs() as metadata:
         yield counts
     for function in metadata.function_graphs:
-        for node in (node for graph in function.partition_graphs for node in graph.node):
-            if any(word in node.op for word in MATRIX_KERNELS):
-                counts[tf.as_dtype(node.attr["T"].type).name] += 1
+        counts.update(dtypes_of([node for graph in function.partition_graphs for node in graph.node]))
 
 
 def fit(accelerate, model=None, epochs=2, **arguments):
@@ -89,7 +87,7 @@ def test_by_step(caplog):
     assert "precision: float32 from here on (step 4); its first step took" in caplog.text
 
 
-def test_bfloat16(has_bfloat16):
+def test_bfloat16(bfloat16):
     with built() as counts:
         fit(AccelerateTrainCallback("fast1|step|0.5"))
     assert counts == {"bfloat16": 5, "float32": 5}

@@ -56,13 +56,13 @@ def test_a_permission_is_used_where_it_gains():
     assert policy_of(permitted, gains_from_float16=False) == ORIGINAL
 
 
-def test_bfloat16_on_a_gpu_stays_in_float32(monkeypatch, caplog):
+def test_bfloat16_on_a_gpu_is_imitated(monkeypatch):
     """TensorFlow's rewriter knows float16 alone there."""
     monkeypatch.setattr(rewriter, "device_kind", lambda: "GPU")
     for keys in ({"precision_mode_v2": "mixed_bfloat16"}, {"experimental_accelerate_train_mode": "fast1|step"}):
         precision, config = Precision(options(**keys)), tf.compat.v1.ConfigProto()
         precision.prepare(config)
-        assert (precision.is_active, precision.switch, config.ByteSize()) == (False, None, 0)
+        assert (precision.is_active, precision.imitation is None, config.ByteSize()) == (True, False, 0)
     precision, config = Precision(options(precision_mode_v2="mixed_float16")), tf.compat.v1.ConfigProto()
     precision.prepare(config)
     assert config.graph_options.rewrite_options.auto_mixed_precision == RewriterConfig.ON

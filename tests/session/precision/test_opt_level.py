@@ -64,7 +64,7 @@ def test_kernels(level, overrides, conv, norm, square, tmp_path):
     assert [set(count) for count in counts] == [{conv}, {norm}, {square}, {"float32"}]
 
 
-def test_bfloat16_under_o1(tmp_path, has_bfloat16):
+def test_bfloat16_under_o1(tmp_path, bfloat16):
     options = from_opt_level("O1", low_dtype="bfloat16").options(str(tmp_path))
     assert [set(count) for count in executed(options)[:2]] == [{"bfloat16"}, {"float32"}]
 

@@ -37,9 +37,7 @@ def accelerated(plan="fast|step|0.5", **keys):
 
 
 @pytest.mark.parametrize("plan, keys, low_dtype", ACCELERATED)
-def test_dtypes_before_and_after(plan, keys, low_dtype, request):
-    if low_dtype == "bfloat16":
-        request.getfixturevalue("has_bfloat16")
+def test_dtypes_before_and_after(plan, keys, low_dtype, bfloat16):
     model, seen = Dense(), []
     with session_of(model.graph, accelerated(plan, **keys)) as session:
         session.run(model.init)
@@ -48,13 +46,12 @@ def test_dtypes_before_and_after(plan, keys, low_dtype, request):
             seen.append(dtypes_of(run_with_graph(session, [model.train_op, model.loss], model.batch(step))[1]))
         trained = [build.policy for build in list_builds(session) if build.is_training]
     assert seen == [{low_dtype: 5}] * 3 + [{"float32": 5}] * 3
-    assert trained == [Policy("mixed", low_dtype), Policy("nothing", None)]  # exactly one more executor
+    is_imitated = low_dtype == "bfloat16" and bfloat16 == "imitated"
+    assert trained == [Policy("mixed", low_dtype, is_imitated), Policy("nothing", None)]  # exactly one more executor
 
 
 @pytest.mark.parametrize("low_dtype", ["float16", "bfloat16"])
-def test_after_the_switch_a_step_is_that_of_a_float32_session(low_dtype, request):
-    if low_dtype == "bfloat16":
-        request.getfixturevalue("has_bfloat16")
+def test_after_the_switch_a_step_is_that_of_a_float32_session(low_dtype, bfloat16):
     model, other = Dense(), Dense()
     plan = "fast|step|0.5" if low_dtype == "float16" else "fast1|step|0.5"
     with session_of(model.graph, accelerated(plan)) as session, session_of(other.graph) as stock:
@@ -70,8 +67,10 @@ def test_after_the_switch_a_step_is_that_of_a_float32_session(low_dtype, request
             if step >= 5:
                 assert_same_bits(after, expected)
                 assert results[1] == stock_results[1]
-                ours = sorted((node.op, node.name) for node in nodes if "npu_bridge" not in node.name)
-                assert ours == sorted((node.op, node.name) for node in stock_nodes)
+                ours = [node for node in nodes if "npu_bridge" not in node.name]
+                assert sorted(node.op for node in ours) == sorted(node.op for node in stock_nodes)
+                if bfloat16 == "kernels":  # constants that TensorFlow folds have names of where they are read
+                    assert sorted(node.name for node in ours) == sorted(node.name for node in stock_nodes)
             else:
                 assert any(after[name].tobytes() != expected[name].tobytes() for name in expected)
 

@@ -1,0 +1,86 @@
+"""Private parts of functions that are called eagerly, and of TensorFlow's graph rewriter. TensorFlow 2.15.1."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_RENAMING = threading.local()
+
+
+def eager_function_definition(name: str) -> Any:
+    """Returns the FunctionDef of a function that eager code can call, or None (`Context.get_function_def`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    return current.get_function_def(name) if current.has_function(name) else None
+
+
+def add_function(definition: Any) -> None:
+    """Makes a FunctionDef known to eager calls (`Context.add_function_def`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    context.context().add_function_def(definition)
+
+
+@contextlib.contextmanager
+def renamed_calls(rename: Callable[[str], str] | None) -> Iterator[None]:
+    """Inside, this thread calls other functions eagerly than its code says: those that `rename` names.
+
+    The innermost one counts; None calls what the code says. Seen in TF 2.15: `Context.call_function`.
+    """
+    before = getattr(_RENAMING, "rename", None)
+    rename_calls(rename)
+    try:
+        yield
+    finally:
+        _RENAMING.rename = before
+
+
+def rename_calls(rename: Callable[[str], str] | None) -> None:
+    """As `renamed_calls`, from now on."""
+    _wrap_calls()
+    _RENAMING.rename = rename
+
+
+@functools.cache
+def _wrap_calls() -> None:
+    from tensorflow.python.eager.context import Context
+
+    call = Context.call_function
+
+    @functools.wraps(call)
+    def call_function(self, name, *arguments, **keywords):
+        rename = getattr(_RENAMING, "rename", None)
+        if rename is not None:
+            name = rename(name.decode() if isinstance(name, bytes) else name).encode()
+        return call(self, name, *arguments, **keywords)
+
+    Context.call_function = call_function
+
+
+def rewritten_graph(graph: tf.Graph, fetches: Sequence[str], session_config: tf.compat.v1.ConfigProto) -> Any:
+    """Returns the GraphDef that TensorFlow's graph rewriter makes for a machine with one CPU; starts no session.
+
+    Seen in TF 2.15: `grappler.tf_optimizer.OptimizeGraph` and `grappler.cluster.Cluster`.
+
+    Args:
+      graph: a TF 1 graph.
+      fetches: names of operators that the rewriter leaves alone, and computes everything for.
+      session_config: says which passes run.
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf.device_properties_pb2 import NamedDevice
+    from tensorflow.python.grappler import cluster, tf_optimizer
+
+    exported = tf.compat.v1.MetaGraphDef(graph_def=graph.as_graph_def(add_shapes=True))
+    exported.collection_def["train_op"].node_list.value[:] = fetches
+    device = NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
+    device.properties.type = "CPU"
+    return tf_optimizer.OptimizeGraph(session_config, exported, cluster=cluster.Cluster(devices=[device]))

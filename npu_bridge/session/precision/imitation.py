@@ -1,0 +1,160 @@
+"""Imitates a low dtype that TensorFlow cannot lower to here: float32 operators on rounded inputs, with rounded outputs.
+
+The same operators are rounded that TensorFlow's rewriter would lower (`lowering.py`), in the graphs of sessions
+(`rounding.py`) and in copies of functions (`rounded_functions.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.tf_internals.functions import add_function, eager_function_definition
+from npu_bridge.base.tf_internals.graphs import function_definition
+from npu_bridge.graph.loop import share_with_copies
+from npu_bridge.session.precision import rounding
+from npu_bridge.session.precision.executed import MOVING, Executed
+from npu_bridge.session.precision.exemptions import is_marked_node
+from npu_bridge.session.precision.lowering import lowered, node_of_op
+from npu_bridge.session.precision.modes import Policy
+from npu_bridge.session.precision.operator_dtypes import Rounding
+from npu_bridge.session.precision.rounded_functions import RoundedFunctions
+from npu_bridge.session.precision.type_lists import TypeLists, lists_under
+
+_numbers = itertools.count()
+# Parts of loops and conditions, which TensorFlow knows by their neighbours. Whoever reads what they hand on rounds it.
+_FRAMES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
+
+
+class Imitation:
+    """The imitated dtype of one training.
+
+    Args:
+      low_dtype: "float16" or "bfloat16".
+      policies: those under which operators may be lowered.
+      variables: what the environment would tell TensorFlow's rewriter, by policy and graph; None for functions.
+      kept_ops: which of some operators keep their dtype under a policy.
+    """
+
+    def __init__(
+        self,
+        low_dtype: str,
+        policies: Iterable[Policy],
+        variables: Callable[[Policy, tf.Graph | None], Mapping[str, str]],
+        kept_ops: Callable[[Policy, Iterable[tf.Operation]], list[tf.Operation]],
+    ):
+        self._low_dtype, self._variables, self._kept_ops = low_dtype, variables, kept_ops
+        number = next(_numbers)
+        self._layers = {policy: f"{low_dtype}_{number}_{place}" for place, policy in enumerate(dict.fromkeys(policies))}
+        self._functions: dict[Policy, RoundedFunctions] = {}
+        self._called: dict[str, Executed] = {}  # by function that was called eagerly
+        self._lock = threading.RLock()
+
+    def round_new_operators(self, graph: tf.Graph) -> None:
+        """Rounds around operators of a graph, finalized or not, that were not looked at before.
+
+        Graph: a guard for each policy, and two casts named `<operator>/rounded_...` behind it for each rounded value.
+        """
+        for policy, name in self._layers.items():
+            with rounding.new_operators(graph, name, lambda: _guard(graph, name)) as (layer, ops):  # noqa: B023
+                if not all(map(rounding.is_own, ops)):
+                    self._round(policy, layer, ops, graph)
+
+    def feeds(self, policy: Policy, graph: tf.Graph) -> dict[tf.Tensor, Any]:
+        """Returns what a run is fed so that it computes under a policy: a value by tensor."""
+        layer = self._layer(policy, graph)
+        return {} if layer is None else {layer.guard: np.bool_(True)}
+
+    def elements(self, policy: Policy, graph: tf.Graph, elements: Iterable[Any]) -> list[Any]:
+        """Returns the tensors or operators that a run under a policy fetches, or runs, in place of some."""
+        layer = self._layer(policy, graph)
+        if layer is None:
+            return list(elements)
+        return [layer.calls.get(each.ref() if tf.is_tensor(each) else each, each) for each in elements]
+
+    def count(self, policy: Policy, ops: Iterable[tf.Operation]) -> Executed:
+        """Returns how many of a run's floating-point operators are rounded under a policy, and how many there are."""
+        ops = [op for op in ops if not rounding.is_own(op)]
+        layer = self._layer(policy, ops[0].graph) if ops else None
+        if layer is None:
+            return Executed(0, 0)
+        computing = [op for op in ops if op.type not in MOVING and any(map(_is_float32, op.inputs))]
+        total = Executed(sum(op.name in layer.found for op in ops), len(computing))
+        for op in ops:
+            for name in rounding.calls_of(op):
+                total = total.plus(self._of_graph(policy, op.graph).count(name))
+        return total
+
+    def rename(self, policy: Policy, name: str) -> str:
+        """Returns the function to call eagerly in place of another one under a policy; it exists then."""
+        with self._lock:
+            if policy not in self._functions:
+                self._functions[policy] = self._new_functions(policy, None, eager_function_definition)
+            functions = self._functions[policy]
+            other = functions.rounded(name)
+            for definition in functions.take_new():
+                add_function(definition)
+            self._called[name] = functions.count(name)
+        return other
+
+    def count_called(self) -> Executed:
+        """Returns the counts of all functions that were called eagerly so far."""
+        return functools.reduce(Executed.plus, self._called.values(), Executed(0, 0))
+
+    def _round(self, policy, layer, ops, graph):
+        everything = [op for op in graph.get_operations() if not rounding.is_own(op)]
+        kept = set(self._kept_ops(policy, everything))
+        nodes = {
+            op.name: node_of_op(op, rounding.unrounded, op not in kept and not op.op_def.is_stateful)
+            for op in everything
+        }
+        lists = self._lists(policy, graph)
+        layer.found |= lowered(nodes, lists, self._low_dtype).intersection(op.name for op in ops)
+
+        def rule_of(op):
+            if op.name not in layer.found or op.type in _FRAMES:
+                return None
+            node = nodes[op.name]
+            inputs, outputs = (
+                tuple(self._low_dtype if place in low else None for place in range(len(tensors)))
+                for low, tensors in ((node.inputs, op.inputs), (node.outputs, op.outputs))
+            )
+            return Rounding(inputs, outputs)
+
+        layer.round_operators(ops, rule_of)
+        rounding.round_calls(self._of_graph(policy, graph), layer, ops)
+
+    def _layer(self, policy, graph):
+        return rounding.layers_of(graph).get(self._layers.get(policy))
+
+    def _of_graph(self, policy, graph):
+        """The rounded functions of a graph, which are made of those it holds."""
+        found = graph.get_collection_ref(("npu_bridge", "rounded_functions", self._layers[policy]))
+        if not found:
+            found.append(self._new_functions(policy, graph, lambda name: function_definition(graph, name)))
+        return found[0]
+
+    def _new_functions(self, policy, graph, find):
+        suffix = f"_rounded_to_{self._layers[policy]}"
+        return RoundedFunctions(find, self._lists(policy, graph), self._low_dtype, is_marked_node, suffix)
+
+    def _lists(self, policy, graph) -> TypeLists:
+        return lists_under(self._low_dtype, self._variables(policy, graph))
+
+
+def _guard(graph: tf.Graph, name: str) -> tf.Tensor:
+    """Makes the boolean that is fed to runs that round; in others TensorFlow folds it, and the rounding goes."""
+    with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(None):
+        guard = tf.constant(False, name=f"npu_bridge/rounded_to_{name}")
+    rounding.mark_as_own(share_with_copies(guard.op), name)
+    return guard
+
+
+def _is_float32(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.base_dtype == tf.float32

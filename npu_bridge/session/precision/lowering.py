@@ -1,0 +1,148 @@
+"""Decides which operators mixed precision lowers, by the same rules as TensorFlow's rewriter.
+
+The rewriter knows a dtype on some processors only, and decides when TensorFlow builds an executor. This decides on any
+machine, of operators as they stand in a graph or in the definition of a function. Types lead from operator to operator
+along float32 values alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.base.search import search
+from npu_bridge.base.tf_internals.graphs import operator_definition
+from npu_bridge.session.precision.modes import BFLOAT16
+from npu_bridge.session.precision.type_lists import TypeLists
+
+_HANDING_ON = ("Enter", "Identity", "Switch")
+_VARIABLES = ("VariableV2", "Variable", "TemporaryVariable")
+
+
+class Node(NamedTuple):
+    """One operator.
+
+    Attributes:
+      type: its operator type.
+      sources: by input position, the producer's name and which of its outputs is read.
+      inputs, outputs: positions of the float32 values that have the low dtype once the operator is lowered.
+      may_change: whether it may be lowered at all.
+    """
+
+    type: str
+    sources: tuple[tuple[str, int], ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    may_change: bool = True
+
+
+def lowered(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> frozenset[str]:
+    """Returns the names of the operators that are lowered.
+
+    Args:
+      nodes: all operators by name; sources that are not among them are passed over.
+      lists: types by what becomes of them.
+      low_dtype: "float16" or "bfloat16".
+    """
+    before: dict[str, list[str]] = {name: [] for name in nodes}
+    after: dict[str, list[str]] = {name: [] for name in nodes}
+    for name, node in nodes.items():
+        for position in node.inputs:
+            source, index = node.sources[position]
+            if source in nodes and index in nodes[source].outputs:
+                before[name].append(source)
+                after[source].append(name)
+
+    def of_type(types: Collection[str], among: Iterable[str] = nodes) -> set[str]:
+        return {name for name in among if nodes[name].type in types}
+
+    def reached(starts: Collection[str], ways: Iterable[Mapping[str, list[str]]], inside: Collection[str]) -> set[str]:
+        """Everything on the way from some operators through those of `inside`, and the starts."""
+        return set(search(starts, lambda name: [other for way in ways for other in way[name] if other in inside]))
+
+    can_change = {name for name, node in nodes.items() if node.may_change and (node.inputs or node.outputs)}
+    allowed = of_type(lists.allow, can_change)
+    if not allowed:
+        return frozenset()
+    clear, infer = of_type(lists.clear), of_type(lists.infer)
+    # Denied types deny the infer types that follow them, also through clear ones.
+    before_infer = reached(of_type(lists.deny) | infer, [before], clear)
+    denied = reached(of_type(lists.deny), [after], before_infer)
+    open_ones = can_change - denied
+    # Between two allowed operators everything is lowered that follows its neighbours.
+    behind = reached(allowed, [after], (clear | infer) & open_ones - allowed)
+    result = allowed | reached(allowed, [before], behind)
+    if low_dtype == BFLOAT16:  # infer types right behind lowered operators, too
+        for name in nodes:
+            if (
+                name in infer
+                and name in open_ones
+                and denied.isdisjoint(before[name])
+                and not result.isdisjoint(before[name])
+            ):
+                result.add(name)
+    # Clear types beside lowered operators, but not those that read variables: other readers get exact values.
+    free = {name for name in clear & open_ones if not _reads_a_variable(name, nodes)}
+    return frozenset(reached(result, [before, after], free))
+
+
+def positions(arguments: Sequence[Any], attribute: Callable[[str], Any]) -> list[Any]:
+    """Returns the argument of an operator's definition that each of its inputs or outputs belongs to.
+
+    Args:
+      arguments: `input_arg` or `output_arg` of an OpDef.
+      attribute: gives the operator's attribute of a name: a number, or a list of dtypes.
+    """
+    flat = []
+    for argument in arguments:
+        count = 1
+        if argument.number_attr:
+            count = attribute(argument.number_attr)
+        elif argument.type_list_attr:
+            count = len(attribute(argument.type_list_attr))
+        flat += [argument] * count
+    return flat
+
+
+@functools.cache
+def low_attributes(op_type: str) -> frozenset[str]:
+    """Returns the dtype attributes of an operator type that a low dtype may stand in.
+
+    The parameters of batch normalisation (attribute U) stay in float32.
+    """
+    definition = operator_definition(op_type)
+    if definition is None:
+        return frozenset()
+    attributes = frozenset(attribute.name for attribute in definition.attr if attribute.type == "type")
+    return attributes - {"U"} if "BatchNorm" in op_type else attributes
+
+
+def node_of_op(op: tf.Operation, source: Callable[[tf.Tensor], tf.Tensor], may_change: bool) -> Node:
+    """Returns an operator of a graph as a node; `source` gives the tensor that an input stands for."""
+    definition, attributes = op.op_def, low_attributes(op.type)
+
+    def low_ones(arguments, tensors):
+        if all(tensor.dtype.base_dtype != tf.float32 for tensor in tensors):
+            return ()
+        flat = positions(arguments, op.get_attr)
+        return tuple(
+            place
+            for place, (argument, tensor) in enumerate(zip(flat, tensors))
+            if argument.type_attr in attributes and tensor.dtype.base_dtype == tf.float32
+        )
+
+    sources = tuple((tensor.op.name, tensor.value_index) for tensor in map(source, op.inputs))
+    inputs, outputs = low_ones(definition.input_arg, op.inputs), low_ones(definition.output_arg, op.outputs)
+    return Node(op.type, sources, inputs, outputs, may_change)
+
+
+def _reads_a_variable(name: str, nodes: Mapping[str, Node]) -> bool:
+    """Whether an operator hands on a variable of TensorFlow 1, which is read without an operator that reads."""
+    node = nodes[name]
+    if node.type not in _HANDING_ON or not node.sources or node.sources[0][0] not in nodes:
+        return False
+    source = node.sources[0][0]
+    return nodes[source].type in _VARIABLES or _reads_a_variable(source, nodes)

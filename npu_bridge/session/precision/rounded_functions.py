@@ -1,0 +1,236 @@
+"""Copies of functions in which what mixed precision lowers is rounded to 16 bits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.graphs import operator_definition
+from npu_bridge.graph.functions import called_functions
+from npu_bridge.session.precision.executed import MOVING, Executed
+from npu_bridge.session.precision.lowering import Node, low_attributes, lowered, positions
+from npu_bridge.session.precision.type_lists import EXACT, TypeLists
+
+_FLOAT32 = tf.float32.as_datatype_enum
+# Operators that run functions as a part of the step they stand in; those of datasets are not among them.
+_CALLING = frozenset(
+    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"}
+) | frozenset({"StatelessWhile", "While"})
+_COMPILED = ("_XlaMustCompile", "_tf_compile")
+# By these TensorFlow finds another form of the same layer, which would not be rounded.
+_IMPLEMENTATION = ("api_implements", "api_preferred_device")
+
+
+def calls_of(op: tf.Operation) -> list[str]:
+    """Returns the names of the functions that an operator runs as a part of its step."""
+    return called_functions(op.node_def) if op.type in _CALLING else []
+
+
+class _Place(NamedTuple):
+    """An operator of a definition: as a node, and how the definition calls its outputs."""
+
+    node: Node
+    outputs: tuple[str, ...]
+
+
+class RoundedFunctions:
+    """Makes rounded copies of functions, each once, with those that they call.
+
+    Args:
+      find: gives the FunctionDef of a name, or None.
+      lists, low_dtype: what is lowered, and to which dtype.
+      is_exempt: whether a `NodeDef` keeps its dtype.
+      suffix: makes the names of the copies differ from those of other parties.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Any],
+        lists: TypeLists,
+        low_dtype: str,
+        is_exempt: Callable[[Any], bool],
+        suffix: str,
+    ):
+        self._find, self._lists, self._low_dtype, self._is_exempt = find, lists, low_dtype, is_exempt
+        self._suffix = suffix
+        self._names: dict[str, str] = {}
+        self._counts: dict[str, Executed] = {}
+        self._new: list[Any] = []  # definitions that nobody has taken yet
+
+    def rounded(self, name: str) -> str:
+        """Returns the name of the rounded copy of a function; its own name where there is nothing to round."""
+        if name not in self._names:
+            self._names[name] = name  # a function that calls itself calls itself as it is
+            definition = self._find(name)
+            if definition is not None and not _is_compiled(definition):
+                self._names[name] = self._copied(name, definition)
+        return self._names[name]
+
+    def count(self, name: str) -> Executed:
+        """Returns how many floating-point operators of a function are rounded, of how many, those it calls included."""
+        return self._counts.get(name, Executed(0, 0))
+
+    def take_new(self) -> list[Any]:
+        """Returns the definitions that were made since the last call, each before those that call it."""
+        new, self._new = self._new, []
+        return new
+
+    def add_to(self, graph: tf.Graph) -> None:
+        """Adds definitions that were made since the last call to the library of a graph."""
+        new = self.take_new()
+        if new:
+            holder = tf.compat.v1.GraphDef()
+            holder.versions.CopyFrom(graph.graph_def_versions)
+            holder.library.function.extend(new)
+            with graph.as_default():
+                tf.graph_util.import_graph_def(holder, name="")
+
+    def _copied(self, name, definition):
+        copy = type(definition)()
+        copy.CopyFrom(definition)
+        calls_rounded = False
+        total = Executed(0, 0)
+        for node in copy.node_def:
+            for attribute in node.attr.values() if node.op in _CALLING else ():
+                for function in [attribute.func] if attribute.HasField("func") else attribute.list.func:
+                    other = self.rounded(function.name)
+                    total = total.plus(self.count(function.name))
+                    calls_rounded |= other != function.name
+                    function.name = other
+        places = _places(copy.node_def, self._is_exempt)
+        found = lowered({key: place.node for key, place in places.items()}, self._lists, self._low_dtype)
+        computing = [place for place in places.values() if place.node.inputs and place.node.type not in MOVING]
+        self._counts[name] = total.plus(Executed(len(found), len(computing)))
+        if not found and not calls_rounded:
+            return name
+        _Rounding(copy, places, found, self._low_dtype).apply()
+        copy.signature.name = f"{name}{self._suffix}"
+        for key in _IMPLEMENTATION:
+            copy.attr.pop(key, None)
+        self._new.append(copy)
+        return copy.signature.name
+
+
+class _Rounding:
+    """Puts pairs of casts around the operators of one definition."""
+
+    def __init__(self, definition: Any, places: Mapping[str, _Place], found: frozenset[str], low_dtype: str):
+        self._definition, self._places, self._found, self._low_dtype = definition, places, found, low_dtype
+        self._rounded: dict[str, str] = {}  # by value, its rounded one
+        self._replaced: dict[str, str] = {}  # outputs that everybody reads rounded
+        self._exact: set[str] = set()  # values that need no rounding
+        self._casts: list[Any] = []
+
+    def apply(self) -> None:
+        """Changes the definition."""
+        nodes = list(self._definition.node_def)
+        for node in nodes:
+            if node.name in self._found:
+                self._decide_outputs(node)
+        rounded = self._exact.union(self._replaced.values())
+        for node in nodes:
+            low = self._places[node.name].node.inputs if node.name in self._found else ()
+            for position, value in enumerate(_data_inputs(node)):
+                value = self._replaced.get(value, value)
+                if position in low and value not in rounded:
+                    value = self._pair(value, node, position)
+                node.input[position] = value
+        for key, value in self._definition.ret.items():
+            self._definition.ret[key] = self._replaced.get(value, value)
+        self._definition.node_def.extend(self._casts)
+
+    def _decide_outputs(self, node):
+        place = self._places[node.name]
+        is_exact = node.op in EXACT and bool(place.node.inputs)  # all of which are rounded
+        for position in place.node.outputs:
+            value = place.outputs[position]
+            if is_exact:
+                self._exact.add(value)
+            else:
+                self._replaced[value] = self._cast_back(value, node, f"output_{position}")
+
+    def _pair(self, value, node, position):
+        if value not in self._rounded:
+            self._rounded[value] = self._cast_back(value, node, f"input_{position}")
+        return self._rounded[value]
+
+    def _cast_back(self, value, node, which):
+        low = tf.as_dtype(self._low_dtype).as_datatype_enum
+        name = f"{node.name}/rounded_{which}"
+        value = self._cast(f"{name}/{self._low_dtype}", value, _FLOAT32, low, node.device)
+        return self._cast(name, value, low, _FLOAT32, node.device)
+
+    def _cast(self, name, value, before, after, device):
+        cast = NodeDef(name=name, op="Cast", input=[value], device=device)
+        cast.attr["SrcT"].type, cast.attr["DstT"].type = before, after
+        cast.attr["Truncate"].b = False
+        self._casts.append(cast)
+        return f"{name}:y:0"
+
+
+def _data_inputs(node: Any) -> list[str]:
+    return [value for value in node.input if not value.startswith("^")]
+
+
+def _places(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> dict[str, _Place]:
+    """Returns the operators of a definition by name."""
+    nodes = list(nodes)
+    outputs = {node.name: _outputs(node) for node in nodes}
+    producers = {value: (name, index) for name, values in outputs.items() for index, value in enumerate(values)}
+    places = {}
+    for node in nodes:
+        definition = operator_definition(node.op)
+        sources = tuple(producers.get(value, ("", 0)) for value in _data_inputs(node))
+        low = [(), ()] if definition is None else [_low(node, definition, part) for part in ("input_arg", "output_arg")]
+        is_stateful = definition is not None and definition.is_stateful
+        single = Node(node.op, sources, *low, may_change=not is_stateful and not is_exempt(node))
+        places[node.name] = _Place(single, outputs[node.name])
+    return places
+
+
+def _outputs(node: Any) -> tuple[str, ...]:
+    """Returns how a definition calls the outputs of one of its operators."""
+    definition = operator_definition(node.op)
+    if definition is None:
+        return ()
+    flat = [argument.name for argument in positions(definition.output_arg, _attributes(node, definition))]
+    return tuple(f"{node.name}:{name}:{place - flat.index(name)}" for place, name in enumerate(flat))
+
+
+def _low(node, definition, part):
+    attributes, value_of = low_attributes(node.op), _attributes(node, definition)
+    return tuple(
+        place
+        for place, argument in enumerate(positions(getattr(definition, part), value_of))
+        if argument.type_attr in attributes and value_of(argument.type_attr) == _FLOAT32
+    )
+
+
+def _attributes(node: Any, definition: Any) -> Callable[[str], Any]:
+    """Returns a function that gives an attribute of a `NodeDef`: a number, a dtype or a list of dtypes."""
+
+    def value_of(name):
+        found = node.attr.get(name)
+        if found is None:
+            found = next((each.default_value for each in definition.attr if each.name == name), AttrValue())
+        which = found.WhichOneof("value")
+        return found.list.type if which == "list" else getattr(found, which) if which else 0
+
+    return value_of
+
+
+def _is_compiled(definition: Any) -> bool:
+    is_compiled = any(definition.attr[name].b for name in _COMPILED if name in definition.attr)
+    if is_compiled:
+        say_once(
+            logging.WARNING,
+            "precision: XLA takes pairs of casts out again, so functions that it compiles stay in float32. "
+            "Expected jit_compile=False; got True. Leave it out.",
+        )
+    return is_compiled

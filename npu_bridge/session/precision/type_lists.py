@@ -1,0 +1,100 @@
+"""The lists of operator types by which mixed precision decides, as TensorFlow's rewriter has them.
+
+- *allow*: lowered wherever they stand; everything else is lowered for their sake.
+- *infer*: lowered between lowered operators; in bfloat16 right behind one, too.
+- *clear*: choose, move or compare values, so they are lowered where their neighbours are.
+- *deny*: never lowered, nor is an infer type that follows one.
+
+Source: the lists that TensorFlow 2.15 writes to `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH`. Those of kernels
+that only GPUs have are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16
+
+PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+
+
+class TypeLists(NamedTuple):
+    """Operator types by list; a type is in one list at most."""
+
+    allow: frozenset[str]
+    infer: frozenset[str]
+    clear: frozenset[str]
+    deny: frozenset[str]
+
+
+def _types(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BOTH = TypeLists(
+    allow=_types("""
+        BatchMatMul BatchMatMulV2 Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
+        Conv3DBackpropInputV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+        DepthwiseConv2dNativeBackpropInput Einsum MatMul
+    """),
+    infer=_types("""
+        Add AddN AddV2 AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BiasAdd BiasAddGrad BiasAddV1 Elu EluGrad Erf
+        FloorDiv FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 LeakyRelu LeakyReluGrad
+        Log Log1p LogSoftmax Mul Prod RealDiv Reciprocal Selu SeluGrad Sigmoid SigmoidGrad Softmax Softplus
+        SoftplusGrad Softsign SoftsignGrad Sqrt Sub TanhGrad
+    """),
+    clear=_types("""
+        Abs ArgMax ArgMin BatchToSpace BatchToSpaceND BroadcastTo Ceil CheckNumerics ClipByValue Concat ConcatV2
+        DepthToSpace DynamicPartition DynamicStitch EnsureShape Enter Equal Exit ExpandDims Fill Floor Gather GatherNd
+        GatherV2 Greater GreaterEqual Identity IsFinite IsInf IsNan Less LessEqual Max MaxPool MaxPool3D MaxPool3DGrad
+        MaxPoolGrad MaxPoolGradGrad MaxPoolGradGradV2 MaxPoolGradV2 MaxPoolV2 Maximum Merge Min Minimum MirrorPad
+        MirrorPadGrad Neg NextIteration NotEqual OnesLike Pack Pad PadV2 PreventGradient Relu Relu6 Relu6Grad
+        ReluGrad Reshape ResizeNearestNeighbor ResizeNearestNeighborGrad Reverse ReverseSequence ReverseV2 Round
+        Select SelectV2 Sign Slice Snapshot SpaceToBatch SpaceToBatchND SpaceToDepth Split SplitV Squeeze StopGradient
+        StridedSlice StridedSliceGrad Switch Tile TopK TopKV2 Transpose Unpack Where ZerosLike
+    """),
+    deny=_types("""
+        Exp Expm1 L2Loss Mean Pow SaveV2 SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
+    """),
+)
+_ALSO = {
+    FLOAT16: TypeLists(
+        allow=_types("""
+            BlockLSTM BlockLSTMGrad BlockLSTMGradV2 BlockLSTMV2 Conv3DBackpropFilter Conv3DBackpropInput GRUBlockCell
+            GRUBlockCellGrad LSTMBlockCell LSTMBlockCellGrad
+        """),
+        infer=_types("Erfc Inv Tanh"),
+        clear=_types("MaxPool3DGradGrad OneHot"),
+        deny=_types("Sum"),
+    ),
+    BFLOAT16: TypeLists(
+        allow=_types("FusedPadConv2D"),
+        infer=_types("Rsqrt Square SquaredDifference"),
+        clear=_types("ResizeBilinear ScatterNd"),
+        deny=_types(""),
+    ),
+}
+# Those of the clear list whose results may need more bits than their inputs: they add up or interpolate.
+_ADDING = frozenset({name for name in _BOTH.clear if name.startswith("MaxPool") and "Grad" in name}) | _types(
+    "MirrorPadGrad ResizeBilinear ResizeNearestNeighborGrad ScatterNd"
+)
+# Hand on values of their inputs as they are: of rounded inputs, the outputs need no rounding.
+EXACT = (_BOTH.clear | _ALSO[FLOAT16].clear | _ALSO[BFLOAT16].clear) - _ADDING
+
+
+def lists_under(low_dtype: str, variables: Mapping[str, str]) -> TypeLists:
+    """Returns the lists for a low dtype with the changes that variables of TensorFlow's rewriter make to them.
+
+    Args:
+      low_dtype: "float16" or "bfloat16".
+      variables: comma-separated types by variable, such as `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_ALLOWLIST_ADD`.
+    """
+    changed = []
+    for name, common, also in zip(TypeLists._fields, _BOTH, _ALSO[low_dtype]):
+        added, removed = (
+            frozenset(variables.get(f"{PREFIX}{name.upper()}LIST_{change}", "").split(","))
+            for change in ("ADD", "REMOVE")
+        )
+        changed.append(((common | also) | added) - removed - {""})
+    return TypeLists(*changed)
