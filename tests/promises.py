@@ -7,7 +7,7 @@ from __future__ import annotations
 
 PROMISES = {
     "README.md": {
-        "The three scripts run as they stand with python": "journeys/test_first_hour.py::test_12_to_14_run_an_own_script",
+        "A script runs as it stands with python, without npu-run": "journeys/test_first_hour.py::test_12_to_14_run_an_own_script",
         "The three scripts run as they stand on two ranks, with npu-run": "journeys/test_first_hour.py::test_15_to_17_run_it_on_two_ranks",
         "There are three uses: an Estimator with an NPURunConfig and hooks, an NPUOptimizer in a session, Keras": "journeys/test_readme.py::test_there_are_three_uses",
         "An example trains on two ranks, shows its progress in one line and says how it ended": "journeys/test_first_hour.py::test_02_train",
@@ -130,7 +130,7 @@ PROMISES = {
         "A signal ends a job after a whole step": "launch/test_elastic.py::test_a_signal_ends_a_job_after_a_whole_step",
         "Ranks on other hosts run in place with their variables": "launch/test_remote_ranks.py::test_ranks_run_in_place_with_their_variables_and_arguments",
         "Tasks of another launcher are ranks": "launch/test_tasks.py::test_each_task_runs_one_rank_in_its_own_environment",
-        "A training with a rank that sleeps names it": "ranks/test_stragglers.py::test_a_rank_that_sleeps_in_its_input_is_named",
+        "A rank that is slower than the others is named": "ranks/test_stragglers.py::test_a_rank_that_computes_more_is_named",
         "A loop of one's own goes on as if it had not been interrupted": "ranks/test_resumable_loop.py::test_a_resumed_loop_ends_as_one_that_was_not_interrupted",
         "Ranks go on from a checkpoint with the same bits, stages included": "ranks/test_sync_before_saving.py::test_a_training_that_goes_on_from_a_checkpoint_gives_the_same_bits",
     },
@@ -150,7 +150,7 @@ PROMISES = {
         "record and replay: bit for bit": "launch/trials/test_record.py::test_it_is_replayed_bit_for_bit_whatever_the_script_would_have_drawn",
         "bisect finds the fragile operators": "launch/trials/test_bisect.py::test_the_fragile_operators_are_found_and_a_search_goes_on",
         "completion of shells": "launch/test_cli.py::test_shells_complete_commands_options_and_scripts",
-        "--set changes an option on every rank": "launch/test_try.py::test_an_option_is_changed_on_every_rank",
+        "--set wins over the script, and is told with the line": "options/test_from_shell.py::test_values_win_over_the_script_and_are_told_with_the_line",
         "A misspelt word is told the nearest one": "launch/test_cli.py::test_a_misspelt_word_is_told_the_nearest_one",
         "A command writes over nothing of somebody else's": "launch/test_outputs.py::test_nothing_of_somebody_elses_is_touched",
     },

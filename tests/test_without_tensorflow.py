@@ -160,6 +160,7 @@ def test_keras_3_under_the_name_of_keras_2_is_refused(choice, first, cause):
         assert done.stderr.splitlines()[-1].startswith(said)
 
 
+@pytest.mark.few_fast(1, "other ways to import it")
 @pytest.mark.parametrize("first", ["import npu_bridge", "import npu_device", "import tensorflow, npu_bridge.npu_init"])
 def test_modules_below_tf_keras_are_of_keras_2(first):
     code = f"{first}\nimport tensorflow\nfrom tensorflow.keras.layers import Dense\nprint(Dense.__module__)"

@@ -59,6 +59,7 @@ def test_trains_evaluates_predicts_and_saves_the_scale(kind, tmp_path):
 
 
 # Scripts calculate how many steps they want, as pictures / batch * epochs.
+@pytest.mark.few_fast(1, "other settings")
 @pytest.mark.parametrize("count", [{"steps": 20}, {"steps": 8.0}, {"steps": 7.5}, {"max_steps": 7.5}])
 def test_npu_estimator_trains_like_the_stock_estimator(tmp_path, count):
     values = {}
@@ -263,6 +264,7 @@ assert estimator.train(input_fn, max_steps=30).evaluate(input_fn, steps=5)["loss
 """
 
 
+@pytest.mark.slow("a training on two devices of TensorFlow")
 def test_a_strategy_of_two_devices_trains(warm_python, tmp_path):
     """Without a second device in its settings, a session would wait for ever."""
     (tmp_path / "script.py").write_text(STRATEGY)

@@ -58,6 +58,7 @@ def test_without_an_entry_tensorflow_gets_what_was_given(arguments, monkeypatch)
     assert "_npu_bridge_engines" not in vars(session) and type(session) is _Recording
 
 
+@pytest.mark.slow("starts TensorFlow anew twice")
 def test_plain_sessions_differ_in_soft_placement_only():
     """In processes of their own: what becomes of settings with and without the import; a bare one reads options."""
     code = """

@@ -94,6 +94,7 @@ def result_of(printed):
     return float(re.search(r"held out: ([0-9.]+)% right", printed).group(1))
 
 
+@pytest.mark.slow("trains at every level")
 def test_levels_are_drawn_side_by_side(warm_python, tmp_path):
     flags = ("--steps", 12, "--levels", "O0", "O3", "--output_dir", tmp_path)
     printed = run_warm(warm_python, "python examples/digits/levels.py", *flags)

@@ -63,6 +63,7 @@ def test_they_run_and_show_pictures(executed):
     assert "starting 2 ranks of train.py" in of_keras and len(re.findall(r"^Epoch 4/4", of_keras, re.MULTILINE)) == 2
 
 
+@pytest.mark.slow("runs a notebook")
 @pytest.mark.ranks(2)
 def test_progress_is_one_line_that_is_rewritten(executed):
     notebook = executed["estimator.ipynb"]

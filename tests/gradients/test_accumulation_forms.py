@@ -14,6 +14,7 @@ from tests.training import OPTIMIZERS, assert_same_bits, train
 tf1 = tf.compat.v1
 
 
+@pytest.mark.few_fast(1, "other ways to train")
 @pytest.mark.parametrize("way", forms.WAYS)
 def test_each_form_does_what_numpy_does(way):
     for (_, form), trace in forms.trained([way]).items():

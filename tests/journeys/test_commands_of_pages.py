@@ -304,6 +304,7 @@ def output_of(command, folder, **variables):
     return done.stdout
 
 
+@pytest.mark.few_fast(8, "the other commands take the same way")
 @needs_horovod
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("row", RUN_HERE)

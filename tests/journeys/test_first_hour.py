@@ -161,6 +161,7 @@ def test_08_misspell_an_option(desk):
     assert "precision_mod" in last and "Did you mean 'precision_mode" in last
 
 
+@pytest.mark.slow("another training")
 def test_09_let_the_loss_diverge(desk):
     lines = desk.type("npu-run", "diverges.py", code=1)
     end = lines[next(number for number, line in enumerate(lines) if "report, with the error: file://" in line) :]
@@ -186,6 +187,7 @@ def test_11_lose_a_rank(desk):
     assert "\n".join(lines).count("Traceback") == 1, lines
 
 
+@pytest.mark.few_fast(1, "the others run on two ranks")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_12_to_14_run_an_own_script(name, desk):
     lines = desk.type("python", f"own_{name}.py")
@@ -225,6 +227,7 @@ def test_19_change_the_precision_and_learn_what_an_option_does(desk):
     assert any("| `op_debug_level` |" in page.read_text() for page in found)
 
 
+@pytest.mark.slow("tests/parity has exported models")
 def test_20_export(desk):
     desk.type("python", "own_estimator.py")
     desk.write("export.py", "from npu_bridge.npu_init import *\n" + EXPORT)

@@ -361,7 +361,7 @@ def test_a_job_shrinks_and_grows_and_trains_the_same(tmp_path, undisturbed, face
     assert_alike(tmp_path / "out.npz", undisturbed(face))
 
 
-@pytest.mark.few_fast(["2-estimator"], "each way to train is started twice")
+@pytest.mark.few_fast(["1-estimator"], "several ranks and each way to train are started twice")
 @needs_horovod
 @pytest.mark.parametrize("face", SCRIPTS)
 @pytest.mark.parametrize("size", [1, 2])

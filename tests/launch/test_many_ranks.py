@@ -49,6 +49,7 @@ def finish(job, processes):
     return job.process.returncode, lines
 
 
+@pytest.mark.slow("256 processes")
 @needs_horovod
 def test_a_rank_of_many_is_named_and_the_launcher_asks_about_each_once(script):
     job, processes = come_up(script, COUNTING)

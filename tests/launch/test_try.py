@@ -45,6 +45,7 @@ print(f"rank {os.environ['RANK_ID']}: {config!r}")
 """
 
 
+@pytest.mark.slow("two jobs; tests/options has options from the shell")
 @needs_horovod
 @pytest.mark.ranks(2)
 def test_an_option_is_changed_on_every_rank(tmp_path):

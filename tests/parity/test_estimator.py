@@ -178,6 +178,7 @@ def assert_same_bits(ours, stock):
         assert np.asarray(ours[name]).tobytes() == np.asarray(value).tobytes(), name
 
 
+@pytest.mark.few_fast(1, "other settings")
 @pytest.mark.parametrize("name", ["model", "warm", "looping"])
 def test_files_and_checkpoints(lives, name):
     ours, stock = (os.path.join(lives[kind].folder, name) for kind in ("ours", "stock"))

@@ -44,6 +44,7 @@ def float16_policy():
     tf.keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.few_fast(1, "other optimizers")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_bit_is_that_of_the_bare_optimizer(name):
     data = make_data(4)
@@ -136,6 +137,7 @@ class Trace(tf.keras.callbacks.Callback):
         self.skips.append(bool(getattr(optimizer, "last_step_skipped", False)))
 
 
+@pytest.mark.few_fast(1, "other generations of Keras")
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["function", "eager"])
 @pytest.mark.parametrize("generation", MOMENTUM)
 def test_step_by_step_as_keras_own_loss_scaling(generation, run_eagerly):
@@ -232,7 +234,7 @@ def saved_and_loaded(model, way, wrap, name, folder):
     return loaded
 
 
-@pytest.mark.few_fast("each", "not every pair")
+@pytest.mark.few_fast(1, "other kinds of files and generations of Keras")
 @pytest.mark.parametrize(
     "name, way",
     [

@@ -31,6 +31,7 @@ def test_training_is_that_of_the_model_in_numpy(on_ranks):
     compare(on_ranks(2, trained_in, [*ways, ("fit, legacy", "alone"), ("fit, current", "alone")]))
 
 
+@pytest.mark.slow("four ranks share two cores")
 @pytest.mark.ranks(4)
 def test_four_ranks_freeze_the_same_layers(on_ranks):
     compare(on_ranks(4, trained_in, [("graph", "all")]))

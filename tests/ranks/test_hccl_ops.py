@@ -380,6 +380,7 @@ def two_groups_per_rank():
     return total_before, facts, {key: np.ravel(value).tolist() for key, value in results.items()}, again
 
 
+@pytest.mark.slow("four ranks share two cores")
 @pytest.mark.ranks(4)
 def test_one_name_stands_for_other_members_on_other_ranks(on_ranks):
     for rank, (before, facts, results, again) in enumerate(on_ranks(4, two_groups_per_rank)):

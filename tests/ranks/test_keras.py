@@ -100,7 +100,7 @@ def trained_with(run_name, generation, wrappers):
     return {wrapper: trained(run_name, generation, wrapper) for wrapper in wrappers}
 
 
-@pytest.mark.few_fast("each", "not every pair")
+@pytest.mark.few_fast(2, "other ways to train and generations of Keras")
 @pytest.mark.parametrize("run_name, generation", RUNS)
 def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, run_name, generation):
     alone = trained(run_name, generation, "bare")

@@ -28,6 +28,7 @@ def test_accumulation_in_its_other_forms_does_what_numpy_does(on_ranks):
         accumulation_forms.assert_equals_numpy(form, [result[way, form] for result in results])
 
 
+@pytest.mark.slow("tests/amp has groups on one rank")
 def test_an_overflow_in_one_group_on_one_rank_moves_that_scale_on_all(on_ranks):
     results = on_ranks(2, group_cases.trained, tuple(group_cases.WAYS))
     for way in group_cases.WAYS:

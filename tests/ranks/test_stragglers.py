@@ -96,6 +96,7 @@ def _sleeping(is_slow, runs, folder, stalls=()):
     return said, shown.getvalue().splitlines()
 
 
+@pytest.mark.slow("many steps with pauses; one that computes more is fast")
 def test_a_rank_that_sleeps_in_its_input_is_named(on_ranks, tmp_path):
     (said, shown), *others = on_ranks(_RANKS, _sleeping, _slow_always, _STEPS + 50, str(tmp_path), _STALLS)
     assert others == [([], [])] * 2

@@ -133,7 +133,7 @@ def superfluous_waits_when_freed(model, way, is_classic):
     return superfluous_waits(nodes_of_run(metadata), [loss.op.name]), report.kept, list(report.freed)
 
 
-@pytest.mark.few_fast(3, "every model")
+@pytest.mark.few_fast(1, "every model")
 @pytest.mark.parametrize("way", ["NPULossScaleOptimizer", "scale outside", "scale inside"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_of_graphs_that_others_have_built_too(on_ranks, model, way):

@@ -57,7 +57,7 @@ def means(format_name, is_shape_known):
         return session.run(reduced, dict(zip(inputs, own)))
 
 
-@pytest.mark.few_fast("each", "not every pair")
+@pytest.mark.few_fast(1, "other formats and numbers of ranks")
 @pytest.mark.parametrize("rank_count", [2, 3])
 @pytest.mark.parametrize("is_shape_known", [True, False])
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -84,7 +84,7 @@ def train_own_share(name, wrapper, wire_format, batches):
     return variables
 
 
-@pytest.mark.few_fast("each", "not every pair")
+@pytest.mark.few_fast(2, "other wrappers and formats")
 @pytest.mark.parametrize("wire_format", FORMATS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_training_stays_near_that_of_whole_gradients(on_ranks, wrapper, wire_format):

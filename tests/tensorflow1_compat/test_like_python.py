@@ -129,6 +129,7 @@ def version():
 """
 
 
+@pytest.mark.slow("starts Python several times")
 def test_pickles_processes_profilers_and_debuggers_work(tmp_path):
     write_script(tmp_path, WHOLE.replace("\n", "", 1))
     write_script(tmp_path, TOOLS.replace("\n", "", 1), "tools.py")

@@ -108,6 +108,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow("loads every neighbour of TensorFlow")
 def test_neighbours_work_and_frictions_are_healed_for_the_script_alone(tmp_path):
     # Beside the later TensorFlow, addons are not to be had.
     packages = {"ADDONS": "tensorflow_addons", "SKLEARN": "sklearn", "TENSORBOARD": "tensorboard"}

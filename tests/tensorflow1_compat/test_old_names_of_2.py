@@ -76,6 +76,7 @@ PAIR_PB2 = r"""
 """
 
 
+@pytest.mark.slow("the modules of such a script are fast")
 def test_a_script_started_by_npu_run(tmp_path):
     write_script(tmp_path, SCRIPT.replace("KERAS", KERAS))
     write_script(tmp_path, PAIR_PB2, "pair_pb2.py")
