@@ -155,6 +155,23 @@ def operator_definition(type_name: str) -> Any:
     return op_def_registry.get(type_name)
 
 
+def has_kernel(type_name: str, dtype: tf.DType, device: str) -> bool:
+    """Whether TensorFlow has a kernel of an operator type for values of a dtype (`framework.kernels`, TF 2.15).
+
+    Args:
+      type_name: a type whose attribute `T` is the dtype; without kernels that name one, any will do.
+      dtype: of its values.
+      device: "CPU" or "GPU".
+    """
+    from tensorflow.python.framework import kernels
+
+    for kernel in kernels.get_registered_kernels_for_op(type_name).kernel:
+        said = [each.allowed_values.list.type for each in kernel.constraint if each.name == "T"]
+        if kernel.device_type == device and all(dtype.as_datatype_enum in dtypes for dtypes in said):
+            return True
+    return False
+
+
 def read_tensor(variable: Any) -> Any:
     """What fetches and savers read of a variable of a graph (`_graph_element`, TF 2.15); anything else as it is."""
     return getattr(variable, "_graph_element", variable)

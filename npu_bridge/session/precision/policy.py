@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.machine import missing_units
-from npu_bridge.options import TrainingOptions, parse_accelerate_train_mode
+from npu_bridge.options import AccelerateTrainMode, TrainingOptions, parse_accelerate_train_mode
 from npu_bridge.session.precision import exemptions, rewriter, rounding
 from npu_bridge.session.precision.executed import Executed
 from npu_bridge.session.precision.imitation import Imitation
@@ -63,13 +63,12 @@ class Precision:
         self._looks_inside = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
         self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {}, {}, {})
         self._executed: Executed | None = None
-        if options.use_off_line:
-            self._read(options)
+        plan = self._read(options) if options.use_off_line else None
         self.low_dtype = self._single_low_dtype()
-        self.imitation: Imitation | None = None
-        if self.low_dtype is not None and not rewriter.lowers(self.low_dtype):
-            policies = [policy for policy in (self.configured, self.low) if policy is not None]
-            self.imitation = Imitation(self.low_dtype, policies, self.variables, self.kept_ops)
+        self.imitation = self._new_imitation()
+        if plan is not None:
+            words = "float32" if self.configured == ORIGINAL else str(self.configured)
+            self.switch = Switch(plan, options.iterations_per_loop, words, self.low.dtype_words)
 
     @property
     def is_active(self) -> bool:
@@ -174,19 +173,31 @@ class Precision:
         lists = [self._mixlist, *([registered(ops[0].graph).as_mixlist()] if ops else [])]
         return exemptions.kept_ops(self._dtypes, policy, ops, frozenset().union(*(each.allowed for each in lists)))
 
-    def _read(self, options: TrainingOptions) -> None:
-        self.configured = _as_it_can_be(policy_of(options, gains_from_float16=rewriter.device_kind() == "GPU"))
+    def _read(self, options: TrainingOptions) -> AccelerateTrainMode | None:
+        """Reads the options; returns the plan of an accelerated training."""
+        self.configured = policy_of(options, gains_from_float16=rewriter.device_kind() == "GPU")
         if is_permission(options) and self.configured == ORIGINAL:
             say_once(logging.INFO, "precision: allow_fp32_to_fp16 permits float16; this CPU stays in float32.")
         plan = parse_accelerate_train_mode(options.accelerate_train_mode)
         if plan is not None:
-            self.low = _as_it_can_be(Policy("mixed", plan.low_dtype))
-            words = "float32" if self.configured == ORIGINAL else str(self.configured)
-            self.switch = Switch(plan, options.iterations_per_loop, words, self.low.dtype_words)
+            self.low = Policy("mixed", plan.low_dtype)
         if options.modify_mixlist:
             self._mixlist = read_mixlist(options.modify_mixlist)
         if options.customize_dtypes:
             self._dtypes = read_operator_dtypes(options.customize_dtypes)
+        return plan
+
+    def _new_imitation(self) -> Imitation | None:
+        """What rounds values to the low dtype, where TensorFlow lowers nothing to it, or not all that a file names."""
+        dtype = self.low_dtype
+        if dtype is None:
+            return None
+        named = {name for name, asked in self._dtypes.by_type.items() if asked == dtype} | self._mixlist.allowed
+        if rewriter.lowers(dtype) and not any(rewriter.lacks_kernel(name, dtype) for name in named):
+            return None
+        self.configured, self.low = (_imitated(policy) for policy in (self.configured, self.low))
+        policies = [policy for policy in (self.configured, self.low) if policy is not None]
+        return Imitation(dtype, policies, self.variables, self.kept_ops)
 
     def _single_low_dtype(self) -> str | None:
         asked = {*self._dtypes.by_name.values(), *self._dtypes.by_type.values()} - {"float32"}
@@ -198,8 +209,5 @@ class Precision:
         return asked.pop() if asked else None
 
 
-def _as_it_can_be(policy: Policy) -> Policy:
-    """A policy, with its dtype imitated where TensorFlow does not lower to it."""
-    if policy == ORIGINAL or rewriter.lowers(str(policy.low_dtype)):
-        return policy
-    return policy._replace(is_imitated=True)
+def _imitated(policy: Policy | None) -> Policy | None:
+    return policy if policy in (None, ORIGINAL) else policy._replace(is_imitated=True)

@@ -29,7 +29,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.functions import rewritten_graph
-from npu_bridge.base.tf_internals.graphs import function_definitions, operator_definition
+from npu_bridge.base.tf_internals.graphs import function_definitions, has_kernel, operator_definition
 from npu_bridge.session.precision.mixlist import Mixlist
 from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16, Policy
 from npu_bridge.session.precision.type_lists import PREFIX
@@ -102,6 +102,13 @@ def lowers(low_dtype: str) -> bool:
     if device_kind() == "GPU":
         return ("GPU", low_dtype) in _SWITCHES
     return not is_imitation_on() if low_dtype == FLOAT16 else _lowers_bfloat16()
+
+
+def lacks_kernel(op_type: str, low_dtype: str) -> bool:
+    """Whether operators of a type compute on this machine's devices, but not in a low dtype."""
+    return has_kernel(op_type, tf.float32, device_kind()) and not has_kernel(
+        op_type, tf.as_dtype(low_dtype), device_kind()
+    )
 
 
 @functools.cache

@@ -9,9 +9,17 @@ import numpy as np
 
 from npu_bridge.base import environment
 from npu_bridge.session.precision import Precision
-from tests.session.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
+from tests.session.precision.small_models import (
+    Dense,
+    dtypes_of,
+    kernels_of,
+    precision_of,
+    run_with_graph,
+    session_of,
+    tell_steps,
+)
 
-# Kernels of matrix products, and the dtype of Relu and its gradient; oneDNN fuses float32 ones with what is before them.
+# Kernels of matrix products, and the dtype of Relu and its gradient; oneDNN fuses float32 ones with products.
 EXPECTED = {
     "mixed_float16": ({"float16": 5}, {"float16"}),
     "cube_fp16in_fp32out": ({"float16": 5}, {"float32"}),
@@ -26,7 +34,7 @@ def train(mode, steps=3):
         session.run(model.init)
         for step in range(steps):
             nodes = run_with_graph(session, [model.train_op, model.loss], model.batch(step))[1]
-        return dtypes_of(nodes), set(dtypes_of(nodes, "Relu"))
+        return dtypes_of(nodes), set(kernels_of(nodes, "Relu"))
 
 
 def test_policies_in_turns():
@@ -37,7 +45,7 @@ def test_policies_in_turns():
     for step in range(2):
         for mode, model in models.items():
             nodes = run_with_graph(sessions[mode], model.train_op, model.batch(step))[1]
-            assert (dtypes_of(nodes), set(dtypes_of(nodes, "Relu"))) == EXPECTED[mode]
+            assert (dtypes_of(nodes), set(kernels_of(nodes, "Relu"))) == EXPECTED[mode]
     for session in sessions.values():
         session.close()
 

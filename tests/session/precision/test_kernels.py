@@ -140,9 +140,9 @@ def test_reach_of_the_float16_modes():
     mixed, cube, everything = (
         train_step(precision_of(precision_mode_v2=mode)) for mode in ("mixed_float16", "cube_fp16in_fp32out", "fp16")
     )
-    assert dtypes_of(mixed, "Relu") == {"float16": 2}
-    assert dtypes_of(cube, "Relu") == {"float32": 2}
-    assert dtypes_of(everything, "Relu") == {"float16": 2}
+    assert kernels_of(mixed, "Relu") == {"float16": 2}
+    assert kernels_of(cube, "Relu") == {"float32": 2}
+    assert kernels_of(everything, "Relu") == {"float16": 2}
     assert dtypes_of(mixed, "Square") == {"float32": 1}
     assert dtypes_of(everything, "Square") == {"float16": 1}
 
@@ -291,7 +291,7 @@ def test_mixlist(tmp_path):
     path = tmp_path / "mixlist.json"
     path.write_text(json.dumps({"black-list": {"to-add": ["Relu"]}, "white-list": {"to-add": ["Square"]}}))
     nodes = train_step(precision_of(precision_mode_v2="mixed_float16", modify_mixlist=str(path)))
-    assert dtypes_of(nodes, "Relu") == {"float32": 2}  # what follows a denied operator stays too
+    assert kernels_of(nodes, "Relu") == {"float32": 2}  # what follows a denied operator stays too
     assert dtypes_of(nodes, "Square") == {"float16": 1}
     path.write_text(json.dumps({"black-list": {"to-add": ["MatMul"]}}))
     nodes = train_step(precision_of(precision_mode_v2="mixed_float16", modify_mixlist=str(path)))
