@@ -7,7 +7,7 @@ from __future__ import annotations
 
 PROMISES = {
     "README.md": {
-        "A script runs as it stands with python, without npu-run": "journeys/test_first_hour.py::test_12_to_14_run_an_own_script",
+        "Examples run with python, and say little before their first step": "journeys/test_first_minutes.py::test_examples_on_one_process",
         "The three scripts run as they stand on two ranks, with npu-run": "journeys/test_first_hour.py::test_15_to_17_run_it_on_two_ranks",
         "There are three uses: an Estimator with an NPURunConfig and hooks, an NPUOptimizer in a session, Keras": "journeys/test_readme.py::test_there_are_three_uses",
         "An example trains on two ranks, shows its progress in one line and says how it ended": "journeys/test_first_hour.py::test_02_train",
@@ -160,7 +160,7 @@ PROMISES = {
         "tf.contrib does what it did": "tensorflow1_compat/test_contrib_conformance.py::test_contrib",
         "Old names of numpy and Python give what they gave": "tensorflow1_compat/test_old_numpy.py::test_what_a_script_says_gives_what_it_gave",
         "Others see the installed TensorFlow": "tensorflow1_compat/test_imports.py::test_others_see_the_installed_tensorflow",
-        "Scripts of the porting tool train, alone and on two ranks: Estimator": "journeys/test_migrated_scripts.py::test_estimator",
+        "Scripts of the porting tool train: Estimator": "journeys/test_migrated_scripts.py::test_estimator",
         "Scripts of the porting tool: session": "journeys/test_migrated_scripts.py::test_session",
         "Scripts of the porting tool: Keras": "journeys/test_migrated_scripts.py::test_keras",
     },

@@ -277,6 +277,7 @@ def of_two_ranks():
     return collective.current().rank, said
 
 
+@pytest.mark.slow("three ranks share two cores")
 @pytest.mark.ranks(2)
 def test_adasum_counts_ranks_by_the_device_number_and_rank_0_alone_speaks(on_ranks):
     """The number of devices of a server is not taken to be 8."""

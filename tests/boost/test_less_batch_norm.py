@@ -22,7 +22,7 @@ def norms_of(model):
 
 # Removed: of ResNet-50 two inner ones of 16 blocks and 4 of shortcuts; of MobileNetV2 the expansion's of 10 blocks that
 # end in an addition; of DenseNet-121 the one between the convolutions of 6 + 12 + 24 + 16 blocks.
-@pytest.mark.few_fast(1, "larger networks")
+@pytest.mark.slow("networks of fifty layers")
 @pytest.mark.parametrize(
     "make, removed, kept, of_kind, an_example",
     [

@@ -61,6 +61,7 @@ def test_it_trains_as_the_stock_keras_estimator_with_every_optimizer(tmp_path):
         np.testing.assert_array_equal(kernel, kernels[-1])
 
 
+@pytest.mark.few_fast(1, "other generations of Keras")
 @pytest.mark.parametrize("checkpoint_format", ["saver", "checkpoint"])
 def test_it_starts_from_the_model_s_weights(checkpoint_format, tmp_path):
     model = make_model()

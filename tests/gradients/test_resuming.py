@@ -185,7 +185,7 @@ def fit(model, epochs=1):
     model.fit(features, features.sum(axis=1), batch_size=16, epochs=epochs, verbose=0, shuffle=False)
 
 
-@pytest.mark.few_fast(1, "other generations of Keras take the same way")
+@pytest.mark.slow("several trainings; files of Keras are fast")
 @pytest.mark.parametrize("generation", KERAS)
 def test_keras_checkpoints_tell_what_is_begun_and_dropped(tmp_path, caplog, generation):
     path = str(tmp_path / "weights")

@@ -304,7 +304,7 @@ def output_of(command, folder, **variables):
     return done.stdout
 
 
-@pytest.mark.few_fast(8, "the other commands take the same way")
+@pytest.mark.few_fast(4, "the other commands take the same way")
 @needs_horovod
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("row", RUN_HERE)
@@ -336,6 +336,7 @@ def test_an_example_with_options_that_no_other_test_gives(command, warm_python, 
     assert any((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow("loads the program of the example")
 def test_options_of_the_long_bert_training_exist(warm_python):
     (command,) = (command for command in NOT_RUN if "bert_pretrain" in command)
     words = shlex.split(command)

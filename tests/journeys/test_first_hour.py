@@ -156,6 +156,7 @@ def test_07_misspell_a_script(desk):
     ]
 
 
+@pytest.mark.slow("tests/options has what is said")
 def test_08_misspell_an_option(desk):
     last = desk.type("npu-run", "misspelt.py", code=1)[-1]
     assert "precision_mod" in last and "Did you mean 'precision_mode" in last
@@ -187,7 +188,7 @@ def test_11_lose_a_rank(desk):
     assert "\n".join(lines).count("Traceback") == 1, lines
 
 
-@pytest.mark.few_fast(1, "the others run on two ranks")
+@pytest.mark.slow("the same three run on two ranks")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_12_to_14_run_an_own_script(name, desk):
     lines = desk.type("python", f"own_{name}.py")
@@ -216,6 +217,7 @@ def test_18_compare_two_trainings(desk):
     shown(desk.type("npu-run", "compare", "out/line", "out/line"), r"^checkpoints: inside\. .* are equal to the bit\.$")
 
 
+@pytest.mark.slow("another training; tests/session/precision has the kernels")
 def test_19_change_the_precision_and_learn_what_an_option_does(desk):
     lines = desk.type("npu-run", "precision.py")
     idle = shown(lines, r"^npu_bridge: .* no effect here \(op_debug_level\)")

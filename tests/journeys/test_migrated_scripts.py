@@ -47,6 +47,7 @@ def checkpoint_of(folder):
     return os.path.basename(tf.train.latest_checkpoint(str(folder)) or "none")
 
 
+@pytest.mark.few_fast(1, "on two ranks three trainings")
 @both
 def test_estimator(warm_python, ranks, tmp_path):
     facts = run(warm_python, "migrated_estimator.py", ranks, tmp_path)

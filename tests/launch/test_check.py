@@ -7,6 +7,7 @@ import json
 import os
 import sys
 
+import pytest
 from click.testing import CliRunner
 
 from npu_bridge.launch.check import check
@@ -218,6 +219,7 @@ def test_what_another_project_has_is_still_needed(tmp_path):
     assert "package beside_this" in checked(tmp_path / "own")[1]
 
 
+@pytest.mark.slow("runs the script that it checks")
 def test_a_module_where_python_does_not_look_is_named_with_its_folder(tmp_path, monkeypatch):
     for folder in ("own/package", "own/tools"):
         (tmp_path / folder).mkdir(parents=True)

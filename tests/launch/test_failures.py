@@ -70,7 +70,7 @@ ENDS = {
 }
 
 
-@pytest.mark.few_fast(["kill"], "a rank that hangs is waited for")
+@pytest.mark.slow("three trainings; test_local_ranks.py names who was killed")
 @pytest.mark.parametrize("mischief", ENDS)
 def test_a_training_that_fails_ends_with_its_reason_and_leaves_a_whole_checkpoint(tmp_path, mischief):
     write_script(tmp_path, TRAINING)

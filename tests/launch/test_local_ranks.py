@@ -204,6 +204,7 @@ def test_the_whole_job_is_started_again_until_it_succeeds_and_each_failure_is_to
     assert (tmp_path / "logs" / "rank_1.log").read_text().count("\n---") == 5
 
 
+@pytest.mark.few_fast(1, "the other signal in the same way")
 @pytest.mark.parametrize(
     ("number", "arguments"),
     [(signal.SIGINT, []), (signal.SIGTERM, ["deaf"])],

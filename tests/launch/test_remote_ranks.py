@@ -192,6 +192,7 @@ def test_missing_ssh_is_told_in_one_line(tmp_path):
     assert output == f"npu-run: {ONE} is reached through ssh, which is not installed here.\n"
 
 
+@pytest.mark.slow("waits for a host that is silent")
 def test_a_host_that_falls_silent_is_lost(tmp_path, ssh, monkeypatch):
     """The launcher's side of a cut: the agent is stopped, so its connection stays open and says nothing."""
     monkeypatch.setenv("PATH", ssh["PATH"])

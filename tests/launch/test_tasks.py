@@ -153,6 +153,7 @@ def test_tasks_that_do_not_find_each_other_say_so_in_one_sentence(tmp_path):
     assert [output.count("\n") for output in outputs] == [1, 1]
 
 
+@pytest.mark.few_fast(1, "the other file in the same way")
 @pytest.mark.parametrize(("permissions", "is_tried"), [(0o644, False), (0o600, True)])
 def test_a_file_that_leads_elsewhere_is_not_trusted(tmp_path, permissions, is_tried, monkeypatch):
     """One that others may read could be theirs; one of an earlier job names a port that is somebody else's by now."""

@@ -181,7 +181,7 @@ def test_gradients():
     differentiable(lambda x, attention: gru_layer(x, attention, LENGTHS)[0] ** 2, X, ATTENTION)
 
 
-@pytest.mark.few_fast(1, "the other layer in the same way")
+@pytest.mark.slow("trains both layers")
 def test_layers_train_in_a_graph_with_a_batch_of_any_size(any_graph):
     tf.keras.utils.set_random_seed(1)
     x = tf1.placeholder(tf.float32, [STEPS, None, DEPTH])

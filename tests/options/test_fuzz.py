@@ -41,6 +41,7 @@ def _names_one_of(error, names):
     return any(name in str(error) for name in names)
 
 
+@pytest.mark.few_fast(1, "other kinds of values")
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_run_config_takes_it_or_names_it(number):
     @seed(number)
@@ -63,6 +64,7 @@ def test_run_config_takes_it_or_names_it(number):
     check()
 
 
+@pytest.mark.few_fast(1, "other kinds of values")
 @pytest.mark.parametrize(
     "owner", ["ProfilingConfig", "DumpConfig", "MemoryConfig", "DynamicInputConfig", "ExperimentalConfig"]
 )

@@ -42,6 +42,7 @@ def test_sessions_run_no_operator_of_a_frozen_layer_and_send_nothing_of_it(on_ra
     freeze_cases.assert_frozen_layers_cost_nothing(on_ranks(2, freeze_cases.executed, "alone"))
 
 
+@pytest.mark.slow("two trainings; tests/gradients has them on one rank")
 @pytest.mark.ranks(2)
 def test_each_rank_resumes_in_the_middle_of_a_window(on_ranks, tmp_path):
     for whole, resumed in on_ranks(2, freeze_cases.resumed, "graph", str(tmp_path)):

@@ -132,6 +132,7 @@ create_group("all", 2, [0, 1])
 """
 
 
+@pytest.mark.slow("waits for a rank that does not come")
 @pytest.mark.ranks(2)
 def test_a_rank_that_never_comes_is_named(tmp_path):
     script = tmp_path / "script.py"
@@ -228,6 +229,7 @@ def mixed_reductions_of_one_tensor():
             return {key: float(value[0]) for key, value in session.run(results).items()}
 
 
+@pytest.mark.slow("three ranks share two cores")
 @pytest.mark.ranks(3)
 def test_transfers_that_are_ready_together_keep_their_reductions(on_ranks):
     expected = {"sum": 6.0, "max": 3.0, "min": 1.0, "prod": 6.0}

@@ -278,6 +278,7 @@ def broadcast_at_first(kind):
         return snapshot.taken
 
 
+@pytest.mark.few_fast(1, "other generations of Keras")
 @pytest.mark.parametrize("kind", ["current", "legacy", "graph"])
 def test_the_callback_makes_the_ranks_equal_before_the_first_batch_and_only_then(on_ranks, kind):
     (first, first_again), (second, second_again) = on_ranks(2, broadcast_at_first, kind)

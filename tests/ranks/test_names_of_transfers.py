@@ -196,6 +196,7 @@ def test_every_difference_of_collectives_is_said_on_both_ranks_before_anything_r
             assert sentences[case].endswith("Build the same collectives in the same order on every rank.")
 
 
+@pytest.mark.slow("three ranks share two cores")
 def test_a_job_of_three_ends_when_one_rank_builds_something_else(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

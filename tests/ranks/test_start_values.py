@@ -254,7 +254,7 @@ def fitted_in_every_way():
     }
 
 
-@pytest.mark.few_fast(1, "the same on three ranks")
+@pytest.mark.slow("those of a graph are fast")
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_start_differently_fit_one_keras_model(on_ranks, size):
     mean = (size + 1) / 2

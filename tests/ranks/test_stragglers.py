@@ -234,7 +234,7 @@ def _estimator(folder, loop):
     return printed.getvalue().splitlines()
 
 
-@pytest.mark.few_fast(1, "loops of steps take the same way")
+@pytest.mark.slow("many steps with pauses")
 @pytest.mark.parametrize("loop", [1, 5])
 def test_an_estimator_names_it_and_so_does_its_page(on_ranks, tmp_path, loop):
     lines, other = on_ranks(2, _estimator, str(tmp_path), loop)
@@ -278,7 +278,7 @@ def _ways(is_classic, is_tailing):
     return states[0] == states[1], [name for found in faults for name in found]
 
 
-@pytest.mark.few_fast(1, "the marks are the same")
+@pytest.mark.slow("other optimizers on three ranks")
 @pytest.mark.parametrize(("is_classic", "is_tailing"), [(True, True), (False, False)])
 def test_stock_horovod_and_freed_tails_are_marked_too(on_ranks, is_classic, is_tailing):
     assert on_ranks(2, _ways, is_classic, is_tailing) == [(True, [])] * 2

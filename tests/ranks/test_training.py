@@ -55,7 +55,7 @@ def train_own_share(name, wrapper, batches):
     return variables
 
 
-@pytest.mark.few_fast("each", "not every pair")
+@pytest.mark.few_fast(4, "other optimizers and wrappers")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", PARITY_OPTIMIZERS)
 def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, name, wrapper):

@@ -23,6 +23,7 @@ def write_events(folder, losses, tag="loss"):
             writer.add_summary(tf1.Summary(value=[tf1.Summary.Value(tag=tag, simple_value=loss)]), step)
 
 
+@pytest.mark.slow("writes files of every kind")
 def test_scalars_of_both_generations_and_of_ours(tmp_path):
     write_events(tmp_path / "one", [3.0, 2.0, float("nan")])
     with tf.summary.create_file_writer(str(tmp_path / "two" / "train")).as_default():
