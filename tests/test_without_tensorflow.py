@@ -136,6 +136,17 @@ def test_a_path_that_the_locale_cannot_read_is_told(tmp_path):
     assert said["0"][0].startswith(f"{problem} for it; got {tmp_path}/mit L") and said["1"] == []
 
 
+def test_a_machine_without_proc_is_told():
+    code = 'mount -t tmpfs none /proc && exec "$@"'
+    apart = ["unshare", "--mount", "sh", "-c", code, "sh"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here, which takes root and unshare")
+    command = [*apart, sys.executable, "-c", "import npu_bridge.npu_init"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    problem = "npu_bridge: TensorFlow dies without /proc. Expected it; got none. Mount it: mount -t proc proc /proc"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {problem}"
+
+
 @pytest.mark.skipif(KERAS == "keras", reason="tf.keras is Keras 2 in this TensorFlow")
 @pytest.mark.parametrize(
     "choice, first, cause",

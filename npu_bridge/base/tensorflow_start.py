@@ -144,6 +144,8 @@ def _while_loading() -> Iterator[None]:
 
     versions = [inventory.installed_version(name) for name in ("tensorflow", "numpy")]
     problem = numpy_problem(*versions) if all(versions) else ""
+    if sys.platform == "linux" and not os.path.exists("/proc/self/exe"):
+        problem = "npu_bridge: TensorFlow dies without /proc. Expected it; got none. Mount it: mount -t proc proc /proc"
     problem = problem or _problem_of_path(getattr(sys.modules["tensorflow"], "__file__", None) or "")
     if problem:
         raise ImportError(problem, name="tensorflow")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from tests.launch.launching import (
     LIMIT_SECS,
     PATIENT,
+    ROOT,
     finish,
     is_alive,
     needs_horovod,
@@ -300,3 +303,30 @@ def test_a_rank_that_is_gone_without_a_word_is_named_and_not_those_that_notice(t
     # What survivors would have printed is in their logs. One of them may have been stopped before it could say so.
     logs = [(tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in (0, 2)]
     assert any("Traceback (most recent call last):" in log and "a peer is gone" in log for log in logs)
+
+
+@pytest.mark.parametrize(
+    "prepare, problem",
+    [
+        (
+            "ip link set lo up",
+            "Horovod needs an address of this machine by its name. Expected one that nowhere.invalid leads to; got "
+            "none. Add a line to /etc/hosts: 127.0.0.1 nowhere.invalid",
+        ),
+        (
+            "ip link set lo up; ip link set lo down; hostname localhost",
+            "no network interface that is up has the address 127.0.0.1. Bring one up: ip link set lo up",
+        ),
+    ],
+    ids=["name", "interface"],
+)
+def test_a_machine_that_ranks_cannot_find_is_told_before_they_start(tmp_path, prepare, problem):
+    apart = ["unshare", "--net", "--uts", "sh", "-ec", f'hostname nowhere.invalid; {prepare}; exec "$@"', "sh"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here, which takes root, unshare, ip and hostname")
+    write_script(tmp_path, "open('started', 'w')")
+    command = [*apart, sys.executable, "-m", "npu_bridge.run", "-np", "2", "train.py"]
+    names = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=tmp_path, env=names, capture_output=True, text=True, check=False)
+    assert ran.stderr.splitlines()[1:] == [f"npu-run: {problem}"] and ran.returncode == 2
+    assert not (tmp_path / "started").exists()

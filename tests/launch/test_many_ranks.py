@@ -143,7 +143,8 @@ def test_a_limit_on_open_files_that_cannot_be_raised_is_told_at_the_start(tmp_pa
 @needs_horovod
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes a user that may have few processes")
 def test_a_limit_on_processes_is_told(tmp_path):
-    leave = "import os\nimport horovod.runner.gloo_run, psutil, npu_bridge.launch.cli\nos.setuid(65534)\n"
+    leave = "import os\nimport encodings.idna, horovod.runner.gloo_run, psutil, npu_bridge.launch.cli\n"
+    leave += "os.setuid(65534)\n"
     tmp_path.chmod(0o755)
     code, lines = run_below(tmp_path, {resource.RLIMIT_NPROC: (2, 2)}, leave)
     assert code == 2, lines

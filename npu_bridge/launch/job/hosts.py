@@ -14,7 +14,7 @@ from npu_bridge.base.reading import read_text
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
 
-__all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "is_this_machine", "plan_job", "read_hosts"]
+__all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "has_address_here", "is_this_machine", "plan_job", "read_hosts"]
 
 # Numbers of more digits are nobody's, and Python refuses to read very long ones.
 _HOSTS = re.compile(r"[^\s:,]+:[1-9]\d{0,8}(,[^\s:,]+:[1-9]\d{0,8})*")
@@ -104,8 +104,11 @@ def _check_names(plan: Plan) -> None:
 
 def is_this_machine(host: str) -> bool:
     """Whether a name or address belongs to this machine: only then something can be bound to it."""
-    if host in ("localhost", socket.gethostname()):
-        return True
+    return host in ("localhost", socket.gethostname()) or has_address_here(host)
+
+
+def has_address_here(host: str) -> bool:
+    """Whether a name leads to an address of this machine, as far as a file or a server knows."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

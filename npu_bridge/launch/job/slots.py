@@ -12,7 +12,7 @@ from npu_bridge.base import environment, horovod_internals
 from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.job.hosts import Plan, is_this_machine
+from npu_bridge.launch.job.hosts import Plan, has_address_here, is_this_machine
 from npu_bridge.launch.remote.address import address_towards, find_interface
 from npu_bridge.launch.remote.tasks import Tasks
 
@@ -63,13 +63,20 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
     assigned = horovod_internals.assigned_slots(named, plan.size)
     server = KeyValueServer()
     try:
-        slots = []
+        slots: list[Slot] = []
+        name = socket.gethostname()
         ways = [] if tasks is None else tasks.ways(plan.size)
         way_to = functools.cache(functools.partial(_way_of, plan))
+        has_address = functools.cache(has_address_here)
         for slot in assigned:
             host, address, interface = ways[slot.rank] if ways else way_to(slot.hostname)
+            if not host and not has_address(name):  # whatever the interface is: Gloo dies of it
+                raise LaunchError(
+                    f"Horovod needs an address of this machine by its name. Expected one that {name} leads to; got "
+                    f"none. Add a line to /etc/hosts: 127.0.0.1 {name}"
+                )
             # Only where no way is known, any will do: a name that ssh alone can resolve.
-            location = server.listen(address) if address else server.listen("", name=socket.gethostname())
+            location = server.listen(address) if address else server.listen("", name=name)
             variables = horovod_internals.variables_of_rank(slot, location.address, location.port, [interface])
             slots.append(Slot(slot.rank, host, {name: str(text) for name, text in variables.items() if text != ""}))
         yield slots, server
@@ -87,5 +94,5 @@ def _way_of(plan: Plan, name: str) -> tuple[str, str, str]:
     address = "127.0.0.1"
     interface = find_interface(address)
     if not interface:
-        raise LaunchError(f"no network interface has the address {address}. Bring one up: ip link set lo up")
+        raise LaunchError(f"no network interface that is up has the address {address}. Bring one up: ip link set lo up")
     return "", address, interface

@@ -19,11 +19,13 @@ def address_towards(host: str) -> str:
 
 
 def find_interface(address: str) -> str:
-    """The interface with an IPv4 address of this machine; "" when none has it."""
+    """The interface with an IPv4 address of this machine that is up; "" when none has it."""
     import psutil  # it comes with Horovod, and several ranks need that
 
+    states = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
+        is_up = name not in states or states[name].isup
+        if is_up and any(entry.address == address for entry in addresses):
             return name
     return ""
 
