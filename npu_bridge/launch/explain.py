@@ -64,13 +64,14 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     sent = bytes_with(rows, ranks)
     total = None if sent is None else sent * parameters
     overlap = _about_overlap(config, rows, ranks)
+    precision = _about_precision(config)
     if as_json:
         listed = [
             {**row._asdict(), "needs": [*map(str, row.needs)], "gives": [*map(str, row.gives)], "sends": row.sends}
             for row in rows
         ]
         facts = {"file": path, "ranks": ranks, "parameters": parameters, "stages": listed}
-        facts["overlapping_steps"] = overlap
+        facts["overlapping_steps"], facts["precision"] = overlap, precision
         print_json(0, {**facts, "sent_bytes": total, "sent_bytes_without_stages": plain})
     elif ranks == 1:
         echo(f"{text}\nOne rank sends nothing.")
@@ -79,6 +80,19 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
         echo(f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {_amount(plain)} without stages.")
     if overlap and not as_json:
         echo(overlap)
+    if precision and not as_json:
+        echo(precision)
+
+
+def _about_precision(config) -> str | None:
+    """In which dtypes the steps of a run compute on this machine; None where those of the graph hold."""
+    from npu_bridge.options.reading import read_run_config
+    from npu_bridge.session.precision import ORIGINAL, Precision
+
+    precision = Precision(read_run_config(config))
+    if precision.low is not None:
+        return f"Precision: {precision.low}, then {precision.configured}."
+    return None if precision.configured == ORIGINAL else f"Precision: {precision.configured}."
 
 
 def _about_overlap(config, rows, ranks: int) -> str | None:

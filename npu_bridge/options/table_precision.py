@@ -46,9 +46,9 @@ _IN_V2 = {
 }
 _NO_HIF8 = "The dtype hifloat8 does not exist in TensorFlow; use mixed_bfloat16 or mixed_float16."
 _MODES = (
-    "Operators run in float16 or bfloat16. Variables and their updates keep their own dtype. On a CPU, "
-    "cube_fp16in_fp32out rounds the inputs of matrix operators and accumulates in float32. On a GPU, bfloat16 modes "
-    "run in float32, with a warning."
+    "Operators run in float16 or bfloat16. Variables and their updates keep their own dtype. Where TensorFlow cannot "
+    "lower to the dtype (float16 on a CPU, bfloat16 on a GPU or on a CPU without AVX-512), it is imitated: float32 "
+    "operators on values rounded to it. cube_fp16in_fp32out accumulates in float32."
 )
 _IMPLEMENTATIONS = ("high_precision", "high_performance", "high_precision_for_all", "high_performance_for_all")
 _undocumented = functools.partial(Option, status="undocumented")

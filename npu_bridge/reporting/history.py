@@ -33,7 +33,8 @@ class StepRow(NamedTuple):
       skipped: whether the update did not happen.
       time: seconds since the epoch.
       learning_rate: of this step, or None when it was not watched.
-      precision: dtype that the step was lowered to, or "float32"; None when nothing decides it.
+      precision: dtype that the step was lowered to, such as "bfloat16, imitated", or "float32"; None when nothing
+        decides it.
     """
 
     step: int

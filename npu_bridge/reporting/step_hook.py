@@ -20,7 +20,8 @@ _GraphKeys = tf.compat.v1.GraphKeys
 class Observation(NamedTuple):
     """What one `session.run` of the training loop showed; `None` for what the graph does not have.
 
-    `precision` is the dtype the step was lowered to, or "float32"; None when nothing decides it for this session.
+    `precision` is the dtype the step was lowered to, such as "bfloat16, imitated", or "float32"; None when nothing
+    decides it for this session.
     """
 
     loss: float | None

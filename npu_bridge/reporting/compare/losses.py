@@ -101,7 +101,7 @@ def _of_history(path: str, history: History) -> Losses:
             f"{history.path} knows {len(history.rows)} steps, and a loss of none; have the history watch the loss."
         )
     ranks = history.starts[-1].ranks if history.starts else None
-    lowered = {row.precision for row in history.rows} - {None, "float32"}
+    lowered = {row.precision.partition(",")[0] for row in history.rows if row.precision} - {"float32"}
     precision = min(lowered) if lowered else None  # "bfloat16" rounds more than "float16"
     return Losses(path, *_arrays(sorted(points.items())), os.path.basename(history.path), ranks, precision)
 

@@ -1,9 +1,8 @@
-"""Float16 that float32 kernels imitate, in graphs whose order other passes of TensorFlow disturb.
-
-Where it fails TensorFlow ends the process: a crash of this file is a failure of it.
-"""
+"""A low dtype that float32 operators imitate, in sessions and functions, in loops, conditions and calls."""
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 import pytest
@@ -11,6 +10,9 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.sessions import run_quietly
+from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
+from npu_bridge.session.precision import rewriter
+from npu_bridge.session.precision.functions import low_precision
 from npu_bridge.session.precision.hook import PrecisionHook
 from npu_bridge.session.precision.live_session import attach
 from npu_bridge.session.precision.rewriter import IMITATION
@@ -154,3 +156,52 @@ def test_runs_with_a_loop_that_go_past_the_precision(graph_with_a_loop):
         session.run(tf1.global_variables_initializer())
         session.run(train)
         assert np.isfinite(run_quietly(session, [outputs])[0]).all()
+
+
+def perceptron(weights):
+    hidden = tf.nn.relu(tf.matmul(tf.constant(BATCH[:, 0]), weights) + 1.0)
+    with keep_dtype_scope():
+        hidden = tf.matmul(hidden, weights)
+    return tf.matmul(hidden, weights, transpose_b=True)
+
+
+def by_calls(weights):
+    return called(called(tf.constant(BATCH[:, 0]), weights), weights)
+
+
+def outputs_and_gradient(build, weights):
+    """Values that a function returns, and those of a gradient, as they are behind the last operator."""
+    outputs = build(weights)
+    gradient = tf.gradients(tf.reduce_sum(outputs * outputs), weights)[0]
+    return tf.identity(outputs), tf.identity(gradient)
+
+
+@pytest.mark.parametrize("mode", ["mixed_bfloat16", "cube_fp16in_fp32out", "origin"])
+@pytest.mark.parametrize("build", [perceptron, recurrent, conditional, by_calls])
+def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
+    """In functions, loops and conditions are functions; in the session they are those of TensorFlow 1."""
+    monkeypatch.setattr(rewriter, "lowers", lambda dtype: False)
+    values = np.random.RandomState(4).randn(16, 16).astype(np.float32) / 4
+    function = tf.function(functools.partial(outputs_and_gradient, build), autograph=False)
+    precision = precision_of(precision_mode_v2=mode)
+    with low_precision(precision, precision.configured):
+        in_function = [value.numpy() for value in function(tf.constant(values))]
+    exact = [value.numpy() for value in function(tf.constant(values))]
+    are_functions = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            weights = tf1.placeholder(tf.float32, [16, 16])
+            asked = outputs_and_gradient(build, weights)
+            with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
+                in_session = session.run(asked, {weights: values})
+    finally:
+        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
+    for ours, theirs, original in zip(in_function, in_session, exact):
+        if (
+            build is recurrent and mode == "mixed_bfloat16"
+        ):  # a function is judged by itself, a loop with its neighbours
+            np.testing.assert_allclose(ours, theirs, atol=0.01 * np.abs(theirs).max())
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+        assert np.array_equal(ours, original) == (mode == "origin")
