@@ -44,6 +44,10 @@ class RankPools:
             pool = self._pools[rank_count] = _Pool(rank_count, folder)
         return pool.run(function, arguments, time_limit_secs)
 
+    def start(self, rank_count):
+        """Starts a pool before it is wanted, and waits until its ranks take cases."""
+        self.run(rank_count, be_there)
+
     def close(self):
         """Stops all ranks."""
         for pool in self._pools.values():
@@ -117,6 +121,10 @@ class _Pool:
     def _tail(self, answers):
         texts = [pickle.loads(answer.read_bytes())[1] for answer in answers if answer.exists()]
         return "\n".join([*map(str, texts), (self._folder / "log.txt").read_text()[-6000:]])
+
+
+def be_there():
+    """A case that does nothing."""
 
 
 def _family(process_id):
