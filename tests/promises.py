@@ -61,6 +61,13 @@ PROMISES = {
         "A session and an Estimator read an option alike": "session/test_both_entries.py::test_estimator_and_session_agree",
         "An option without effect is said once": "documented/test_npu_config.py::test_option_without_effect_says_so_once_and_on_rank_zero_only",
         "keras_to_npu makes an Estimator that trains as the stock one": "documented/test_keras_to_npu.py::test_it_trains_as_the_stock_keras_estimator_with_every_optimizer",
+        "Hooks of est.train: outputs come several runs at a time, and the rest in the end": "documented/test_output_and_saver_hooks.py::test_outputs_come_several_runs_at_a_time_and_the_rest_in_the_end",
+        "A saver hook saves when due, and in the end": "documented/test_output_and_saver_hooks.py::test_saver_hook_saves_when_due_and_in_the_end",
+        "A configuration in a file gives the same as code": "options/test_config_file.py::test_file_gives_the_same_as_code",
+        "All ranks end with the shortest input, after the same step": "ranks/test_end_together.py::test_a_training_ends_with_the_last_step_of_the_shortest_rank_and_saves_it",
+        "A hook that stops one rank stops all, one step later": "ranks/test_stop_together.py::test_all_ranks_end_one_step_after_a_hook_has_asked",
+        "The last checkpoint has what every rank keeps": "ranks/test_sync_before_saving.py::test_the_last_checkpoint_has_what_every_rank_keeps",
+        "A killed rank costs the steps since the last copy in memory": "session/test_memory_checkpoints.py::test_a_killed_rank_costs_the_steps_since_the_last_copy",
     },
     "Keras": {
         "An optimizer that is wrapped gives the bits of the bare one": "parity/test_keras.py::test_every_bit_is_that_of_the_bare_optimizer",
@@ -70,6 +77,8 @@ PROMISES = {
         "The callback gives every rank the weights of rank 0": "ranks/test_keras.py::test_the_callback_makes_the_ranks_equal_before_the_first_batch_and_only_then",
         "A saved model goes on": "parity/test_keras.py::test_training_goes_on_from_a_saved_model",
         "A fit that was interrupted goes on as if it had not been": "ranks/test_resume_callback.py::test_a_resumed_fit_ends_as_one_that_was_not_interrupted",
+        "npu_callbacks_append adds the callback once": "documented/test_npu_callbacks.py::test_callbacks_append",
+        "Stock callbacks act on a wrapped optimizer": "documented/test_keras_optimizers.py::test_stock_callbacks_act_on_it",
     },
     "npu_device, hccl, operators": {
         "The documented names of npu_device are there": "documented/test_npu_device.py::test_documented_names",
@@ -84,6 +93,8 @@ PROMISES = {
         "Operators on device memory say so when they are called": "documented/test_operators.py::test_what_needs_a_device_says_so_when_it_is_called",
         "from npu_bridge.npu_init import * binds what is listed": "documented/test_npu_init.py::test_star_import_binds_what_is_listed",
         "Importing does nothing": "test_floors.py::test_importing_does_nothing",
+        "Scopes mark the operators inside": "documented/test_npu_scope.py::test_operators_inside_are_marked",
+        "The strategy runs on two ranks": "ranks/test_strategy.py::test_two_ranks",
     },
     "Precision": {
         "Matrix products are computed in float16": "session/precision/test_kernels.py::test_matrix_products_in_float16",
@@ -133,6 +144,11 @@ PROMISES = {
         "A rank that is slower than the others is named": "ranks/test_stragglers.py::test_a_rank_that_computes_more_is_named",
         "A loop of one's own goes on as if it had not been interrupted": "ranks/test_resumable_loop.py::test_a_resumed_loop_ends_as_one_that_was_not_interrupted",
         "Ranks go on from a checkpoint with the same bits, stages included": "ranks/test_sync_before_saving.py::test_a_training_that_goes_on_from_a_checkpoint_gives_the_same_bits",
+        "A rank gets the GPU of its device": "launch/test_gpus.py::test_a_rank_gets_the_gpu_of_its_device",
+        "A rank table gives ranks, devices and local ranks": "options/test_rank_table.py::test_two_servers_give_ranks_devices_and_local_ranks",
+        "--logs keeps what each rank prints": "launch/test_job_options.py::test_logs_keep_what_each_rank_prints_and_what_was_there",
+        "-H and --hostfile say the same": "launch/test_hosts.py::test_hosts_and_hostfile_say_the_same",
+        "A stranger on a port of the job gets no answer": "launch/test_rendezvous.py::test_a_stranger_gets_no_answer_leaves_no_trace_and_is_counted",
     },
     "Commands of npu-run": {
         "Every command has help, and --version": "launch/test_cli.py::test_help_and_version",
@@ -177,5 +193,6 @@ PROMISES = {
         "One rank runs without Horovod": "launch/test_cli.py::test_one_rank_runs_without_horovod_and_as_python_would_run_it",
         "A missing compiler is told before anything is installed": "journeys/test_setup.py::test_missing_compiler",
         "Private names of TensorFlow work": "test_internals.py::test_private_names_work",
+        "The wheel holds every module and its types": "journeys/test_wheel.py::test_wheel_holds_every_module_and_its_types",
     },
 }

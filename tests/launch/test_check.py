@@ -182,6 +182,7 @@ def test_a_script_of_tensorflow_2_is_not_held_to_1_15(tmp_path):
     assert checked(tmp_path, "--tf1")[0] == 1
 
 
+@pytest.mark.slow("runs the script that it checks")
 def test_the_report_holds_what_was_met(tmp_path):
     folder_with(tmp_path)
     words = ["check", "--run", "--out", "report.json", "train.py"]

@@ -110,6 +110,7 @@ def test_the_steps_asked_for_are_recorded_on_every_rank(tmp_path):
     assert f"Step {merged['shown_step']}, rank 0 of 2" in picture
 
 
+@pytest.mark.slow("two trainings; steps of a session are fast")
 def test_an_estimator_that_goes_on_is_recorded_by_its_global_step(tmp_path):
     write_script(tmp_path, ESTIMATOR)
     code, output = npu_run("--timeline", "4:6", "train.py", cwd=tmp_path)

@@ -238,6 +238,7 @@ def test_what_is_joined(rule, expected):
     assert [[one.variable.op.name for one in batch] for batch in joined] == expected
 
 
+@pytest.mark.slow("every rule")
 def test_rules_that_do_not_read_parameters_say_so():
     """`parameter` is None for them where variables are joined."""
     for rule in rules.ALL:
@@ -246,6 +247,7 @@ def test_rules_that_do_not_read_parameters_say_so():
             Training(lambda rule=rule, given=given: getattr(tf1, rule.__name__)(**given, fused=True)).run(_gradients(1))
 
 
+@pytest.mark.few_fast(1, "other generations of Keras")
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["as it is", "compiled by XLA"])
 def test_fused_optimizers_train_in_functions_of_all_kinds(is_compiled):
     def losses_of_model(optimizer):

@@ -354,6 +354,7 @@ def checkpoints_in(folder):
     }
 
 
+@pytest.mark.slow("two trainings with checkpoints")
 def test_hooks_of_rank_0_save_as_ever(on_ranks, tmp_path):
     found = {}
     for is_sharded in (False, True):
@@ -428,6 +429,7 @@ def two_losses(kinds, is_sharded, folder):
         return saver.save(session, f"{folder}/{collective.current().rank}_{is_sharded}")
 
 
+@pytest.mark.few_fast(1, "other optimizers")
 @pytest.mark.parametrize("kinds", [("adam", "adam"), ("adam", "sgd")])  # with slots, and without
 def test_two_sharded_optimizers_in_one_graph(on_ranks, tmp_path, kinds):
     expected, *_ = on_ranks(2, two_losses, kinds, False, str(tmp_path))

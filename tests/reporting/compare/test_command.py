@@ -39,6 +39,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.few_fast(2, "other errors are placed alike")
 @pytest.mark.parametrize("case", PLANTED, ids="-".join)
 def test_planted_errors_are_found_named_and_placed(case, pairs, tmp_path, monkeypatch):
     name, noise, error = case
