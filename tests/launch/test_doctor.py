@@ -192,6 +192,21 @@ def test_a_wheel_that_cannot_be_kept_is_installed(tmp_path, small_disk, monkeypa
     assert [line for line in said if "next time" in line] == [f"{told}the rest goes on without it"]
 
 
+def test_make_and_compilers_see_no_space_in_the_path_of_an_environment(tmp_path, monkeypatch):
+    python = tmp_path / "mit Lücke" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\ncase "$*" in *horovod==*) echo "built by $0"; touch "$9/horovod-0.whl";; esac\n')
+    python.chmod(0o755)
+    for name in ("c++", "cmake"):
+        (tmp_path / name).symlink_to(python)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Installer(str(python), tmp_path / "log", print).install_horovod()
+    (builder,) = re.findall("built by (.*)", (tmp_path / "log").read_text())
+    assert builder.endswith("/environment/bin/python") and " " not in builder
+    assert python.exists()
+
+
 def test_a_user_without_a_home_has_a_place_for_wheels(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", f"{tmp_path}/none")

@@ -117,7 +117,7 @@ class Installer:
             before = Path(built) / "before_sources.h"
             before.write_text(_BEFORE_SOURCES, encoding="utf-8")
             environment = _build_environment(self._headers(Path(built)), before)
-            if self.run([self._python, "-m", "pip", *build, HOROVOD], environment) != 0:
+            if self.run([_plain_path(self._python, built), "-m", "pip", *build, HOROVOD], environment) != 0:
                 raise self.failure("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
@@ -234,6 +234,16 @@ def _lack_of_room(python: str) -> str:
                 amounts = f"Expected {needed / 1e9:g} GB; got {free / 1e9:.2f} GB"
                 return f", and the disk of {folder} has little room. {amounts}. If that is the cause, {fix}"
     return ""
+
+
+def _plain_path(python: str, folder: str) -> str:
+    """A path of an interpreter for make and compilers, for which a space ends a path: through a link, if need be."""
+    environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
+    if re.fullmatch(r"[\w.+/-]*", environment, re.ASCII):
+        return python
+    link = Path(folder, "environment")
+    link.symlink_to(environment)
+    return str(link / "bin" / os.path.basename(python))
 
 
 def _keep(wheel: Path, folder: Path) -> None:
