@@ -67,6 +67,7 @@ def test_it_says_what_a_project_wants(place):
     assert wants.features == features
 
 
+@pytest.mark.slow("runs drawn projects")
 def test_projects_with_a_recipe_are_run(place, tmp_path):
     (tmp_path / "reads.toml").write_text("""
 script = "train.py"

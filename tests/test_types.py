@@ -32,6 +32,7 @@ hccl.get_rank_id() + "1"  # wrong: int
 """
 
 
+@pytest.mark.slow("mypy without its cache; make lint checks types")
 def test_wrong_lines_are_found_and_right_ones_let_through(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed; `make venv` brings it")
     (tmp_path / "train.py").write_text(SCRIPT)

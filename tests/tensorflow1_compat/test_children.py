@@ -53,6 +53,7 @@ def test_they_are_the_same_python_and_see_tensorflow_1(tmp_path):
     assert "npu_run_python_" in folder and not os.path.exists(folder)
 
 
+@pytest.mark.slow("starts Python several times")
 @pytest.mark.skipif(not sys.prefix.isascii(), reason="TensorFlow itself cannot be loaded from this folder then")
 def test_they_are_so_in_a_folder_whose_name_the_locale_cannot_read(tmp_path):
     folder = tmp_path / "mit Lücke"

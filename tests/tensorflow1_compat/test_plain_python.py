@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.launch.launching import ROOT, write_script
 
 
@@ -49,6 +51,7 @@ def test_what_is_out_of_reach_is_one_line_that_names_npu_run(tmp_path):
     assert "train.py:5" in lines[0] and "tf.contrib.layers.flatten" in lines[0]
 
 
+@pytest.mark.slow("starts Python several times")
 def test_what_has_run_eagerly_and_scripts_of_tensorflow_2_are_left_alone(tmp_path):
     write_script(
         tmp_path,
