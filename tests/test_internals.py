@@ -16,13 +16,14 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import horovod_internals
-from npu_bridge.base.tf_internals import contrib, estimators, graphs, keras3, sessions, training
+from npu_bridge.base.tf_internals import contrib, estimators, functions, graphs, keras3, sessions, training
 from npu_bridge.base.tf_internals.inherited import INHERITED
 from tests.canaries import (
     CANARIES,
     RANK_CANARIES,
     functions_of,
     of_contrib,
+    of_functions,
     of_graphs,
     of_horovod,
     of_keras3,
@@ -54,6 +55,7 @@ INHERITED_NAMES = {name for names in INHERITED.values() for name in names}
 MODULES = {
     contrib: of_contrib,
     estimators: of_contrib,
+    functions: of_functions,
     graphs: of_graphs,
     keras3: of_keras3,
     sessions: of_sessions,

@@ -195,6 +195,13 @@ def _():
     expect(graphs.shared_name(one) == "a", "the name has changed")
 
 
+@canary_of(graphs.has_kernel)
+def _():
+    expect(graphs.has_kernel("MatMul", tf.bfloat16, "CPU"), "products have no kernel in bfloat16")
+    expect(not graphs.has_kernel("BlockLSTM", tf.int32, "CPU"), "every operator has a kernel in every dtype")
+    expect(not graphs.has_kernel("NoSuchOperator", tf.float32, "CPU"), "an operator that does not exist has a kernel")
+
+
 @canary_of(graphs.call_by)
 def _():
     variable = v1.get_variable("v", [], use_resource=True)

@@ -38,7 +38,7 @@ print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).
 """
 EAGER_PIECES = """
 import npu_bridge.npu_init as npu, tensorflow as tf
-import keras_0, keras_1, keras_3, reporting_2, amp_0, amp_1, amp_2, elastic_1
+import keras_0, keras_1, keras_3, reporting_2, amp_0, amp_1, amp_2, amp_3, elastic_1
 import readme_2, first_distributed_1, early_stopping_0, batch_size_0, nan_1, keras_start_to_end_0
 tf.keras.mixed_precision.set_global_policy("float32")
 if npu.get_rank_size() == 1:

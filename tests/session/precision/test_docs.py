@@ -10,7 +10,10 @@ from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_
 from tests.loose_code import cut_pieces
 
 PAGE = (pathlib.Path(__file__).parents[3] / "docs" / "precision.md").read_text()
-EXAMPLES = cut_pieces("docs/precision.md")
+EXAMPLES = [
+    *cut_pieces("docs/precision.md"),
+    *(piece for piece in cut_pieces("docs/amp.md") if "from_opt_level" in piece.co_names),
+]
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
