@@ -35,7 +35,10 @@ BOUND = 1e-5  # of the largest number of an array
 # without this package, one bias came 8e-6 apart with LAMB, slots 5e-6, all other weights 2e-6, and losses 2e-7.
 BOUND_OF_BERT = 2e-5
 WITHOUT_EFFECT = "attention/key/bias"  # a softmax does not notice it: its gradient is zero but for rounding
-pytestmark = pytest.mark.skipif(not OTHERS, reason="no environment with another TensorFlow is here")
+pytestmark = [
+    pytest.mark.slow("trains under every TensorFlow that is here"),
+    pytest.mark.skipif(not OTHERS, reason="no environment with another TensorFlow is here"),
+]
 
 OF_SESSIONS = """
 import sys
