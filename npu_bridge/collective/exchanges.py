@@ -130,6 +130,16 @@ def gather_values(own: Any, name: str) -> list:
     return [json.loads(line) for line in bytes(found.tolist()).splitlines()]
 
 
+def wait_for_ranks(name: str) -> None:
+    """Returns once every rank has called this; a rank that dies meanwhile ends the job.
+
+    Args:
+      name: of the transfer, the same on every rank.
+    Ranks: collective.
+    """
+    gather_values(0, name)
+
+
 def say_apart() -> None:
     """Says, once in a process, that its ranks train apart."""
     _say_once(place_in_job()[1])

@@ -14,6 +14,7 @@ _PLACES = {
         "CarefulSaver",
         "CheckpointNotSavedError",
         "ModelDirInUseError",
+        "WaitForSaves",
         "hold_for_saver_hooks",
         "hold_model_dir",
         "remove_leftovers",

@@ -19,8 +19,10 @@ import tensorflow as tf
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import finish, flush, remove_unfinished
 from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
+from npu_bridge.base.session_wrapper import Place, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import folder_of
+from npu_bridge.collective.exchanges import wait_for_ranks
 from npu_bridge.session.damaged_checkpoints import find_damage
 
 _LOG = logger(__name__)
@@ -28,6 +30,29 @@ _LOG = logger(__name__)
 # the data looks like: a MonitoredSession would end the training as if it were complete.
 NO_SPACE = (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError)
 _NOT_WRITTEN = (*NO_SPACE, tf.errors.DataLossError)
+
+
+class WaitForSaves(SessionEngine):
+    """Lets the ranks leave a training together: after its session is closed, so after rank 0 has saved.
+
+    What a rank reads next of a folder that rank 0 writes, a checkpoint to predict from, say, is complete then.
+
+    Attributes:
+      is_over: whether the training has come to its end; after an error nobody waits.
+
+    Ranks: collective, when the session is closed.
+    """
+
+    place = Place.HOOKS
+
+    def __init__(self):
+        self.is_over = False
+
+    def close(self, session):
+        self.inner.close(session)
+        if self.is_over:
+            self.is_over = False
+            wait_for_ranks("training_is_saved")
 
 
 class CheckpointNotSavedError(OSError):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
-from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import collections
@@ -243,3 +244,50 @@ def test_every_rank_logs_its_loss_as_often_as_asked(on_ranks, tmp_path):
     assert on_ranks(2, logged_losses, str(tmp_path / "none"), None) == [[], []]
     events = [name for _, _, names in os.walk(tmp_path) for name in names if "events" in name]
     assert len(events) == 2  # rank 0's
+
+
+class SlowSave(tf.estimator.CheckpointSaverListener):
+    """Makes rank 0 slow as it saves."""
+
+    def before_save(self, session, global_step_value):
+        time.sleep(0.7)
+
+
+def train_and_read(folder, kind):
+    """On a rank: trains in a shared folder and reads it at once: the newest checkpoint, and a loss of it."""
+    communicator = collective.current()
+    params = {"seed": 10 + communicator.rank, "size": communicator.size}
+    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=5, save_summary_steps=0, log_step_count_steps=None)
+    found = []
+    if kind == "MonitoredSession":
+        for last_step in (3, 5):
+            with tf.Graph().as_default():
+                features, labels = tf1.data.make_one_shot_iterator(input_fn(communicator.rank, 2)).get_next()
+                spec = model_fn(features, labels, tf.estimator.ModeKeys.TRAIN, params)
+                hooks = [NPUBroadcastGlobalVariablesHook(0), tf1.train.StopAtStepHook(last_step=last_step)]
+                if communicator.rank == 0:  # after the hook that waits
+                    hooks.append(NPUCheckpointSaverHook(folder, save_steps=100, listeners=[SlowSave()]))
+                creator = tf1.train.ChiefSessionCreator(checkpoint_dir=folder)
+                with tf1.train.MonitoredSession(creator, hooks) as session:
+                    while not session.should_stop():
+                        session.run(spec.train_op)
+            found.append(os.path.basename(tf.train.latest_checkpoint(folder)))
+        return found
+    if kind == "NPUEstimator":
+        estimator, hooks = NPUEstimator(model_fn, config=config, params=params), []
+    else:
+        estimator = tf.estimator.Estimator(model_fn, config=config, params=params)
+        hooks = [NPUBroadcastGlobalVariablesHook(0, communicator.rank)]
+    listeners = [SlowSave()] if communicator.rank == 0 else None
+    for max_steps in (3, 5):
+        estimator.train(lambda: input_fn(communicator.rank, 2), hooks, None, max_steps, saving_listeners=listeners)
+        found.append(os.path.basename(estimator.latest_checkpoint()))
+        found.append(float(estimator.evaluate(lambda: input_fn(0, 1), steps=1)["loss"]))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator", "MonitoredSession"])
+def test_what_rank_0_has_saved_is_there_when_training_ends(on_ranks, tmp_path, kind):
+    of_rank_0, of_rank_1 = on_ranks(2, train_and_read, str(tmp_path), kind)
+    assert of_rank_0 == of_rank_1
+    assert [name for name in of_rank_1 if isinstance(name, str)] == ["model.ckpt-3", "model.ckpt-5"]

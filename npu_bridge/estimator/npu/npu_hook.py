@@ -12,6 +12,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.held_folders import FolderHeldError
+from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import expect_steps_per_run, has_listeners
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
@@ -21,6 +22,7 @@ from npu_bridge.session import (
     BackgroundSaver,
     CheckpointNotSavedError,
     HostCallHook,
+    WaitForSaves,
     create_loop_variables,
     hold_model_dir,
     load_loop_variables,
@@ -56,7 +58,7 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
     after the variables were initialised or restored, also when a session is recovered. With one rank it does nothing.
 
     Where an `NPUDistributedOptimizer` shards the weight update, slots go to the ranks that own them, and between steps
-    the ranks take part in what rank 0 saves.
+    the ranks take part in what rank 0 saves. When training ends, all ranks wait until rank 0 has saved.
 
     Args:
       root_rank: the rank whose values are sent; required when there are several ranks.
@@ -71,6 +73,7 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
         self._index = index
         self._broadcast = None
         self._remote_slots = None
+        self._saves = None
         self._is_round_open = False
         check_root_rank("NPUBroadcastGlobalVariablesHook", root_rank)
 
@@ -81,6 +84,8 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
     def after_create_session(self, session, coord):
         if self._broadcast is not None:
             session.run(self._broadcast)
+            self._saves = WaitForSaves()
+            add_engine(session, self._saves)
         if self._remote_slots is not None:
             self._remote_slots.begin_hooked(session)
 
@@ -93,6 +98,8 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
 
     def end(self, session):
         self._end_last_round(session)
+        if self._saves is not None:
+            self._saves.is_over = True
 
     def _end_last_round(self, session):
         if self._is_round_open:
