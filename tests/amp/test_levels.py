@@ -164,11 +164,13 @@ def test_what_the_table_says(level, number):
     assert amp.LEVELS[level][number] == TABLE[level][number]
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("case, low, cell, expected", cells(KERAS))
 def test_a_keras_model(case, low, cell, expected):
     assert seen_in_keras(case, low)[cell] == expected
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("case, low, cell, expected", cells(SESSION))
 def test_a_session(case, low, cell, expected):
     assert seen_in_session(case, low)[cell] == expected
