@@ -6,7 +6,8 @@
 - *deny*: never lowered, nor is an infer type that follows one.
 
 Source: the lists that TensorFlow 2.15 writes to `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH`. Those of kernels
-that only GPUs have are left out.
+that only GPUs have are left out. Later versions have moved a few types; these lists hold with them, too, so that an
+imitated training gives the same numbers.
 """
 
 from __future__ import annotations
