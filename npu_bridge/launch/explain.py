@@ -78,10 +78,9 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     else:
         with_stages = "bytes that depend on the training" if total is None else _amount(total)
         echo(f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {_amount(plain)} without stages.")
-    if overlap and not as_json:
-        echo(overlap)
-    if precision and not as_json:
-        echo(precision)
+    for sentence in (precision, overlap):
+        if sentence and not as_json:
+            echo(sentence)
 
 
 def _about_precision(config) -> str | None:

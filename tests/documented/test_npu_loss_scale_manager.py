@@ -247,6 +247,28 @@ def test_counters_stop_at_their_limit_instead_of_starting_again_below_zero():
         assert session.run(manager._bad_steps) == 2**31 - 1
 
 
+@pytest.mark.parametrize("is_made_eagerly", [False, True])
+def test_a_manager_moves_a_scale_in_each_graph_that_asks_for_it(is_made_eagerly):
+    """A script makes one at its top level; an Estimator trains and evaluates in graphs of its own."""
+    with tf.init_scope() if is_made_eagerly else tf.Graph().as_default():
+        manager = ExponentialUpdateLossScaleManager(8.0, 2, 1, 2, 0.5)
+    for is_finite, expected in ((True, 16.0), (False, 2.0)):
+        with tf.Graph().as_default() as graph:
+            with tf.name_scope("train"):
+                update = manager.update_loss_scale(tf.constant(is_finite))
+            names = sorted(variable.name for variable in tf1.global_variables())
+            assert names == ["bad_steps:0", "good_steps:0", "loss_scale:0"]
+            with tf1.Session(graph=graph) as session:
+                session.run(tf1.global_variables_initializer())
+                assert session.run("loss_scale:0") == 8.0
+                for _ in range(2):
+                    session.run(update)
+                assert session.run(manager.get_loss_scale()) == expected
+                assert manager.get_state(session).scale == expected
+                manager.set_loss_scale(64.0, session)
+                assert session.run("loss_scale:0") == 64.0
+
+
 def test_errors_are_short_whatever_they_quote():
     for arguments in ((10**5000, 2), ("x" * 9999, 2), (1e-40, 2), (8.0, "9" * 9999), (8.0, -(10**5000))):
         with pytest.raises((TypeError, ValueError), match="ExponentialUpdateLossScaleManager: i") as caught:

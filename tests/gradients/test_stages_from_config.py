@@ -17,6 +17,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, list_stages
 from npu_bridge.launch.explain import explain
+from npu_bridge.session.precision import rewriter
 from tests.training import in_graph
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -213,3 +214,15 @@ def test_the_command_tells_whether_steps_overlap_and_why(tmp_path, monkeypatch, 
     output, facts = explained(path, "--ranks", ranks).output, explained(path, "--ranks", ranks, "--json").stdout
     assert json.loads(facts)["overlapping_steps"] == (told and output.splitlines()[-1])
     assert told in output.splitlines()[-1] if told else "overlap" not in output
+
+
+@pytest.mark.parametrize("is_lowered, words", [(True, ""), (False, ", imitated")])
+def test_the_command_tells_in_which_precision_steps_compute(tmp_path, monkeypatch, is_lowered, words):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    monkeypatch.setattr(rewriter, "lowers", lambda dtype: is_lowered)
+    path = tmp_path / "run.toml"
+    path.write_text("precision_mode_v2 = 'mixed_bfloat16'\n")
+    assert f"Precision: mixed bfloat16{words}." in explained(path).output.splitlines()
+    assert json.loads(explained(path, "--json").stdout)["precision"] == f"Precision: mixed bfloat16{words}."
+    path.write_text("save_checkpoints_steps = 20\n")
+    assert "Precision:" not in explained(path).output

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import functools
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -123,6 +124,21 @@ class FixedLossScaleManager(_Saved):
         return None if tf.executing_eagerly() else tf.no_op()
 
 
+class _Variables(NamedTuple):
+    """The variables of one graph, and the tensor that reads the scale there."""
+
+    scale: tf.Variable
+    fetched: tf.Tensor | None
+    good_steps: tf.Variable
+    bad_steps: tf.Variable
+
+
+def _outermost_graph() -> weakref.ref | None:
+    """The TF 1 graph that is built, around conditions and loops of it; None where code runs eagerly in the end."""
+    with tf.init_scope():
+        return None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
+
+
 class MovingLossScaleManager(_Saved):
     """What loss scales that move have in common: their variables, and the rule by which they move.
 
@@ -132,6 +148,7 @@ class MovingLossScaleManager(_Saved):
       init_loss_scale: scale of the first step, or an array of several scales that move each by itself.
       constants: the arguments of the constructor, by name.
     Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
+      A graph other than the one the manager was made in gets variables of its own where it asks for the scale.
     """
 
     _may_start_below_lowest = False
@@ -140,18 +157,21 @@ class MovingLossScaleManager(_Saved):
         super().__init__(name=name)
         self._rule = rule
         self._constants: Any = functools.partial(dict, constants)  # a dict itself would become part of checkpoints
-        nothing = np.zeros(np.shape(init_loss_scale), np.int32)
-        self._loss_scale, self._fetched = scale_variable(init_loss_scale)
-        self._good_steps = counter_variable(nothing, "good_steps")
-        self._bad_steps = counter_variable(nothing, "bad_steps")
+        self._first: Any = functools.partial(np.asarray, init_loss_scale)
+        others: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # variables of other graphs than this one
+        self._of_graphs: Any = lambda: others
+        state = self._new_variables()
+        self._loss_scale, self._fetched, self._good_steps, self._bad_steps = state
+        self._graph: Any = _outermost_graph() or (lambda: None)
 
     def get_loss_scale(self):
         """The current scale, a float32 scalar; in a TF 1 graph the one before the update of the run, always."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        state = self._variables(_outermost_graph())
         # A loop or a condition of the caller reads it anew.
-        if self._fetched is not None and self._fetched.graph is graph and current_control_flow_context(graph) is None:
-            return self._fetched
-        return tf.convert_to_tensor(self._loss_scale)
+        if state.fetched is not None and state.fetched.graph is graph and current_control_flow_context(graph) is None:
+            return state.fetched
+        return tf.convert_to_tensor(state.scale)
 
     @property
     def scale_shape(self) -> tf.TensorShape:
@@ -164,7 +184,8 @@ class MovingLossScaleManager(_Saved):
 
     def update_loss_scale(self, finite_grads):
         """Counts the step and moves the scale when a counter is full; see `LossScaleManager`."""
-        variables = (self._loss_scale, self._good_steps, self._bad_steps)
+        of_graph = self._variables(_outermost_graph())
+        variables = (of_graph.scale, of_graph.good_steps, of_graph.bad_steps)
         counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
         state = self._rule.next_state(ScaleState(self.get_loss_scale(), *counters), finite_grads)
         # All three are computed before the first changes; and the scale is read, where something else fetches it.
@@ -192,7 +213,7 @@ class MovingLossScaleManager(_Saved):
         Raises:
           ValueError: the manager is that of a TF 1 graph and there is no session.
         """
-        return ScaleState(*read_values(self._state_variables(), session, f"{type(self).__name__}.get_state"))
+        return ScaleState(*read_values(self._state_variables(session), session, f"{type(self).__name__}.get_state"))
 
     def set_state(self, state, session=None):
         """Sets the scale and its counters to what `get_state` gave; `session` as in `set_loss_scale`.
@@ -229,12 +250,33 @@ class MovingLossScaleManager(_Saved):
             check_number(owner, "loss_scale", number.item(), at_least=lowest, at_most=highest or LARGEST_SCALE)
         return np.broadcast_to(scale.reshape(shape if scale.size > 1 else ()), shape)
 
-    def _state_variables(self):
-        return [self._loss_scale, self._good_steps, self._bad_steps]
+    def _state_variables(self, session):
+        session = session or tf.compat.v1.get_default_session()
+        state = self._variables(weakref.ref(session.graph) if hasattr(session, "graph") else _outermost_graph())
+        return [state.scale, state.good_steps, state.bad_steps]
+
+    def _variables(self, graph: weakref.ref | None) -> _Variables:
+        """The variables of a TF 1 graph, or those for eager execution (None); made when they are first asked for."""
+        of_graph = graph() if graph is not None else None
+        if of_graph is self._graph():
+            return _Variables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
+        known, key = self._of_graphs(), of_graph or _Variables
+        if key not in known:
+            with of_graph.as_default() if of_graph is not None else tf.init_scope(), tf.compat.v1.name_scope(None):
+                known[key] = self._new_variables()
+        return known[key]
+
+    def _new_variables(self) -> _Variables:
+        first = self._first()
+        nothing = np.zeros(first.shape, np.int32)
+        with tf.init_scope():
+            return _Variables(
+                *scale_variable(first), counter_variable(nothing, "good_steps"), counter_variable(nothing, "bad_steps")
+            )
 
     def _write(self, state, session, owner):
         shape = tuple(self._loss_scale.shape)
-        write_values(self._state_variables(), [np.broadcast_to(value, shape) for value in state], session, owner)
+        write_values(self._state_variables(session), [np.broadcast_to(value, shape) for value in state], session, owner)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
