@@ -7,14 +7,13 @@ from __future__ import annotations
 
 PROMISES = {
     "README.md": {
-        "Examples run with python, and say little before their first step": "journeys/test_first_minutes.py::test_examples_on_one_process",
+        "The small BERT trains with python, and says little before its first step": "journeys/test_first_minutes.py::test_examples_on_one_process",
         "The three scripts run as they stand on two ranks, with npu-run": "journeys/test_first_hour.py::test_15_to_17_run_it_on_two_ranks",
         "There are three uses: an Estimator with an NPURunConfig and hooks, an NPUOptimizer in a session, Keras": "journeys/test_readme.py::test_there_are_three_uses",
         "An example trains on two ranks, shows its progress in one line and says how it ended": "journeys/test_first_hour.py::test_02_train",
         "A training that is started again resumes from its last checkpoint": "journeys/test_first_hour.py::test_04_resume",
         "A training leaves a report with its curves": "journeys/test_first_hour.py::test_05_open_the_report",
         "A rank that is lost is named, and the job ends": "journeys/test_first_hour.py::test_11_lose_a_rank",
-        "The small BERT trains, continues, and has nothing left": "examples/test_bert_train.py::test_train_then_continue_then_nothing_left",
         "make venv a second time installs nothing": "journeys/test_setup.py::test_second_run_installs_nothing_and_an_interrupted_one_is_taken_up",
         "Every example has a command and a page": "journeys/test_readme.py::test_every_example_has_a_command_and_a_page_that_shows_it",
         "Every command of a page is run by a test, or says why not": "journeys/test_commands_of_pages.py::test_every_command_is_in_one_table_and_every_row_on_a_page",

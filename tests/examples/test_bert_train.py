@@ -28,6 +28,7 @@ def train(warm_python, tmp_path):
     return run
 
 
+@pytest.mark.slow("three trainings; one of two steps is fast in test_first_minutes.py")
 def test_train_then_continue_then_nothing_left(train):
     printed, first, out = train("--num_train_steps=6")
     assert list(first) == KEYS

@@ -59,7 +59,7 @@ def npu_run(ranks):
     return [sys.executable, "-m", "npu_bridge.run", "-np", str(ranks)]
 
 
-@pytest.mark.few_fast(1, "the other examples have tests of their own")
+@pytest.mark.few_fast(["bert_pretrain/train.py"], "the other examples have tests of their own")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_examples_on_one_process(program, tmp_path):
     arguments, first_step = PROGRAMS[program]
