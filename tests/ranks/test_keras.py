@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
-from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -320,3 +321,33 @@ def callback_with_other_variables():
 def test_the_callback_refuses_ranks_with_other_variables(on_ranks):
     for message in on_ranks(2, callback_with_other_variables):
         assert "rank 1 trains other variables" in message
+
+
+class SavesSlowly(tf.keras.callbacks.Callback):
+    """Has rank 0 save the weights of each epoch, after a while."""
+
+    def __init__(self, path):
+        super().__init__()
+        self._path = path
+
+    def on_epoch_end(self, epoch, logs=None):
+        if collective.current().rank == 0:
+            time.sleep(0.7)
+            self.model.save_weights(self._path)
+
+
+def fit_and_load(path):
+    """On a rank: trains two epochs, and loads at once what rank 0 has saved."""
+    model = make_model()
+    model.compile(npu_keras_optimizer(BARE["current"](), is_distributed=True), "mse")
+    callbacks = npu_callbacks_append([SavesSlowly(path)])
+    for _ in range(2):
+        model.fit(*make_data(2), batch_size=BATCH_SIZE, epochs=1, verbose=0, callbacks=callbacks)
+        trained = model.get_weights()
+        model.load_weights(path)
+        assert all(map(np.array_equal, model.get_weights(), trained)), "an older file was loaded"
+    return True
+
+
+def test_weights_that_rank_0_has_saved_are_there_when_fit_returns(on_ranks, tmp_path):
+    assert on_ranks(2, fit_and_load, str(tmp_path / "weights.h5")) == [True, True]
