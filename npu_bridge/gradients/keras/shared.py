@@ -36,6 +36,12 @@ def delegated(name: str):
     return method
 
 
+def _current_class(name: str) -> type | None:
+    """The optimizer of Keras' current generation alone that has a name, which Keras 2.15 does not find in files."""
+    is_alone = not hasattr(tf.keras.optimizers.legacy, name)
+    return getattr(tf.keras.optimizers, name, None) if is_alone else None
+
+
 class PipelineMixin(delegating_trackable()):
     """Mixes into a generation's base class; whatever is not defined here or there is the inner optimizer's.
 
@@ -115,7 +121,7 @@ class PipelineMixin(delegating_trackable()):
         # In .h5 files Keras takes an optimizer of a user's that is called as one of its own for that.
         made_by = tf.keras.utils.get_registered_object(
             inner.get("registered_name") or inner["class_name"], custom_objects
-        )
+        ) or _current_class(inner["class_name"])
         optimizer = (
             tf.keras.optimizers.deserialize(
                 inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
