@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat.eras import ONLY_1, ONLY_2
+from tensorflow1_compat.installed import is_installed
 from tensorflow1_compat.old_python.calls import numpy_version
 from tensorflow1_compat.old_python.removed_names import OLD_ANYWHERE, OLD_BESIDE_NUMPY_2, REUSED
 from tensorflow1_compat.old_python.removed_of_numpy import KEYWORDS
 from tensorflow1_compat.reading import METHODS_OF_LEGACY, Use, read_tree
 from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
-__all__ = ["Evidence", "evidence_of"]
+__all__ = ["Evidence", "evidence_of", "switched"]
 
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
@@ -36,6 +39,10 @@ _OLD_OF_2 = frozenset({
 _OLD_BESIDE_NUMPY_2 = (_OLD_OF_2 | OLD_BESIDE_NUMPY_2) - REUSED
 # Keywords that what is below a module took then, and refuses or leaves out now.
 _OLD_KEYWORDS = {"optimizers": {"decay", "lr"}, "skimage": {"multichannel"}}
+# Where the installed files have the public names of Keras.
+_INSTALLED = {"tensorflow.keras.": f"{KERAS}.api._v2.keras.", "keras.": "keras."}
+_THEN = "what it had then"
+_MEANING = {"keras": _THEN if KERAS == "keras" else f"Keras 2 ({KERAS})", "tf.keras": _THEN}
 _MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {
     f"tensorflow.compat.v1.{name}" for name in ("disable_eager_execution", "disable_v2_behavior")
 }
@@ -61,9 +68,51 @@ class Evidence(NamedTuple):
     switches_to_2: bool
 
     @property
+    def deciding(self) -> dict[str, Use]:
+        """Gives for "keras" and "tensorflow" the first name that only an older one has; others are as installed.
+
+        A name that both have decides nothing. Where Keras 2 is `keras` itself, the two are one.
+        """
+        found: dict[str, Use] = {}
+        for use in self.old_of_2.values():
+            root = (use.alias if use.name == METHODS_OF_LEGACY else use.name).partition(".")[0]
+            if root == "tensorflow_addons" or use.name == METHODS_OF_LEGACY and root != "keras":
+                root = "tensorflow"
+            if root in ("keras", "tensorflow"):
+                for each in ("keras", "tensorflow") if KERAS == "keras" else (root,):
+                    found.setdefault(each, use)
+        return found
+
+    @property
+    def older(self) -> list[str]:
+        """Gives the packages that the script needs as they were."""
+        return list(self.deciding)
+
+    @property
     def is_tensorflow_1(self) -> bool:
         """Names of both eras are in scripts that choose by the version; there the larger part decides."""
         return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)
+
+
+def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
+    """Says what the script sees by each of the names that decide.
+
+    Args:
+      older: `Evidence.deciding`.
+    """
+    by_use: dict[Use, list[str]] = {}
+    for package, use in older.items():
+        by_use.setdefault(use, []).append("keras" if package == "keras" else "tf.keras")
+    return [
+        (use, f"{_said(use)} is of an older Keras alone, so that {' and '.join(names)} here means {_MEANING[names[0]]}")
+        for use, names in by_use.items()
+    ]
+
+
+def _said(use: Use) -> str:
+    if use.name == METHODS_OF_LEGACY:
+        return "an optimizer with _resource_apply_dense"
+    return use.name if use.call is None or _is_old(use) else f"a keyword of {use.name}"
 
 
 def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
@@ -82,8 +131,9 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
                 package = use.name.partition(".")[0]
                 switches_to_2 = switches_to_2 or package in _SWITCHES_TO_2
                 needs_2 = needs_2 or package in _NEEDS_2
-            if not use.is_guarded and (_is_old(use.name) or _has_old_keywords(use)):
-                old_of_2.setdefault(use.name, use)
+            if not use.is_guarded and (_is_old(use) or _has_old_keywords(use)):
+                is_method = use.name == METHODS_OF_LEGACY
+                old_of_2.setdefault(f"{use.name} of {use.alias}" if is_method else use.name, use)
             makes_graphs = makes_graphs or use.name in _MAKES_GRAPHS
             if use.name.startswith("tensorflow.compat.") and use.alias == "tensorflow":
                 if use.name in _NEEDS_GRAPHS:
@@ -116,12 +166,27 @@ def _has_old_keywords(use: Use) -> bool:
     return any(word in _OLD_KEYWORDS.get(part, ()) for part in use.name.split(".") for word in given)
 
 
-def _is_old(name: str) -> bool:
+def _is_old(use: Use) -> bool:
     """Whether a name or what it is in was elsewhere; that `tensorflow.compat.v2` was `tensorflow` is no news."""
+    if use.name == METHODS_OF_LEGACY:  # those of TensorFlow 1, and who asks for the legacy ones, have them today
+        return not use.alias.startswith(_VERSION_1) and "legacy" not in use.alias
     old = _OLD_BESIDE_NUMPY_2 if numpy_version() >= (2, 0) else _OLD_OF_2
-    while name and name not in old:
-        name = name.rpartition(".")[0]
-    return bool(name)
+    found = use.name
+    while found and found not in old:
+        found = found.rpartition(".")[0]
+    if not found or not _is_there(found):
+        return bool(found)
+    # Both have the module: what is taken from it decides, if only one of them has that.
+    return not _is_there(use.name) and is_installed(OF_2.modules.get(found, found) + use.name[len(found) :])
+
+
+@functools.cache
+def _is_there(name: str) -> bool:
+    """Tells whether the Keras of today has a name of an older one as well."""
+    for start, place in _INSTALLED.items():
+        if name.startswith(start):
+            return is_installed(place + name[len(start) :])
+    return False
 
 
 def _era_of(name: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
-from tensorflow1_compat.era import Evidence, evidence_of
+from tensorflow1_compat.era import Evidence, evidence_of, switched
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
@@ -94,7 +94,12 @@ class Survey(NamedTuple):
 
 
 def survey(
-    script: str, roots: Sequence[str], era: int = 0, options: Iterable[Any] = (), of_precision: Iterable[Any] = ()
+    script: str,
+    roots: Sequence[str],
+    era: int = 0,
+    options: Iterable[Any] = (),
+    of_precision: Iterable[Any] = (),
+    is_switched: bool = True,
 ) -> Survey:
     """Reads a script and its modules.
 
@@ -104,6 +109,7 @@ def survey(
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
       options: the options that it may set (`npu_bridge.options.OPTIONS`).
       of_precision: those of them that change numbers.
+      is_switched: whether a script of an older TensorFlow 2 sees that.
     """
     known = {name: option for option in options for name in (option.name, option.key) if name}
     change = {option.name for option in of_precision}
@@ -114,7 +120,8 @@ def survey(
     of_files = ((*_of_syntax(facts), *_of_options(facts, known, change), *_of_names(facts, era)) for facts in files)
     all_roots = [*roots, *added_by(script)]
     of_all = (*_of_packages(files, all_roots), *_of_unbuilt(files, all_roots), *_of_variables(files))
-    for finding in _where_reached(files, itertools.chain(*of_files, of_all)):
+    of_era = _of_older(evidence) if era == 2 and is_switched else ()
+    for finding in _where_reached(files, itertools.chain(of_era, *of_files, of_all)):
         found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
 
@@ -136,6 +143,12 @@ def _of_syntax(facts: FileFacts) -> Iterator[Finding]:
         place = Place(facts.path, facts.error.lineno or 1)
         remark = f"{facts.error.msg}: is it Python 2? 2to3 and reindent make it Python 3"
         yield Finding("cannot work", f"syntax of {place}", remark, place)
+
+
+def _of_older(evidence: Evidence) -> Iterator[Finding]:
+    """Packages that the script sees as they were."""
+    for use, remark in switched(evidence.deciding):
+        yield Finding("healed", "older Keras", remark, use.place)
 
 
 def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:

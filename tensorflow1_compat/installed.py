@@ -19,7 +19,7 @@ from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat.insides import SPLIT, inner_module, module_around
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES, OF_1
 
-__all__ = ["Located", "defined_in", "exported_by", "find_missing", "locate", "locate_inside"]
+__all__ = ["Located", "defined_in", "exported_by", "find_missing", "is_installed", "locate", "locate_inside"]
 
 _API = {
     "tensorflow.compat.v1": "tensorflow._api.v2.compat.v1",
@@ -71,6 +71,14 @@ def locate_inside(name: str) -> Located | None:
         if _file_of(module := ".".join(parts[:length])):
             return Located(module, tuple(parts[length:]))
     return None
+
+
+def is_installed(name: str) -> bool:
+    """Tells whether the installed files have a name as it stands, so that a script may well mean what is there."""
+    found = locate_inside(name)
+    if found is None or not found.inside:
+        return found is not None
+    return not _names_of(found.module).isdisjoint((found.inside[0], _ANYTHING))
 
 
 @functools.cache

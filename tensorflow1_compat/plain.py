@@ -44,7 +44,7 @@ def fix_old_names() -> None:
     if path:
         evidence = evidence_of(path, [os.path.dirname(path)])
         if evidence.old_of_2 and not evidence.is_tensorflow_1:
-            start.enter([os.path.dirname(path)], era=2)
+            start.enter([os.path.dirname(path)], era=2, older=evidence.older)
 
 
 def _main_script() -> str | None:

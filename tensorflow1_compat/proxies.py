@@ -61,7 +61,9 @@ def is_plain(name: str) -> bool:
     root = name.partition(".")[0]
     if _tree is not None and _tree.holds_module(root):
         return True
-    if root in _TENSORFLOW_ROOTS or name in _tables.modules:
+    if root in _TENSORFLOW_ROOTS:
+        return root not in _tables.roots
+    if name in _tables.modules:
         return False
     if root == _OWN_NAME:
         return root not in _tables.same

@@ -222,6 +222,7 @@ class _Reader(ast.NodeVisitor):
         self._guards = 0
         self._asked_for: list[str] = []  # last words of names of which the branches being read were asked
         self._call: ast.Call | None = None
+        self._base = ""  # what the class being read extends
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -267,8 +268,13 @@ class _Reader(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if node.name in _OF_LEGACY:
-            self._use(METHODS_OF_LEGACY, node)
+            self._use(METHODS_OF_LEGACY, node, alias=self._base)
         self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        before, self._base = self._base, next(filter(None, map(self._dotted, node.bases)), "")
+        self.generic_visit(node)
+        self._base = before
 
     def visit_If(self, node: ast.If) -> None:
         """`if is_py2: import Queue as queue`, `else: import queue`: only one of the two is there.

@@ -20,14 +20,14 @@ from tensorflow1_compat.tree import SourceTree
 __all__ = ["follow", "load_main_of_parent", "run_file"]
 
 
-def follow(tree: SourceTree, era: int, prepare: Callable) -> None:
-    """Lets spawned children be prepared for the same tree and era.
+def follow(tree: SourceTree, sees: Any, prepare: Callable) -> None:
+    """Lets spawned children be prepared for the same tree, and for what it sees.
 
     Args:
       tree: the user's files.
-      era: 1 or 2, the TensorFlow that they see.
+      sees: the TensorFlow that they see, as plain data.
       prepare: a function of a module, which is called in the child before that loads the script, with the path of the
-        script, the tree's `roots` and `known_paths`, the era and `sys.path` of the parent. It returns the path.
+        script, the tree's `roots` and `known_paths`, `sees` and `sys.path` of the parent. It returns the path.
     """
     ask = spawn.get_preparation_data
 
@@ -35,7 +35,7 @@ def follow(tree: SourceTree, era: int, prepare: Callable) -> None:
         data = ask(name)
         path = data.get("init_main_from_path")
         if path is not None:
-            data["init_main_from_path"] = _MainPath(path, tree, era, prepare)
+            data["init_main_from_path"] = _MainPath(path, tree, sees, prepare)
         return data
 
     spawn.get_preparation_data = get_preparation_data
@@ -50,13 +50,13 @@ def run_file(path: str, namespace: dict[str, Any]) -> None:
 
 
 class _MainPath(str):
-    def __new__(cls, path: str, tree: SourceTree, era: int, prepare: Callable) -> _MainPath:
+    def __new__(cls, path: str, tree: SourceTree, sees: Any, prepare: Callable) -> _MainPath:
         self = super().__new__(cls, path)
-        self.tree, self.era, self.prepare = tree, era, prepare
+        self.tree, self.sees, self.prepare = tree, sees, prepare
         return self
 
     def __reduce__(self) -> Any:
-        return self.prepare, (str(self), self.tree.roots, self.tree.known_paths, self.era, list(sys.path))
+        return self.prepare, (str(self), self.tree.roots, self.tree.known_paths, self.sees, list(sys.path))
 
 
 def load_main_of_parent() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from npu_bridge.base.after_import import after_import
 from npu_bridge.base.tf_internals.contrib import accept_whole_floats, add_larger_epsilons, load_generated_code_with
@@ -12,7 +12,7 @@ from tensorflow1_compat import journal, old_attributes, proxies, spawn
 from tensorflow1_compat.extensions import UserExtensionLoader
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
-from tensorflow1_compat.tables_of_2 import OF_2
+from tensorflow1_compat.tables_of_2 import tables_of
 from tensorflow1_compat.tree import SourceTree
 
 __all__ = ["decide", "enter", "is_decided", "switch_v2_off"]
@@ -31,21 +31,24 @@ def is_decided() -> bool:
     return _is_decided
 
 
-def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: int = 1) -> SourceTree:
+def enter(
+    roots: Sequence[str], known_paths: Sequence[str] | None = None, era: int = 1, older: Iterable[str] = ()
+) -> SourceTree:
     """Prepares this process for a script of TensorFlow 1, or one with old names of 2; TensorFlow is not imported yet.
 
     Args:
       roots: the user's source tree.
       known_paths: see `SourceTree`.
       era: 1 or 2.
+      older: for era 2, the packages that are to be as they were (`Evidence.older`).
     Returns:
       The tree.
     """
     decide()
     tree = SourceTree(roots, known_paths)
-    proxies.serve(tree, OF_1 if era == 1 else OF_2)
+    proxies.serve(tree, OF_1 if era == 1 else tables_of(older))
     tree.watch(UserLoader, UserExtensionLoader)
-    spawn.follow(tree, era, _prepare_child)
+    spawn.follow(tree, (era, sorted(older)), _prepare_child)
     if era == 2:
         old_attributes.give_those_of_2()
         return tree
@@ -61,11 +64,13 @@ def _begin() -> None:
     load_generated_code_with(UserLoader)
 
 
-def _prepare_child(path: str, roots: list[str], known_paths: list[str], era: int, search_path: list[str]) -> str:
+def _prepare_child(
+    path: str, roots: list[str], known_paths: list[str], sees: tuple[int, list[str]], search_path: list[str]
+) -> str:
     """Runs in a spawned child when it reads what its parent has sent, before it loads the script."""
     sys.path[:] = search_path
     journal.silence()  # the parent has said it
-    enter(roots, known_paths, era)
+    enter(roots, known_paths, *sees)
     spawn.load_main_of_parent()
     return path
 

@@ -244,12 +244,14 @@ class Tables(NamedTuple):
       names: "old.module.attribute" -> "module:attribute".
       versions: full names of versions -> what they say.
       same: other names of a module -> the one in these tables.
+      roots: packages that are handed out as these tables say; others of TensorFlow are as installed.
     """
 
     modules: dict[str, str]
     names: dict[str, str]
     versions: dict[str, str]
     same: dict[str, str]
+    roots: frozenset[str] = frozenset({"tensorflow", "keras"})
 
 
 OF_1 = Tables(

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat.tables import MODULES, NAMES, Tables
 
-__all__ = ["LEGACY_OPTIMIZERS", "OF_2"]
+__all__ = ["LEGACY_OPTIMIZERS", "OF_2", "tables_of"]
 
 _KERAS_OF_1, _KERAS = f"{KERAS}.api._v1.keras", f"{KERAS}.api._v2.keras"
 _ROOTS = ("keras.", "tensorflow.keras.", "tensorflow.python.", "npu_ops")
@@ -55,3 +57,15 @@ OF_2 = Tables(
     versions={},
     same={"tensorflow.compat.v2": "tensorflow", "tensorflow._api.v2": "tensorflow"},
 )
+
+
+def tables_of(roots: Iterable[str]) -> Tables:
+    """Gives the tables for a script that needs an older interface of some packages alone.
+
+    Args:
+      roots: "keras", "tensorflow", both or none.
+    """
+    roots = frozenset(roots)
+    others = OF_2.roots - roots
+    kept = ({old: new for old, new in table.items() if old.partition(".")[0] not in others} for table in OF_2[:4])
+    return Tables(*kept, roots)

@@ -288,9 +288,10 @@ def check_script(script: str) -> None:
 
 
 def source_options(command: Callable) -> Callable:
-    """Adds `--tf1`, `--tf2` and `--tree`; the command gets `era`, 1, 2 or None, and `trees`."""
+    """Adds `--tf1`, `--tf2`, `--as-installed` and `--tree`; the command gets `era`, of 1 to 3 or None, and `trees`."""
     for option in (
         click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too."),
+        click.option("--as-installed", "era", flag_value=3, type=int, help="The same, without names of an older one."),
         click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2."),
         click.option("--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1."),
     ):

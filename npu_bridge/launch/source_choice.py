@@ -1,4 +1,4 @@
-"""`npu-run --tf1 | --tf2 | --tree DIR`: the TensorFlow that a script sees; the ranks find the choice in a variable."""
+"""Says which TensorFlow a script sees (`--tf1`, `--tf2`, `--as-installed`, `--tree DIR`); ranks read a variable."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from npu_bridge.launch.errors import LaunchError
 if TYPE_CHECKING:
     from tensorflow1_compat.findings import Survey
 
-__all__ = ["REPORT_FILES", "SourceChoice", "take_choice"]
+__all__ = ["AS_INSTALLED", "REPORT_FILES", "SourceChoice", "take_choice"]
 
 REPORT_FILES = rb'^\{\n "script": .*\n "tensorflow": '  # how migration reports begin
 _CHOICE = "NPU_RUN_SOURCE"
+AS_INSTALLED = 3
 _OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
@@ -27,7 +28,8 @@ class SourceChoice(NamedTuple):
     """What was asked for on the command line.
 
     Attributes:
-      era: 1 or 2 for TensorFlow 1 or 2; 0 lets the script's text decide.
+      era: 1 or 2 for TensorFlow 1 or 2; 0 lets the script's text decide; `AS_INSTALLED`, a script of TensorFlow 2
+        that is given no old names.
       trees: absolute paths of further folders of the user's own modules.
       report: absolute path of the migration report; "" to print it alone, None for none.
     """
@@ -65,7 +67,8 @@ class SourceChoice(NamedTuple):
         from npu_bridge.options import OPTIONS, table_precision
         from tensorflow1_compat.findings import survey  # only now: every start of a script passes by here
 
-        return survey(script, self.find_roots(script), self.era, OPTIONS, table_precision.OPTIONS)
+        is_switched, number = self.era != AS_INSTALLED, min(self.era, 2)
+        return survey(script, self.find_roots(script), number, OPTIONS, table_precision.OPTIONS, is_switched)
 
     def enter(self, script: str, rank: int) -> bool:
         """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.
@@ -80,16 +83,23 @@ class SourceChoice(NamedTuple):
         start.decide()
         roots = self.find_roots(script)
         found = self.era
+        older: dict = {}
+        if found == AS_INSTALLED:
+            return False
         if found != 1:
             evidence = era.evidence_of(script, roots)
             found = found or (1 if evidence.is_tensorflow_1 else 2)
             if found == 2 and not evidence.old_of_2:
                 return False
+            older = evidence.deciding
         if rank > 0:
             journal.silence()
-        start.enter(roots, sys.path[1:], found)
+        start.enter(roots, sys.path[1:], found, older)
         if found == 1:
             child.lead(roots)
+        elif older and rank == 0:
+            for use, remark in era.switched(older):
+                echo(f"npu-run: {use.place}: {remark}; --as-installed leaves it as it is", err=True)
         return True
 
     def conclude(self, script: str, rank: int) -> None:
