@@ -275,9 +275,9 @@ def test_a_rank_whose_own_loop_ends_early_is_named_with_its_steps_and_what_to_do
     assert "EndTogether" in last and "Traceback" not in output
 
 
-@pytest.mark.few_fast(1, "Keras in the same way")
+@pytest.mark.few_fast(1, "an Estimator, whose ranks wait 20 s for each other")
 @pytest.mark.parametrize(
-    ("way", "what"), [("estimator", "came to the end of its input"), ("keras", "was through with model.fit")]
+    ("way", "what"), [("keras", "was through with model.fit"), ("estimator", "came to the end of its input")]
 )
 def test_a_rank_whose_input_ends_early_is_named_with_its_step_and_what_to_do(tmp_path, way, what):
     code, output = npu_run("-np", 2, write_script(tmp_path, UNEQUAL), way, cwd=tmp_path)

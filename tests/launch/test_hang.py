@@ -17,7 +17,15 @@ import pytest
 
 from npu_bridge.collective import rendezvous
 from npu_bridge.launch.job.first_failure import Ending, InputEnd
-from npu_bridge.launch.job.hang import HangDetector, Position, StuckCall, describe_hang, idle_since, waiting_since
+from npu_bridge.launch.job.hang import (
+    SHORT_LIMIT_SECS,
+    HangDetector,
+    Position,
+    StuckCall,
+    describe_hang,
+    idle_since,
+    waiting_since,
+)
 from npu_bridge.launch.rank.processor_time import _named, processor_secs
 from npu_bridge.launch.rank.stuck_call import MainThreadSampler, frames_of_threads
 from tests.launch.launching import LIMIT_SECS, ROOT
@@ -120,6 +128,21 @@ def test_a_job_is_idle_when_every_rank_waits_and_none_computes():
     assert idle_since({0: WAITS, 1: SLEEPS}, []) is None  # a download, perhaps
     assert idle_since({0: WAITS, 1: None}, stopped=[1]) == 10.0
     assert idle_since({}, []) is None
+
+
+def test_a_job_ends_in_which_all_wait_and_some_have_no_input_left():
+    behind, now = {1: InputEnd(4, False)}, 10.0 + SHORT_LIMIT_SECS
+
+    def ends(calls, limit=None, input_ends=behind, now=now):
+        return HangDetector(limit, lambda text: None).is_hung(calls, [], [], now, input_ends)
+
+    assert ends({0: WAITS, 1: WAITS})
+    assert not ends({0: WAITS, 1: WAITS}, now=now - 0.5)
+    assert not ends({0: WAITS._replace(busy_at=20.0), 1: WAITS})  # it computes, or saves
+    assert not ends({0: WAITS._replace(pipeline="train.py:3"), 1: WAITS})  # its batches come slowly
+    assert not ends({0: SLEEPS, 1: WAITS})
+    assert not ends({0: WAITS, 1: WAITS}, limit=0)
+    assert not ends({0: WAITS, 1: WAITS}, input_ends={0: InputEnd(4, False), **behind})  # they will meet
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ __all__ = [
     "describe_survivors",
     "choose_exit_code",
     "first_failure",
+    "first_short",
     "is_consequence",
     "is_decided",
     "name_ranks",
@@ -161,6 +162,11 @@ def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> i
         return None
     if not is_own and cause.rank in input_ends:
         return None
+    return first_short(input_ends)
+
+
+def first_short(input_ends: Mapping[int, InputEnd]) -> int:
+    """The rank whose input ended after the fewest steps."""
     return min(input_ends, key=lambda rank: (input_ends[rank].steps or 0, rank))
 
 

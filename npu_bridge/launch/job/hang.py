@@ -15,6 +15,7 @@ __all__ = [
     "StuckCall",
     "describe_hang",
     "idle_since",
+    "short_since",
     "waiting_since",
 ]
 
@@ -24,6 +25,9 @@ HANG_EXIT_CODE = 124
 WARN_SECS = 60.0
 # When a job ends in which no rank does anything any more, if no other limit was given.
 IDLE_LIMIT_SECS = 600.0
+# When a job ends in which a rank has come to the end of its input, others are still training, and all of them wait. A
+# save to a slow disk may look like this for some seconds: its rank waits inside TensorFlow, and hardly computes.
+SHORT_LIMIT_SECS = 20.0
 # How long a process may be stopped while others wait for it. Gloo gives up after 30 s, and cannot say because of whom.
 STOPPED_LIMIT_SECS = 20.0
 _CAUSES = (
@@ -100,6 +104,9 @@ class HangDetector:
             is_over = idle is not None and now - idle >= IDLE_LIMIT_SECS
         else:
             is_over = self._limit_secs > 0 and now - since >= self._limit_secs
+        short = short_since(calls, stopped, input_ends or {})
+        if self._limit_secs != 0 and short is not None:
+            is_over |= now - short >= SHORT_LIMIT_SECS
         # Who waits for a process that is stopped has nobody to wait for.
         self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
         waiting = {rank for rank, call in calls.items() if call is not None and call.waits}
@@ -130,6 +137,18 @@ def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) ->
             return None
         since = max(since, call.since, call.busy_at)
     return since or None
+
+
+def short_since(
+    calls: Mapping[int, StuckCall | None], stopped: Sequence[int], input_ends: Mapping[int, InputEnd]
+) -> float | None:
+    """Since when all ranks have been waiting, some behind the end of their input and some in front of it.
+
+    None where one may yet go on: because it computes, or because its own input is slow.
+    """
+    is_behind = {rank in input_ends for rank in calls}
+    is_reading = any(call is not None and call.pipeline for call in calls.values())
+    return None if is_reading or len(is_behind) < 2 else idle_since(calls, stopped)
 
 
 def describe_hang(

@@ -29,12 +29,20 @@ from npu_bridge.launch.job.first_failure import (
     describe_short,
     describe_survivors,
     first_failure,
+    first_short,
     is_consequence,
     is_decided,
     name_ranks,
     ran_short,
 )
-from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, describe_hang, waiting_since
+from npu_bridge.launch.job.hang import (
+    HANG_EXIT_CODE,
+    HangDetector,
+    StuckCall,
+    describe_hang,
+    short_since,
+    waiting_since,
+)
 from npu_bridge.launch.job.hosts import Plan
 from npu_bridge.launch.job.limits import Limit, allow_files
 from npu_bridge.launch.job.ordered_stop import OrderedStop
@@ -307,7 +315,11 @@ class _Job:
 
     def _end_hung(self) -> int:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""
-        calls, stopped = self._stuck_calls(), self._stopped()
+        calls, stopped, input_ends = self._stuck_calls(), self._stopped(), self._input_ends()
+        if short_since(calls, stopped, input_ends) is not None:
+            self._stop(signal.SIGTERM)
+            self.say(describe_short(first_short(input_ends), input_ends, len(self.ranks), 1))
+            return 1
         secs = time.monotonic() - (waiting_since(calls) or 0.0)
         for rank in self.ranks:
             rank.process.ask("leave")
