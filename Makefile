@@ -43,8 +43,8 @@ venv-tf115:  ## .venv-tf115 with the genuine TensorFlow 1.15, where Python 3.7 i
 	@PYTHON37="$(PYTHON37)" sh tools/setup_tf115.sh
 
 train: venv-for-train  ## a small BERT on RANKS=2 local ranks for STEPS=300 into OUT=out/bert_tiny (CONFIG=, ARGS= too)
-	@$(bin)/npu-run -np $(RANKS) examples/bert_pretrain/train.py --config $(CONFIG) \
-	  --num_train_steps $(STEPS) --output_dir $(OUT) $(distributed) $(ARGS)
+	@$(bin)/npu-run -np $(RANKS) examples/bert_pretrain/train.py --config '$(CONFIG)' \
+	  --num_train_steps $(STEPS) --output_dir '$(OUT)' $(distributed) $(ARGS)
 
 pytest := $(bin)/python -m pytest -n $(WORKERS) --dist loadgroup
 
