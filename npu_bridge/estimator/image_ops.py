@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.operators import sampling
 
 __all__ = ["decode_and_crop_and_resize_jpeg", "decode_and_resize_jpeg"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.operators import activations, dropping, positions
 from npu_bridge.operators.unavailable import not_available, unavailable
 

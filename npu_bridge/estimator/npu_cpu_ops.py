@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.operators import dropping, positions, sampling
 from npu_bridge.operators.unavailable import not_available, unavailable
 

@@ -9,10 +9,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.operators import channels, dropping, positions, recurrent, updates
 from npu_bridge.operators.unavailable import not_available
 from npu_bridge.operators.updates import Moments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import tensorflow as tf
+from npu_bridge.base.own_tensorflow import tf
 
 __all__ = ["gelu", "npu_unary_ops"]
 

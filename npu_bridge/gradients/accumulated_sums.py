@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import map_values, order_of_readiness, values_of
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
 from npu_bridge.gradients.stage import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
+from npu_bridge.base.own_tensorflow import tf
 
 
 def map_values(grad: Any, transform: Callable[[tf.Tensor], tf.Tensor]) -> Any:

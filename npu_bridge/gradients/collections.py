@@ -10,8 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context, read_tensor
 from npu_bridge.base.tf_internals.training import learning_rates
 from npu_bridge.gradients.graph_mode import building_graph

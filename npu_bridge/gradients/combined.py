@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
 from npu_bridge.base.flat_tensors import cut_pieces, joined
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.stage import Step

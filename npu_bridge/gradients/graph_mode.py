@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import initialise_in_keras_session
 from npu_bridge.graph.control_flow import classic_control_flow
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE

@@ -10,8 +10,7 @@ from __future__ import annotations
 import abc
 from typing import Any, Callable
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3, training
 from npu_bridge.base.tf_internals.graphs import original_of, shared_name, update_input
 from npu_bridge.gradients.arithmetic import sum_in_order

@@ -7,10 +7,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import call_by
 from npu_bridge.gradients import collections
 

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.stage import Step
 
 

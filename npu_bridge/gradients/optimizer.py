@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.errors import KnownKeywords, message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tensorflow_start import explain_global_step
 from npu_bridge.base.terminal import logger

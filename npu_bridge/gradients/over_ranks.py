@@ -6,10 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.composed import sum_over_ranks, without_gradient

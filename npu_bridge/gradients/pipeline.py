@@ -7,9 +7,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
 from npu_bridge import collective
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, exchanges, wire_names
 from npu_bridge.gradients import collections, object_restores, training_apart
 from npu_bridge.gradients.graph_mode import building_graph, choose_tensors, tensors_if

@@ -12,9 +12,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.collective import first_run, wire_names

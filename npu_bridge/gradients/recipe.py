@@ -6,10 +6,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_list
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline

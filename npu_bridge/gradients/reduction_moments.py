@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, opened_for_changes
 from npu_bridge.gradients.tailing import branches

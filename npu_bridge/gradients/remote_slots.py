@@ -17,9 +17,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, set_read_tensor
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.horovod_tensors import never_pruned

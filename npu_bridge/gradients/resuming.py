@@ -13,9 +13,9 @@ import os
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.training import (
     hyper_variables,

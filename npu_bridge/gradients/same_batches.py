@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.collective import exchanges
 from npu_bridge.collective.apart import run_apart

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import KnownKeywords, message
 from npu_bridge.base.flat_tensors import mapped
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
 from npu_bridge.gradients.losses import Losses, sum_of_pairs

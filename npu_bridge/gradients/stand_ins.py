@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_reference as is_reference_dtype
 from npu_bridge.base.tf_internals.graphs import stand_in
 from npu_bridge.base.tf_internals.training import track

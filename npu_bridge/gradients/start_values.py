@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.sessions import run_quietly

@@ -10,9 +10,8 @@ import functools
 import inspect
 from typing import Any, Callable
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
 from npu_bridge.gradients.graph_mode import run_one
 from npu_bridge.gradients.stage import Step

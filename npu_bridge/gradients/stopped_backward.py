@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, control_outputs, is_compiled_by_xla
 from npu_bridge.gradients.arithmetic import nothing_like, order_of_readiness, parts_of, rebuilt
 from npu_bridge.graph.operators import consumers, needed_ops

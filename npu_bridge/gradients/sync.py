@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
 from npu_bridge.gradients.stage import begun_anew

@@ -14,8 +14,7 @@ import functools
 import re
 import weakref
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.training import watch_gradients
 from npu_bridge.collective import exchanges, first_run

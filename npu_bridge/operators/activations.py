@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 
 # The second-order fit of the error function of I-BERT (Kim et al., 2021), L(x) = sgn(x)·(a·(min(|x|, -b) + b)² + 1).
 _FIT_A, _FIT_B = -0.2888, -1.769

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
+from npu_bridge.base.own_tensorflow import tf
 
 _ONE_AT_A_TIME = threading.Lock()
 # Prints go to standard error by themselves here, so nothing ever comes on this channel: it ends at once.

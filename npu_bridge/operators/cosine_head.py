@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_count, check_number
+from npu_bridge.base.own_tensorflow import tf
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 
 _MASK_BITS = 128  # a device's masks are so many bits long, or a multiple
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-import tensorflow as tf
+from npu_bridge.base.own_tensorflow import tf
 
 GATE_ORDERS = ("zrh", "rzh")
 

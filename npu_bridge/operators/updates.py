@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_instance
+from npu_bridge.base.own_tensorflow import tf
 
 
 class Moments(NamedTuple):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import did_you_mean, message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import keras, rules, tf1
 from npu_bridge.optimizers.make import make_signature
 

@@ -13,8 +13,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs
 
 _KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text keys only

@@ -10,10 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_switch
 from npu_bridge.base.flat_tensors import joined, run_of
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import flat_slots, kernels, unfused
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.hypers import values_at

@@ -7,10 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_pattern
 from npu_bridge.base.errors import did_you_mean, message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import original_of
 from npu_bridge.optimizers import rules

@@ -8,9 +8,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import is_number

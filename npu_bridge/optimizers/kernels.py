@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla, unique_id
 from npu_bridge.optimizers.rule import PerTensor, Rule
 from npu_bridge.optimizers.rules.adam import Adam, AdamW

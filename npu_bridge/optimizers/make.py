@@ -6,9 +6,8 @@ import dataclasses
 import inspect
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import unknown_keyword
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import rules
 
 _OF_FACES = ("groups", "name", "fused")

@@ -13,10 +13,10 @@ import math
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge.base.arguments import check_choice, check_list, check_number, check_pattern, check_switch, is_number
 from npu_bridge.base.errors import KnownKeywords, message, shown
+from npu_bridge.base.own_tensorflow import tf
 
 
 class PerTensor:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge.base.arguments import check_instance, is_integer
 from npu_bridge.base.errors import did_you_mean, message, shown
+from npu_bridge.base.own_tensorflow import tf
 
 _COUNT = "step_counter"
 _KINDS = ("bool", "int", "float", "complex")  # the numbers of one are among those of the next, but for the first

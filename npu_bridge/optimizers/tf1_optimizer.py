@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together

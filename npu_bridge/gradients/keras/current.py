@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.keras.own_variables import load_by_name, note_names
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated

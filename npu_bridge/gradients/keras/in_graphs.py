@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
 

@@ -6,9 +6,9 @@ import copy
 import functools
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.keras3 import variables_built_with

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated

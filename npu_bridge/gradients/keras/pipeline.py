@@ -7,10 +7,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.base.tf_internals.training import model_in_training, steps_per_execution
 from npu_bridge.gradients import collections

@@ -8,10 +8,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.gradients.combined import CombinedGradients

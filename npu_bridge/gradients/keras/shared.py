@@ -8,8 +8,8 @@ import types
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tf_internals.training import delegating_trackable, track
 from npu_bridge.gradients.backward_passes import BackwardPasses

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_choice, check_count
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.accumulated_sums import Sums, Window
 from npu_bridge.gradients.arithmetic import (
     in_true_units,

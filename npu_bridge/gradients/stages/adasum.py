@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_choice, check_count
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator

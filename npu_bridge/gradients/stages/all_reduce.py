@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base import environment
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, order_of_readiness, sum_repeated_rows, values_of

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_texts
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.stage import Stage
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import map_values, squared_halves, sum_in_order, sum_repeated_rows
 from npu_bridge.gradients.stage import Stage
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import nothing_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable

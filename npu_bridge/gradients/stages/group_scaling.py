@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph

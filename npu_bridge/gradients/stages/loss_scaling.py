@@ -6,9 +6,8 @@ import logging
 import weakref
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph

@@ -6,11 +6,10 @@ import functools
 import logging
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.flat_tensors import with_flats
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections

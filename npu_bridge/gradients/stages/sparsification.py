@@ -7,11 +7,10 @@ import logging
 import math
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_choice, check_number, check_switch
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import fragments
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import control_flow_context
 from npu_bridge.gradients.tailing.transfers import is_flag_transfer

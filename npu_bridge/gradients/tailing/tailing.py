@@ -20,8 +20,8 @@ import json
 import os
 
 import numpy as np
-import tensorflow as tf
 
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import brought_into, control_flow_context, control_outputs, update_input
 from npu_bridge.collective import Communicator, fragments, groups
 from npu_bridge.collective.apart import run_apart

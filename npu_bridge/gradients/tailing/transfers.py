@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import control_flow_context
 from npu_bridge.collective.horovod_tensors import sender_of
 from npu_bridge.gradients.tailing import branches

@@ -6,9 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers.rule import Rule, choice, hyper, number, patterns
 from npu_bridge.optimizers.rules.adam import moments
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import tensorflow as tf
-
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
 from npu_bridge.optimizers.rules.adam import corrections, moments
 

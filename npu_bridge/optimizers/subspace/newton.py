@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count, check_instance, check_number
 from npu_bridge.base.errors import message
+from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.graph.copies import make_copier
 from npu_bridge.optimizers.subspace.basis import Basis, split
