@@ -65,6 +65,30 @@ def test_a_resumed_fit_ends_as_one_that_was_not_interrupted(on_ranks, tmp_path):
     assert os.listdir(tmp_path / "cut") == ["model.keras"]
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_numbers_that_were_set_during_training_are_set_again(tmp_path, is_wrapped):
+    """A scheduler has changed the rate, which every optimizer keeps in another place than its slots."""
+
+    def compiled():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
+        optimizer = tf.keras.optimizers.SGD(0.125, momentum=0.5)
+        model.compile(npu_keras_optimizer(optimizer) if is_wrapped else optimizer, "mse")
+        return model
+
+    resume, data = ResumeCallback(tmp_path / "model.keras"), (np.ones([8, 3]), np.ones([8, 1]))
+    callbacks = [tf.keras.callbacks.LearningRateScheduler(lambda epoch: 0.0625), resume]
+    compiled().fit(*data, epochs=2, verbose=0, callbacks=callbacks)
+    other = compiled()
+    assert ResumeCallback(tmp_path / "model.keras").restore(other) == 2
+    assert float(other.optimizer.learning_rate) == 0.0625
+    if not is_wrapped:
+        other.optimizer.momentum = 0.75
+        other.fit(*data, verbose=0, callbacks=[resume])
+        again = compiled()
+        ResumeCallback(tmp_path / "model.keras").restore(again)
+        assert again.optimizer.momentum == 0.75
+
+
 def test_what_cannot_be_resumed_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Expected a .keras file"):
         ResumeCallback("model.h5")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import numbers
 import os
 import weakref
 import zipfile
@@ -21,6 +23,7 @@ from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_c
 from npu_bridge.session.elastic.stop_request import of_this_process
 
 _DONE = "batches_done.txt"  # in the file of the model
+_NUMBERS = "optimizer_numbers.json"  # likewise
 
 
 class ResumeCallback(tf.keras.callbacks.Callback):
@@ -28,6 +31,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
     Rank 0 saves, in one move: whenever the job is killed, there is a whole file, that of `model.save`. `restore` loads
     weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them to the others.
+    Numbers of the optimizer that were set during training, as `LearningRateScheduler` sets the rate, are set again.
     When a scheduler wants the machine back (SIGTERM), or the job changes its size, all ranks complete the step they are
     in, the model is saved, and the process ends with exit code 75. With several ranks that needs `npu-run`.
 
@@ -79,6 +83,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             got = type(optimizer).__name__
             raise ValueError(message("ResumeCallback", problem, "an optimizer of tf.keras.optimizers", got, fix))
         path, done = self._newest() if collective.current().rank == 0 else (None, 0)
+        saved: dict = {}
         if path is not None:
             if not model.built:
                 fix = "Begin the model with an Input, or call model.build(shape)."
@@ -88,7 +93,11 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             model.load_weights(path)
             begin_anew(optimizer)
             self._done = _done_of(optimizer) if done is None else done
-        self._done = gather_values(self._done, "resume_callback")[0]
+            saved = _read_numbers(path)
+        self._done, saved = gather_values([self._done, saved], "resume_callback")[0]
+        for name, number in saved.items():
+            if name in _numbers_of(optimizer):
+                setattr(optimizer, name, number)
         return self._done
 
     def on_train_begin(self, logs=None):
@@ -176,6 +185,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self.model.save(f"{path}.keras")
         with zipfile.ZipFile(f"{path}.keras", "a") as saved:
             saved.writestr(_DONE, str(self._done))
+            saved.writestr(_NUMBERS, json.dumps(_numbers_of(self.model.optimizer)))
 
     def _copy_to_disk(self, path, unfinished):
         tf.io.gfile.copy(path, unfinished, overwrite=True)
@@ -191,6 +201,22 @@ def _read_done(path):
     with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
         return int(saved.read(_DONE)) if _DONE in saved.namelist() else None
     return None  # whoever loads it says what is wrong
+
+
+def _read_numbers(path):
+    with zipfile.ZipFile(path) as saved:
+        return json.loads(saved.read(_NUMBERS)) if _NUMBERS in saved.namelist() else {}
+
+
+def _numbers_of(optimizer):
+    """The numbers that an optimizer computes with, by name, as they are now; a rate that follows a schedule is none."""
+    config = optimizer.get_config()
+    config = config["optimizer"]["config"] if isinstance(config.get("optimizer"), dict) else config  # of a wrapper
+    return {
+        name: float(value)
+        for name, value in config.items()
+        if isinstance(value, numbers.Real) and not isinstance(value, bool) and hasattr(optimizer, name)
+    }
 
 
 def _done_of(optimizer):
