@@ -20,6 +20,7 @@ from npu_bridge.collective.horovod_tensors import (
     prevent_merging,
     reduce_scatter_dtype,
     split_like,
+    texts_of_rank,
 )
 from npu_bridge.collective.wire_names import placed
 
@@ -109,6 +110,9 @@ class HorovodCommunicator(Communicator):
         return tf.equal(self.reduce(votes, "sum", name), 0)
 
     def broadcast(self, tensor, root_rank, name):
+        if tensor.dtype == tf.string:
+            return texts_of_rank(root_rank, tensor, lambda part, of: self.all_gather(part, f"{name}_{of}"))
+
         def send(value):
             # Horovod counts the root in the job, not in the group.
             root, own = self.members[root_rank], prevent_folding([value])

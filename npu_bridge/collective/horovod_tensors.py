@@ -84,6 +84,23 @@ def sender_of(op: tf.Operation) -> tf.Operation | None:
         return None
 
 
+def texts_of_rank(rank: int, tensor: tf.Tensor, all_gather: Callable[[tf.Tensor, str], tf.Tensor]) -> tf.Tensor:
+    """Returns the strings of one rank on all ranks; Horovod has no strings, so their bytes are gathered.
+
+    Args:
+      rank: whose strings.
+      tensor: of strings, in one shape on all ranks.
+      all_gather: joins the vectors of the ranks, which may differ in length; its second argument names what is sent.
+    """
+    letters = tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
+    lengths = all_gather(tf.shape(letters), "lengths")
+    start = tf.reduce_sum(lengths[:rank])
+    own = all_gather(letters, "letters")[start : start + lengths[rank]]
+    characters = tf.constant([bytes([number]) for number in range(256)])
+    text = tf.strings.reduce_join(tf.gather(characters, tf.cast(own, tf.int32)))
+    return tf.ensure_shape(tf.io.parse_tensor(text, tf.string), tensor.shape)
+
+
 def concatenated(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Tensors of one dtype as one vector; a single one as it is.
 

@@ -84,7 +84,9 @@ def watch_graph(
 
 
 def variables_in_training(model: Any, optimizer: Any = None) -> list:
-    """Everything that the training of a model changes, in an order that is the same on every rank; makes the slots.
+    """Everything that a training goes on from, in an order that is the same on every rank; makes the slots.
+
+    Metrics are not part of it: each epoch begins them anew, and a rank that has loaded a model has made them already.
 
     Args:
       model: of Keras, or a `tf.Module` that knows its variables.
@@ -100,11 +102,11 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
     own = optimizer.variables
     # Not `variables` of a Keras model, to which Keras 3 adds seeds: each rank draws random numbers of its own.
     found = [*(model.weights if hasattr(model, "weights") else model.variables)]
-    found += [variable for metric in getattr(model, "metrics", ()) for variable in metric.variables]
     found += own() if callable(own) else own
     # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
-    found = map(keras3.value_of, found)
+    # Beside variables Keras lists what it saves of a layer's table of words.
+    found = [part for part in map(keras3.value_of, found) if isinstance(part, tf.Variable)]
     # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
     return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -351,3 +352,40 @@ def fit_and_load(path):
 
 def test_weights_that_rank_0_has_saved_are_there_when_fit_returns(on_ranks, tmp_path):
     assert on_ranks(2, fit_and_load, str(tmp_path / "weights.h5")) == [True, True]
+
+
+def text_of_rank_0():
+    """On a rank: a variable of strings, sent in a session, a function and eagerly."""
+    own = ["größer", "", "x" * 300] if collective.current().rank == 0 else ["a", "b", "c"]
+    ranks = collective.current()
+    eagerly = ranks.broadcast(tf.constant(own), 0, "texts").numpy()
+    in_function = tf.function(lambda: ranks.broadcast(tf.constant(own), 0, "texts"))().numpy()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("names", initializer=own, trainable=False, use_resource=True)
+        sent = broadcast_global_variables(0)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(sent)
+        in_session = session.run(variable)
+    return [[text.decode() for text in values] for values in (eagerly, in_function, in_session)]
+
+
+def test_variables_of_strings_are_sent(on_ranks):
+    assert on_ranks(2, text_of_rank_0) == [[["größer", "", "x" * 300]] * 3] * 2
+
+
+def fit_of_words():
+    """On a rank: a model with a table of words, whose metrics rank 0 has made already."""
+    layers = tf.keras.layers
+    words = layers.StringLookup(vocabulary=["yes", "no"])
+    model = tf.keras.Sequential([tf.keras.Input((1,), dtype=tf.string), words, layers.Embedding(3, 2), layers.Dense(1)])
+    model.compile(npu_keras_optimizer(BARE["current"](), is_distributed=True), "mse", metrics=["mae"])
+    data = np.array([["yes"], ["no"]] * 4), np.ones([8, 1, 1])
+    if collective.current().rank == 0:
+        model.evaluate(*data, verbose=0)
+    model.fit(*data, batch_size=4, verbose=0, callbacks=npu_callbacks_append([]))
+    return model.layers[1].get_weights()[0].tobytes()
+
+
+def test_tables_and_metrics_do_not_stop_the_first_batch(on_ranks):
+    first, second = on_ranks(2, fit_of_words)
+    assert first == second

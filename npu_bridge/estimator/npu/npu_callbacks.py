@@ -21,8 +21,8 @@ __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     """Gives every rank the values that `root_rank` starts with, before the first batch of training.
 
-    All that belongs to training is sent: weights, batch statistics, metrics, and the optimizer with its slots, its
-    learning rate, the loss scale and its counters. So a job in which only `root_rank` loaded a model goes on from there
+    All that training goes on from is sent: weights, batch statistics, and the optimizer with its slots, its learning
+    rate, the loss scale and its counters. So a job in which only `root_rank` loaded a model goes on from there
     on every rank. It happens once in the life of this object; evaluation does not count. A model without an input
     shape has no weights before its first batch; then it happens after that. With one rank nothing is sent.
 
