@@ -19,7 +19,7 @@ from npu_bridge.options.table import (
 )
 
 _BASE = works("As in tf.estimator.RunConfig.")
-_RANK_0 = "Only rank 0 writes. On other ranks the property is"
+_RANK_0 = "Only rank 0 writes."
 _BASE_STRATEGY = works("As in tf.estimator.RunConfig, within one rank. The optimizer averages across ranks.")
 _STRATEGY = TensorFlowObject(("distribute.Strategy", "compat.v1.distribute.Strategy"))
 _AUTO_OR_MANUAL = Text(("auto", "manual"), wrong_type=ValueError)
@@ -53,7 +53,7 @@ OPTIONS = (
         "save_summary_steps",
         Number(whole=True),
         "Number of steps between summaries. 0 writes no summaries.",
-        works(f"{_RANK_0} 0."),
+        works(_RANK_0),
         default=0,
         accepts_none=True,
     ),
@@ -62,7 +62,7 @@ OPTIONS = (
         "save_checkpoints_steps",
         Number(whole=True),
         "Number of steps between checkpoints. 0 saves no checkpoints. If neither steps nor seconds are set: 100.",
-        works(f"{_RANK_0} None."),
+        works(_RANK_0),
         absent=100,
     ),
     Option(
@@ -70,7 +70,7 @@ OPTIONS = (
         "save_checkpoints_secs",
         Number(),
         "Seconds between checkpoints. Cannot be combined with save_checkpoints_steps. Not for multi-rank training.",
-        works(f"{_RANK_0} None."),
+        works(_RANK_0),
     ),
     Option(
         8,
@@ -102,7 +102,7 @@ OPTIONS = (
         "log_step_count_steps",
         Number(above_zero=True, whole=True),
         "Number of steps between log lines with the loss and the steps per second.",
-        works(f"{_RANK_0} None."),
+        works(_RANK_0),
         default=100,
         accepts_none=True,
     ),

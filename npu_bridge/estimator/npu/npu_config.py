@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.tf_internals.training import distribute_config
+from npu_bridge.base.tf_internals.training import distribute_config, let_write
 from npu_bridge.options import construction, from_shell, make_session_config, read_run_config
 from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
@@ -113,10 +113,7 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     Raises:
       TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
-    Ranks: only rank 0 writes checkpoints and summaries. On other ranks the properties
-    `save_checkpoints_steps`, `save_checkpoints_secs` and `log_step_count_steps` read None and
-    `save_summary_steps` reads 0, whatever was given; the values given are kept for `replace`, copies and
-    `TrainingOptions`.
+    Ranks: only rank 0 writes checkpoints and summaries. What was given reads the same on every rank.
     """
 
     @classmethod
@@ -165,6 +162,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         of_base["save_checkpoints_steps"] = construction.checkpoint_steps(values)
         of_base["experimental_distribute"] = None if strategy is None else distribute_config(strategy)
         super().__init__(**of_base)
+        let_write(NPURunConfig, lambda: collective.current().rank == 0)
         for option in self._option_table.of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):
                 setattr(self, option.attribute, values[option.name])
@@ -176,26 +174,6 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     def __repr__(self) -> str:
         return construction.written_out(self, **construction.usual_values(self))
-
-    @property
-    def save_checkpoints_steps(self) -> int | None:
-        """Steps between checkpoints; None on ranks above 0."""
-        return self._save_checkpoints_steps if self._writes() else None
-
-    @property
-    def save_checkpoints_secs(self) -> float | None:
-        """Seconds between checkpoints; None on ranks above 0."""
-        return self._save_checkpoints_secs if self._writes() else None
-
-    @property
-    def save_summary_steps(self) -> int | None:
-        """Steps between summaries; 0 on ranks above 0."""
-        return self._save_summary_steps if self._writes() else 0
-
-    @property
-    def log_step_count_steps(self) -> int | None:
-        """Steps between log lines; None on ranks above 0."""
-        return self._log_step_count_steps if self._writes() else None
 
     @property
     def session_config(self) -> Any:
@@ -220,10 +198,6 @@ class NPURunConfig(tf.estimator.RunConfig):
         if self.__dict__.get("_variable_placement") == "Host" and not self.cluster_spec:
             return variables_on_host
         return self._device_fn
-
-    def _writes(self) -> bool:
-        # The base constructor reads the properties to validate them; no rank needs to be known for that.
-        return not self.__dict__.get("_is_set_up") or collective.current().rank == 0
 
 
 _HELPERS = {

@@ -180,10 +180,7 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     Raises:
       TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
-    Ranks: only rank 0 writes checkpoints and summaries. On other ranks the properties
-    `save_checkpoints_steps`, `save_checkpoints_secs` and `log_step_count_steps` read None and
-    `save_summary_steps` reads 0, whatever was given; the values given are kept for `replace`, copies and
-    `TrainingOptions`.
+    Ranks: only rank 0 writes checkpoints and summaries. What was given reads the same on every rank.
     """
     def __init__(
         self,
@@ -396,22 +393,6 @@ class NPURunConfig(tf.estimator.RunConfig):
     @property
     def stages(self) -> tuple:
         """What the `[[stages]]` of a file say, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
-        ...
-    @property
-    def save_checkpoints_steps(self) -> int | None:
-        """Steps between checkpoints; None on ranks above 0."""
-        ...
-    @property
-    def save_checkpoints_secs(self) -> float | None:
-        """Seconds between checkpoints; None on ranks above 0."""
-        ...
-    @property
-    def save_summary_steps(self) -> int | None:
-        """Steps between summaries; 0 on ranks above 0."""
-        ...
-    @property
-    def log_step_count_steps(self) -> int | None:
-        """Steps between log lines; None on ranks above 0."""
         ...
     @property
     def session_config(self) -> Any:

@@ -14,7 +14,6 @@ from npu_bridge import collective, session
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import accept_tpu_keywords, check_model_dir, resolve_model_dir
@@ -150,7 +149,7 @@ class NPUEstimator(tf.estimator.Estimator):
         Ranks: collective.
         """
         saves = collective.current().rank == 0 and self.config.is_chief
-        if saves and any(checkpoint_interval(self.config)):
+        if saves and (self.config.save_checkpoints_secs or self.config.save_checkpoints_steps):
             check_model_dir(self.model_dir)
         self._stop_hook = session.StopHook(leaves=False)
         with session.hold_model_dir(self.model_dir if saves else None):
@@ -178,8 +177,6 @@ class NPUEstimator(tf.estimator.Estimator):
             steps, max_steps = max_steps - reached, None
         self._places = places_of_ranks()
         self._end_together = self._checked_end(hooks)
-        if ranks.rank > 0:
-            saving_listeners = None  # they listen to the saver, which is on rank 0
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
         if self._options.iterations_per_loop > 1:
             _warn_about_steps(steps or max_steps, self._options.iterations_per_loop)
@@ -213,7 +210,7 @@ class NPUEstimator(tf.estimator.Estimator):
 
     @property
     def _is_talkative(self):
-        return self.config.log_step_count_steps is not None  # never on ranks above 0
+        return self.config.log_step_count_steps is not None and collective.current().rank == 0
 
     @contextlib.contextmanager
     def _watched(self, hooks, graph_name, first_hooks=None):
@@ -252,13 +249,13 @@ class NPUEstimator(tf.estimator.Estimator):
             self._history = report.history
             hooks = [*hooks, report]
         self._timed = [hook for hook in dict.fromkeys((*given, *hooks)) if hasattr(hook, "leave_out")]
-        every_n_steps = log_step_count_steps(self.config)  # what was given, on every rank
+        every_n_steps = self.config.log_step_count_steps
         if collective.current().rank > 0 and every_n_steps:
-            # Where the base class, for which this rank's interval is None, would have put it.
+            # Where the base class, which logs on rank 0 alone, would have put it.
             tensors = {"loss": estimator_spec.loss, "step": global_step_tensor}
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
             worker_hooks.append(FailureHook(self.model_dir))  # rank 0 has a ReportHook
-        secs, save_steps = checkpoint_interval(self.config)  # what was given, on every rank
+        secs, save_steps = self.config.save_checkpoints_secs, self.config.save_checkpoints_steps
         has_saver = _has(given, tf.estimator.CheckpointSaverHook)
         worker_hooks = _WithNanLossHook(worker_hooks)
         if not self.config.cluster_spec:
@@ -289,7 +286,7 @@ class NPUEstimator(tf.estimator.Estimator):
             self._warm_start_settings = given_start
             self._stop_hook.close()
             self._timed, self._has_ended = [], True
-            if stop.was_asked and self.config.log_step_count_steps is not None:
+            if stop.was_asked and self._is_talkative:
                 text = f"stopped early, at step {stop.step}: a hook asked for it"
                 choose_output(sys.stderr).note(f"NPUEstimator: {text}")
             for hook in (*given, *hooks, *estimator_spec.training_chief_hooks):
