@@ -47,6 +47,8 @@ class Layer:
       guard: boolean scalar that switches the rounding on; None where it is always on.
       seen_ops: how many operators of the graph were looked at.
       replaced: by reference of an original output, the tensor that others read in its place.
+      found: names of the operators around which it rounds.
+      calls: by operator that calls functions, and by reference of its outputs, what a run asks for in its place.
     """
 
     def __init__(self, name: str, guard: tf.Tensor | None):
@@ -75,16 +77,21 @@ class Layer:
 
     def replace_calls(self, op: tf.Operation, functions: Mapping[str, str]) -> None:
         """Has an operator that calls functions call others, by name, under the guard."""
+        name = f"{op.name}{_WORD}call"
         with _where(op):
-            pairs = [tf.raw_ops.Switch(data=tensor, pred=self.guard) for tensor in list(op.inputs)]
-            pivots = tf.raw_ops.Switch(data=self.guard, pred=self.guard)
-            plain, rounded = (tf.identity(pivot) for pivot in (pivots.output_false, pivots.output_true))
+            pairs = [
+                tf.raw_ops.Switch(data=tensor, pred=self.guard, name=f"{name}/input") for tensor in list(op.inputs)
+            ]
+            pivots = tf.raw_ops.Switch(data=self.guard, pred=self.guard, name=f"{name}/guard")
+            plain, rounded = (
+                tf.identity(pivot, f"{name}/is_on") for pivot in (pivots.output_false, pivots.output_true)
+            )
             with tf.control_dependencies([*op.control_inputs, rounded.op]):
                 other = op.graph.create_op(
                     op.type,
                     [pair.output_true for pair in pairs],
                     [tensor.dtype for tensor in op.outputs],
-                    name=f"{op.name}{_WORD}call",
+                    name=name,
                     attrs=_with_functions(op, functions),
                 )
             readers = [list(tensor.consumers()) for tensor in op.outputs]
@@ -93,12 +100,15 @@ class Layer:
             for position, pair in enumerate(pairs if op.type not in _LOOPS else ()):
                 update_input(op, position, pair.output_false)
             add_control_inputs(op, [plain.op])
-            merged = [tf.raw_ops.Merge(inputs=list(both)).output for both in zip(op.outputs, other.outputs)]
+            merged = [
+                tf.raw_ops.Merge(inputs=list(both), name=f"{name}/output").output
+                for both in zip(op.outputs, other.outputs)
+            ]
             ends = []
             for one, pivot in ((op, plain), (other, rounded)):
                 with tf.control_dependencies([one]):
-                    ends.append(tf.identity(pivot))
-            done = tf.raw_ops.Merge(inputs=ends).output.op
+                    ends.append(tf.identity(pivot, f"{name}/is_done"))
+            done = tf.raw_ops.Merge(inputs=ends, name=f"{name}/done").output.op
         own = [part.op for pair in pairs for part in pair] + [merge.op for merge in merged]
         for each in [*own, pivots.output_true.op, plain.op, rounded.op, other, *(end.op for end in ends), done]:
             self._mark(each)
