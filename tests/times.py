@@ -7,14 +7,16 @@ the run, and stays in out/test_times.txt until the next one.
 from __future__ import annotations
 
 import collections
+import os
 import pathlib
 import time
 
 import pytest
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "out" / "test_times.txt"
-# A case of `make test` that takes longer is to be made shorter, or belongs to `make test-all`.
-MOST_SECS = 20.0
+# A case of `make test` that takes longer is to be made shorter, or belongs to `make test-all`. CASE_SECS in the environment
+# is another limit, for machines that others use, too.
+MOST_SECS = float(os.environ.get("CASE_SECS", 20))
 _PRINTED, _WRITTEN = 10, 200
 
 
