@@ -14,8 +14,8 @@ import time
 import pytest
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "out" / "test_times.txt"
-# A case of `make test` that takes longer is to be made shorter, or belongs to `make test-all`. CASE_SECS in the environment
-# is another limit, for machines that others use, too.
+# A case of `make test` that takes longer is to be made shorter, or belongs to `make test-all`. On a machine that others
+# use as well, CASE_SECS in the environment sets another limit.
 MOST_SECS = float(os.environ.get("CASE_SECS", 20))
 _PRINTED, _WRITTEN = 10, 200
 
