@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -76,8 +76,17 @@ def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | N
 def is_changed_anywhere(variable: tf.Variable) -> bool:
     """Whether an operator of its graph may change a variable, beside those that give it a start value."""
     forwarding = (*VARIABLE_TYPES, *_FORWARDING)
-    users = search([variable.op], lambda op: consumers(op) if op.type in forwarding else ())
-    return any(_may_change(op, variable.op.name) for op in users if op is not variable.initializer)
+
+    def is_changed(copy):
+        users = search([copy.op], lambda op: consumers(op) if op.type in forwarding else ())
+        return any(_may_change(op, copy.op.name) for op in users if op is not copy.initializer)
+
+    return any(map(is_changed, _copies(variable)))
+
+
+def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
+    """The variables that a strategy of `tf.distribute` keeps for one; any other variable itself."""
+    return getattr(variable, "values", (variable,))
 
 
 def _may_change(op, name):
@@ -96,7 +105,7 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
     only kernels of optimizers count: what is assigned may also be weights that are clipped after a step.
     """
     variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
-    initializers = {getattr(variable, "initializer", None) for variable in variables}
+    initializers = {getattr(copy, "initializer", None) for variable in variables for copy in _copies(variable)}
     changed, read, computes = _uses_of_variables((op for op in ops if op not in initializers), assignments_count)
     trainable = {variable.op.name for variable in variables}
     return frozenset(changed & read & trainable) if computes else frozenset()

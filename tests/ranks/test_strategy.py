@@ -34,7 +34,12 @@ def train(folder):
             strategy.experimental_distribute_dataset(tf.data.Dataset.range(5))
         ).get_next()
         seen = [int(session.run(element)) for _ in range(2)]
-    config = NPURunConfig(model_dir=os.path.join(folder, f"rank_{rank}"), train_distribute=NPUStrategy())
+    return seen, strategy.num_replicas_in_sync, weight_after(folder, rank, NPUStrategy())
+
+
+def weight_after(folder, rank, strategy):
+    """The weight after two steps under a strategy."""
+    config = NPURunConfig(model_dir=os.path.join(folder, f"rank_{rank}"), train_distribute=strategy)
     values = []
 
     class Recorder(tf.estimator.SessionRunHook):
@@ -45,7 +50,16 @@ def train(folder):
         return tf.data.Dataset.from_tensors((float(1 + 2 * rank), 0.0)).repeat()
 
     NPUEstimator(model_fn, config=config).train(input_fn, steps=2, hooks=[Recorder()])
-    return seen, strategy.num_replicas_in_sync, values
+    return values
+
+
+def train_mirrored(folder):
+    """On a rank: as `train`, under the strategy of a script that was once for several GPUs."""
+    return weight_after(folder, collective.current().rank, tf.distribute.MirroredStrategy(["/cpu:0"]))
+
+
+def test_a_strategy_of_one_device_that_is_left_in_a_script(on_ranks, tmp_path):
+    assert on_ranks(2, train_mirrored, str(tmp_path)) == [[-4.0]] * 2
 
 
 def test_two_ranks(on_ranks, tmp_path):

@@ -91,7 +91,8 @@ def model_fn_under_options(model_fn, options, has_params):
             f"{', '.join(parameters) or 'no arguments'}. Rename its arguments{', or add params' if is_deaf else ''}."
         )
 
-    def npu_model_fn(features, labels, mode, params, config):
+    @tf.autograph.experimental.do_not_convert  # which a strategy of tf.distribute would do to all that it calls
+    def build(features, labels, mode, params, config):
         of_graph.publish(options)
         session.prepare_graph(options, tf.compat.v1.get_default_graph(), is_of_one_run=True)
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
@@ -117,6 +118,9 @@ def model_fn_under_options(model_fn, options, has_params):
         if is_training and options.iterations_per_loop > 1:
             spec = spec._replace(train_op=session.name_step(spec.train_op))
         return spec
+
+    def npu_model_fn(features, labels, mode, params, config):  # of which TensorFlow wants the arguments by name
+        return build(features, labels, mode, params, config)
 
     return npu_model_fn
 
