@@ -31,8 +31,8 @@ from tests.times import keep_times  # noqa: E402
 from tests.warm_python import WarmPython  # noqa: E402
 from tests.worker_groups import group_of  # noqa: E402
 
-# The same examples in every run, so that a red run is about the change at hand; `make explore` draws new ones. None has a
-# deadline: a busy machine may stand still for longer.
+# The same examples in every run, so that a red run is about the change at hand; `make explore` draws new ones. There is
+# no deadline for one, as a busy machine may stand still.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", print_blob=True, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
