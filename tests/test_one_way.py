@@ -179,3 +179,29 @@ def test_numbers_are_told_from_booleans_in_one_way():
     extra = [text for path, text in found.items() if path not in TOLD_OTHERWISE]
     assert not extra, "check it through npu_bridge.base.arguments"
     assert set(found) >= set(TOLD_OTHERWISE), "no longer done there; take it off the list"
+
+
+# Shapes of numpy; and a list that only goes into an operator.
+SHAPES_OTHERWISE = {
+    "optimizers/subspace/basis.py",
+    "reporting/compare/spread.py",
+    "session/precision/batch_norm.py",
+}
+
+
+def test_sizes_of_tensors_are_read_in_one_way():
+    """Without TensorFlow 2 behaviour, `shape[0]` is a `Dimension`, of which an operator makes no number."""
+    found, seen = [], set()
+    for file in sorted((REPOSITORY / "npu_bridge").rglob("*.py")):
+        path = file.relative_to(REPOSITORY / "npu_bridge").as_posix()
+        for node in ast.walk(ast.parse(file.read_text())):
+            value = node.value if isinstance(node, (ast.Subscript, ast.Starred)) else None
+            if isinstance(node, ast.Starred) and isinstance(value, ast.Subscript):
+                value = value.value  # *x.shape[1:]
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+                continue  # a shape again
+            if isinstance(value, ast.Attribute) and value.attr == "shape":
+                seen.add(path)
+                found += [] if path in SHAPES_OTHERWISE else [f"{path}:{node.lineno}: {ast.unparse(node)}"]
+    assert not found, "read shape.as_list(), or shape.num_elements() of a vector"
+    assert seen == SHAPES_OTHERWISE, "no longer done there; take it off the list"

@@ -160,7 +160,7 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
 
 
 def _scale_of(scales, number):
-    return scales[number - 1] if 1 <= number <= scales.shape[0] else tf.constant(1.0)
+    return scales[number - 1] if 1 <= number <= scales.shape.num_elements() else tf.constant(1.0)
 
 
 def _latest_manager():

@@ -52,7 +52,7 @@ def run_of(tensors: Sequence[Any]) -> tf.Tensor | None:
         if place is None or place.flat is not flat or place.start != start:
             return None
         start += tensor.shape.num_elements()
-    is_whole = first == 0 and start == flat.shape[0]
+    is_whole = first == 0 and start == flat.shape.num_elements()
     return flat if is_whole else tf.slice(flat, [first], [start - first])
 
 

@@ -57,7 +57,7 @@ class AdasumTree:
         """Joins the tensors of this group's ranks along axis 0, in rank order; first dimensions may differ."""
         copies = tf.concat([tensor] * self.averaged_ranks, axis=0)
         gathered = self.ranks.all_to_all(copies, self._shares(self._neighbours) * tf.shape(tensor)[0], name)[0]
-        return tf.ensure_shape(gathered, [None, *tensor.shape[1:]])
+        return tf.ensure_shape(gathered, [None, *tensor.shape.as_list()[1:]])
 
     def _padded(self, flat, sizes):
         """The vector with a rest that makes pieces equal, and that in its sizes."""

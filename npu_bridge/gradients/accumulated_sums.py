@@ -161,7 +161,7 @@ class _SparseSum:
     def _clear(self):
         kept = self._kept
         rows = tf.where(kept.touched.read_value())[:, 0]
-        zeros = tf.zeros([tf.size(rows), *kept.sum.shape[1:]], kept.sum.dtype)
+        zeros = tf.zeros([tf.size(rows), *kept.sum.shape.as_list()[1:]], kept.sum.dtype)
         cleared = kept.sum.scatter_update(tf.IndexedSlices(zeros, rows))
         with tf.control_dependencies([rows]):
             forgotten = kept.touched.assign(tf.zeros_like(kept.touched))

@@ -97,17 +97,17 @@ def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], name
       ValueError: a dtype, or the sizes together, differ.
       tf.errors.InvalidArgumentError: where the op runs: a value differs; it names the first variable of which one does.
     """
-    what, start = "combined gradients", 0
+    what, start, size = "combined gradients", 0, flat.shape.num_elements()
     for single, name in zip(singles, names):
         end = start + single.shape.num_elements()
-        if single.dtype != flat.dtype or end > flat.shape[0]:
+        if single.dtype != flat.dtype or end > size:
             problem = f"{name} is not what the {what} hold"
-            expected, got = f"{single.dtype.name} at {start} to {end}", f"{flat.dtype.name}, {flat.shape[0]} in all"
+            expected, got = f"{single.dtype.name} at {start} to {end}", f"{flat.dtype.name}, {size} in all"
             raise ValueError(message(owner, problem, expected, got, "Combine them again."))
         start = end
-    if start != flat.shape[0]:
+    if start != size:
         problem, expected = f"the {what} have another size than {', '.join(names)}", str(start)
-        raise ValueError(message(owner, problem, expected, str(flat.shape[0]), "Combine them again."))
+        raise ValueError(message(owner, problem, expected, str(size), "Combine them again."))
     pieces = cut_pieces(flat, [single.shape for single in singles])
     alike = tf.stack([_are_alike(piece, single) for piece, single in zip(pieces, singles)])
     first = tf.gather(tf.constant(list(names)), tf.argmin(tf.cast(alike, tf.int32)))

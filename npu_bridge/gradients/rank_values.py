@@ -104,7 +104,10 @@ class RankValues:
     def _take(self):
         taken = [variable.assign(_own_row(variable, rows.read_value())) for variable, rows in self._kept.values()]
         with tf.control_dependencies([] if tf.executing_eagerly() else taken):
-            empty = [rows.assign(tf.zeros([0, *variable.shape], rows.dtype)) for variable, rows in self._kept.values()]
+            empty = [
+                rows.assign(tf.zeros([0, *variable.shape.as_list()], rows.dtype))
+                for variable, rows in self._kept.values()
+            ]
         return None if tf.executing_eagerly() else tf.group(*empty)
 
 

@@ -60,7 +60,7 @@ class Call:
     def divisible(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor, its first dimension a multiple of the group's size; ValueError where it is known not to be."""
         self.has_rows(tensor)
-        rows, size = tensor.shape[0], self.communicator.size
+        rows, size = tensor.shape.as_list()[0], self.communicator.size
         if rows is not None and rows % size:
             problem, got = "the first dimension does not divide among the ranks", f"shape {tensor.shape}"
             raise self.error(problem, f"a multiple of rank_size={size}", got, "Pad the tensor.")

@@ -103,8 +103,8 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
     value = call.tensor(tensor, MOVABLE)
     call.has_rows(value)
     gathered = call.communicator.all_gather(value, announce(call.communicator, "allgather", value))
-    rows = value.shape[0]
-    gathered = tf.ensure_shape(gathered, [rows and rows * rank_size, *value.shape[1:]])
+    rows, *others = value.shape.as_list()
+    gathered = tf.ensure_shape(gathered, [rows and rows * rank_size, *others])
     return without_gradient(gathered, "hccl_ops.allgather")
 
 
@@ -148,10 +148,10 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
     call.fusion(fusion, fusion_id)
     value = call.tensor(tensor, REDUCIBLE)
     value = call.divisible(value)
-    rows = value.shape[0]
+    rows, *others = value.shape.as_list()
     name = announce(call.communicator, f"reduce_scatter with {reduction!r}", value)
     part = call.communicator.reduce_scatter(value, reduction, name)
-    part = tf.ensure_shape(part, [rows and rows // rank_size, *value.shape[1:]])
+    part = tf.ensure_shape(part, [rows and rows // rank_size, *others])
     return without_gradient(part, "hccl_ops.reduce_scatter")
 
 

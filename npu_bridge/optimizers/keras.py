@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from npu_bridge.optimizers import keras_legacy
 from npu_bridge.optimizers.keras_optimizer import KerasOptimizer
 from npu_bridge.optimizers.make import named_optimizers
 
-globals().update(named_optimizers(KerasOptimizer, __name__))
+_made = named_optimizers(KerasOptimizer, __name__)
+for _name, _kind in _made.items():
+    _kind.legacy_kind = getattr(keras_legacy, _name)  # which takes its place where Keras trains with no other
+globals().update(_made)

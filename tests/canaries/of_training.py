@@ -206,6 +206,18 @@ def _():
     expect(training.session_config(config) == config.session_config == changed, "the settings did not change")
 
 
+@canary_of(training.converts_optimizers)
+def _():
+    expect(not training.converts_optimizers(), "TensorFlow 2 behaviour is off")
+
+
+@canary_of(training.config_before_training)
+def _():
+    optimizer = tf.keras.optimizers.SGD(0.25)
+    expect(training.config_before_training(optimizer)["learning_rate"] == 0.25, "the rate is another one")
+    expect("_serialize_hyperparameter" not in vars(optimizer), "it stays changed")
+
+
 @canary_of(training.let_write)
 def _():
     def model(features, labels, mode, config):

@@ -364,6 +364,32 @@ def change_folders_of_estimators(module: types.ModuleType, choose: Callable[[str
     module.maybe_overwrite_model_dir_and_session_config = settled
 
 
+def converts_optimizers() -> bool:
+    """Whether Keras compiles models with legacy optimizers alone (`tf2.enabled`, as `keras.optimizers.get` asks)."""
+    from tensorflow.python import tf2
+
+    return not tf2.enabled()
+
+
+def config_before_training(optimizer: Any) -> dict:
+    """The configuration of an optimizer in a graph, where Keras 2.15 cannot read the variable of the learning rate.
+
+    Seen in it: `Optimizer._serialize_hyperparameter`. A variable counts as what it begins with.
+    """
+    import tensorflow as tf
+
+    read = optimizer._serialize_hyperparameter
+
+    def begun(value):
+        return tf.get_static_value(value.initial_value).item() if isinstance(value, tf.Variable) else read(value)
+
+    object.__setattr__(optimizer, "_serialize_hyperparameter", begun)
+    try:
+        return optimizer.get_config()
+    finally:
+        object.__delattr__(optimizer, "_serialize_hyperparameter")
+
+
 def let_write(kind: type, may_write: Callable[[], bool]) -> None:
     """Has Estimators with configurations of a kind train without writing where `may_write()` is false.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals import training
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.keras.own_variables import load_by_name, note_names
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
@@ -84,6 +86,12 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
             super().load_own_variables(store)
 
     def get_config(self):
+        if training.converts_optimizers():  # so Keras asks, and finds no legacy optimizer of this kind
+            problem, expected = "Keras compiles no such optimizer without TensorFlow 2 behaviour", "a legacy optimizer"
+            fix = "Take one of tf.keras.optimizers.legacy or npu_bridge.optimizers.keras_legacy."
+            raise ValueError(
+                message(self._settings.documented_name, problem, expected, type(self._optimizer).__name__, fix)
+            )
         return {**super().get_config(), "is_legacy_optimizer": False}
 
     _compute_current_learning_rate = delegated("_compute_current_learning_rate")

@@ -6,7 +6,7 @@ from typing import Any
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.tf_internals import keras3, training
 from npu_bridge.gradients.inner import is_distributed
 from npu_bridge.gradients.keras.current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
 from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
@@ -20,12 +20,18 @@ _CLASSES: dict[str, tuple[type, type]] = {
 }
 
 
+# Settings of the current generation alone; the first two change numbers.
+_COUNTING = ("weight_decay", "use_ema")
+_OF_CURRENT = (*_COUNTING, "ema_momentum", "ema_overwrite_frequency", "jit_compile", "is_legacy_optimizer")
+
+
 def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
     """Puts a pipeline around a Keras optimizer.
 
     Returns:
-      An optimizer of the same generation. With loss scaling it is a `tf.keras.mixed_precision.LossScaleOptimizer`
-      too, or `keras.optimizers.LossScaleOptimizer` of Keras 3, so that Keras adds no second one.
+      An optimizer of the same generation; without TensorFlow 2 behaviour of the legacy one, where that has the kind, as
+      Keras itself compiles models. With loss scaling it is a `tf.keras.mixed_precision.LossScaleOptimizer` too, or
+      `keras.optimizers.LossScaleOptimizer` of Keras 3, so that Keras adds no second one.
     Raises:
       TypeError: `optimizer` is none of Keras.
       ValueError: it averages gradients or scales the loss itself, or Keras 3 does not compute with TensorFlow.
@@ -40,6 +46,9 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
     if generation == "keras3":
         keras3.check_backend(owner)
     _check_nesting(optimizer, settings, owner)
+    if generation == "current" and training.converts_optimizers():
+        legacy = _legacy_of(optimizer)
+        generation, optimizer = ("legacy", legacy) if legacy is not None else (generation, optimizer)
     return _class_of(generation, settings.manager)(optimizer, settings)
 
 
@@ -55,6 +64,20 @@ def _generation_of(optimizer):
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
         return "current"
     return "keras3" if keras3.is_optimizer(optimizer) else None
+
+
+def _legacy_of(optimizer):
+    """The optimizer of the legacy generation with the same settings; None where there is none."""
+    kind = vars(type(optimizer)).get("legacy_kind")  # of this package, and not of a class that extends it
+    if kind is not None:
+        return kind.from_config(training.config_before_training(optimizer))
+    name = type(optimizer).__name__
+    kind = getattr(tf.keras.optimizers.legacy, name, None)
+    if kind is None or getattr(tf.keras.optimizers, name, None) is not type(optimizer):
+        return None
+    config = training.config_before_training(optimizer)
+    lost = [key for key in _OF_CURRENT if config.pop(key, None) and key in _COUNTING]
+    return None if lost else kind.from_config(config)
 
 
 def _class_of(generation, manager):

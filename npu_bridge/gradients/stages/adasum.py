@@ -197,7 +197,7 @@ def _sparse(grad, tree, name):
     rows = tf.sort(tf.unique(tree.ranks.all_gather(grad.indices, f"{name}_indices"))[0])
     own = tf.math.unsorted_segment_sum(grad.values, tf.searchsorted(rows, grad.indices), tf.size(rows))
     combined = tree.combined(tf.reshape(own, [-1]), None, name)
-    values = tf.ensure_shape(tf.reshape(combined, tf.shape(own)), [None, *grad.values.shape[1:]])
+    values = tf.ensure_shape(tf.reshape(combined, tf.shape(own)), [None, *grad.values.shape.as_list()[1:]])
     return tf.IndexedSlices(values, rows, grad.dense_shape)
 
 

@@ -283,7 +283,7 @@ def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor)
       step: s, how the point moved; y.s must not be 0.
     """
     product = tf.tensordot(change, step, 1)
-    turned = tf.eye(inverse.shape[0], dtype=inverse.dtype) - tf.tensordot(change, step, 0) / product
+    turned = tf.eye(inverse.shape.as_list()[0], dtype=inverse.dtype) - tf.tensordot(change, step, 0) / product
     return tf.matmul(turned, tf.matmul(inverse, turned), transpose_a=True) + tf.tensordot(step, step, 0) / product
 
 
