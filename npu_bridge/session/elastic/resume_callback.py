@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import numbers
 import os
 import weakref
 import zipfile
@@ -12,7 +11,7 @@ import zipfile
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.arguments import check_count
+from npu_bridge.base.arguments import check_count, is_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import UNFINISHED, flush, put_in_place
 from npu_bridge.base.memory_folders import is_kept_by_job
@@ -212,11 +211,7 @@ def _numbers_of(optimizer):
     """The numbers that an optimizer computes with, by name, as they are now; a rate that follows a schedule is none."""
     config = optimizer.get_config()
     config = config["optimizer"]["config"] if isinstance(config.get("optimizer"), dict) else config  # of a wrapper
-    return {
-        name: float(value)
-        for name, value in config.items()
-        if isinstance(value, numbers.Real) and not isinstance(value, bool) and hasattr(optimizer, name)
-    }
+    return {name: float(value) for name, value in config.items() if is_number(value) and hasattr(optimizer, name)}
 
 
 def _done_of(optimizer):
