@@ -411,7 +411,7 @@ def test_make_knows_its_targets():
     assert len(printed) > 7
     assert re.search(r"npu-run -np 2 examples/bert_pretrain/train\.py .*--distributed", unfolded(printed["make train"]))
     (short,) = (command for command in printed if command.startswith("make train RANKS=1"))
-    assert re.search(r"npu-run -np 1 .*--num_train_steps 50 --output_dir out/short *$", unfolded(printed[short]))
+    assert re.search(r"npu-run -np 1 .*--num_train_steps 50 --output_dir 'out/short' *$", unfolded(printed[short]))
 
 
 def unfolded(lines):
