@@ -108,14 +108,12 @@ class Imitation:
         return functools.reduce(Executed.plus, self._called.values(), Executed(0, 0))
 
     def _round(self, policy, layer, ops, graph):
-        everything = [op for op in graph.get_operations() if not rounding.is_own(op)]
-        kept = set(self._kept_ops(policy, everything))
-        nodes = {
-            op.name: node_of_op(op, rounding.unrounded, op not in kept and not op.op_def.is_stateful)
-            for op in everything
-        }
-        lists = self._lists(policy, graph)
-        layer.found |= lowered(nodes, lists, self._low_dtype).intersection(op.name for op in ops)
+        # To judge means to look at the whole graph. A script that adds an assignment in each step need not pay for it.
+        is_computing = any(not op.op_def.is_stateful and any(map(_is_float32, op.inputs)) for op in ops)
+        nodes = self._nodes(policy, graph) if is_computing else {}
+        if is_computing:
+            found = lowered(nodes, self._lists(policy, graph), self._low_dtype)
+            layer.found |= found.intersection(op.name for op in ops)
 
         def rule_of(op):
             if op.name not in layer.found or op.type in _FRAMES:
@@ -129,6 +127,12 @@ class Imitation:
 
         layer.round_operators(ops, rule_of)
         rounding.round_calls(self._of_graph(policy, graph), layer, ops)
+
+    def _nodes(self, policy, graph):
+        """All operators of a graph but those that round, by name."""
+        ops = [op for op in graph.get_operations() if not rounding.is_own(op)]
+        kept = set(self._kept_ops(policy, ops))
+        return {op.name: node_of_op(op, rounding.unrounded, op not in kept and not op.op_def.is_stateful) for op in ops}
 
     def _layer(self, policy, graph):
         return rounding.layers_of(graph).get(self._layers.get(policy))

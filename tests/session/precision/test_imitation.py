@@ -11,10 +11,11 @@ import tensorflow as tf
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
-from npu_bridge.session.precision import rewriter
+from npu_bridge.session.precision import imitation, rewriter
 from npu_bridge.session.precision.functions import low_precision
 from npu_bridge.session.precision.hook import PrecisionHook
 from npu_bridge.session.precision.live_session import attach
+from npu_bridge.session.precision.lowering import lowered
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
@@ -205,3 +206,21 @@ def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
         else:
             np.testing.assert_array_equal(ours, theirs)
         assert np.array_equal(ours, original) == (mode == "origin")
+
+
+def test_operators_that_are_made_in_each_step_are_not_judged_with_the_whole_graph(monkeypatch):
+    monkeypatch.setattr(rewriter, "lowers", lambda dtype: False)
+    judged = []
+    monkeypatch.setattr(imitation, "lowered", lambda *arguments: judged.append(1) or lowered(*arguments))
+    model = Dense()
+    with session_of(model.graph, precision_of(precision_mode_v2="mixed_bfloat16")) as session:
+        session.run(model.init)
+        session.run(model.train_op, model.batch(0))
+        assert judged == [1]
+        with model.graph.as_default():
+            for value in (1.0, 2.0):
+                session.run(tf1.assign(model.bias, [value] * 16))
+            assert judged == [1]
+            again = tf.identity(tf.matmul(model.x, model.hidden))
+        assert len(session.run(again, model.batch(0))) == 8
+        assert judged == [1, 1]
