@@ -16,7 +16,7 @@ __all__ = ["tf"]
 _PUBLIC = ("tensorflow._api.", "tensorflow.compat")
 # Others load Keras or Estimators as soon as anything is asked of them.
 _LOADED = (types.ModuleType, type(tensorflow.compat.v1))
-# A thousand operators under their own names, which nobody replaces, and names of version 2 that are here already.
+# Scripts do not replace raw operators. Version 2 is the same namespace again.
 _LEFT_OUT = ("raw_ops", "v2")
 
 

@@ -105,7 +105,7 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
     found += own() if callable(own) else own
     # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
-    # Beside variables Keras lists what it saves of a layer's table of words.
+    # Keras also lists tables of words (`StringLookup`, `TextVectorization`), which are not variables.
     found = [part for part in map(keras3.value_of, found) if isinstance(part, tf.Variable)]
     # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
     return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())

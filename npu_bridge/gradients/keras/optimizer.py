@@ -67,7 +67,7 @@ def _generation_of(optimizer):
 
 
 def _legacy_of(optimizer):
-    """The optimizer of the legacy generation with the same settings; None where there is none."""
+    """Returns the legacy optimizer with the same settings, or None if Keras has none of that kind."""
     kind = vars(type(optimizer)).get("legacy_kind")  # of this package, and not of a class that extends it
     if kind is not None:
         return kind.from_config(training.config_before_training(optimizer))

@@ -78,7 +78,7 @@ class InstallError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Where this package keeps what it has made for later: with this Python where the user has no home to write to."""
+    """Returns the cache folder: in the home of the user, or beside this Python if the home cannot be written."""
     given, home = os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~")
     if not given and not os.access(home, os.W_OK):
         return Path(sys.prefix, "npu_bridge_cache")
@@ -222,7 +222,7 @@ class Installer:
 
 
 def _lack_of_room(python: str) -> str:
-    """The rest of a sentence about a disk with less room than an installation takes; "" if there is none."""
+    """Returns the end of a sentence that names a disk with too little room for an installation; else ""."""
     places = [(os.path.dirname(os.path.dirname(os.path.abspath(python))), _INSTALLED_BYTES, "make room there")]
     with contextlib.suppress(FileNotFoundError):  # no folder takes a file
         fix = "name a folder with room for temporary files: TMPDIR=/path"

@@ -108,7 +108,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def has_address_here(host: str) -> bool:
-    """Whether a name leads to an address of this machine, as far as a file or a server knows."""
+    """Returns whether a name can be resolved to an address of this machine."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -208,7 +208,7 @@ def _read_numbers(path):
 
 
 def _numbers_of(optimizer):
-    """The numbers that an optimizer computes with, by name, as they are now; a rate that follows a schedule is none."""
+    """Returns the current hyperparameters of an optimizer by name, without a learning rate that follows a schedule."""
     config = optimizer.get_config()
     config = config["optimizer"]["config"] if isinstance(config.get("optimizer"), dict) else config  # of a wrapper
     return {name: float(value) for name, value in config.items() if is_number(value) and hasattr(optimizer, name)}

@@ -28,7 +28,7 @@ from npu_bridge.session.precision.rounded_functions import RoundedFunctions
 from npu_bridge.session.precision.type_lists import TypeLists, lists_under
 
 _numbers = itertools.count()
-# Parts of loops and conditions, which TensorFlow knows by their neighbours. Whoever reads what they hand on rounds it.
+# Operators of loops and conditions, between which nothing may be inserted. Their readers round.
 _FRAMES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
 
 
@@ -67,7 +67,7 @@ class Imitation:
                     self._round(policy, layer, ops, graph)
 
     def feeds(self, policy: Policy, graph: tf.Graph) -> dict[tf.Tensor, Any]:
-        """Returns what a run is fed so that it computes under a policy: a value by tensor."""
+        """Returns the values to feed, by tensor, so that a run computes under a policy."""
         layer = self._layer(policy, graph)
         return {} if layer is None else {layer.guard: np.bool_(True)}
 

@@ -117,7 +117,7 @@ class Precision:
         return self.configured
 
     def is_to_be_asked(self, policy: Policy) -> bool:
-        """Whether a training step under a policy is to be asked what it is executed as: the first one."""
+        """Returns whether to count the lowered operators of a training step: of the first one under a low policy."""
         return policy.low_dtype is not None and self._executed is None
 
     def note_executed(self, policy: Policy, executed: Executed | None) -> None:

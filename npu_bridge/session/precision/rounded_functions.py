@@ -61,7 +61,7 @@ class RoundedFunctions:
         self._suffix = suffix
         self._names: dict[str, str] = {}
         self._counts: dict[str, Executed] = {}
-        self._new: list[Any] = []  # definitions that nobody has taken yet
+        self._new: list[Any] = []  # definitions made since the last `take_new`
 
     def rounded(self, name: str) -> str:
         """Returns the name of the rounded copy of a function; its own name where there is nothing to round."""

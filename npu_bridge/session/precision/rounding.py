@@ -1,7 +1,7 @@
 """Rounds inputs and outputs of operators to 16 bits, while the operators compute in float32.
 
 Pairs of casts, to the low dtype and back, go into the graph itself, before a session gets to see the operators:
-TensorFlow ignores changes of those a session knows. So the graph shows what is computed.
+TensorFlow ignores later changes. So the graph shows the rounding.
 
 A guard, a boolean scalar, chooses at each run between the rounded value and the exact one: sessions that do not feed it
 compute as if nothing had been put in. Operators that call functions run with rounded copies of these under a guard.
