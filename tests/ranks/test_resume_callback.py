@@ -71,7 +71,7 @@ def test_numbers_that_were_set_during_training_are_set_again(tmp_path, is_wrappe
 
     def compiled():
         model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
-        optimizer = tf.keras.optimizers.SGD(0.125, momentum=0.5)
+        optimizer = tf.keras.optimizers.SGD(0.125, momentum=0.5, use_ema=True, ema_overwrite_frequency=3)
         model.compile(npu_keras_optimizer(optimizer) if is_wrapped else optimizer, "mse")
         return model
 
@@ -82,11 +82,12 @@ def test_numbers_that_were_set_during_training_are_set_again(tmp_path, is_wrappe
     assert ResumeCallback(tmp_path / "model.keras").restore(other) == 2
     assert float(other.optimizer.learning_rate) == 0.0625
     if not is_wrapped:
-        other.optimizer.momentum = 0.75
+        other.optimizer.momentum, other.optimizer.ema_overwrite_frequency = 0.75, 2
         other.fit(*data, verbose=0, callbacks=[resume])
         again = compiled()
         ResumeCallback(tmp_path / "model.keras").restore(again)
         assert again.optimizer.momentum == 0.75
+        assert repr(again.optimizer.ema_overwrite_frequency) == "2"  # steps are counted by an integer
 
 
 def test_what_cannot_be_resumed_is_refused(tmp_path):

@@ -11,7 +11,7 @@ import zipfile
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.arguments import check_count, is_number
+from npu_bridge.base.arguments import check_count, is_integer, is_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import UNFINISHED, flush, put_in_place
 from npu_bridge.base.memory_folders import is_kept_by_job
@@ -94,8 +94,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             self._done = _done_of(optimizer) if done is None else done
             saved = _read_numbers(path)
         self._done, saved = gather_values([self._done, saved], "resume_callback")[0]
+        now = _numbers_of(optimizer)
         for name, number in saved.items():
-            if name in _numbers_of(optimizer):
+            if name in now and now[name] != number:
                 setattr(optimizer, name, number)
         return self._done
 
@@ -211,7 +212,8 @@ def _numbers_of(optimizer):
     """Returns the current hyperparameters of an optimizer by name, without a learning rate that follows a schedule."""
     config = optimizer.get_config()
     config = config["optimizer"]["config"] if isinstance(config.get("optimizer"), dict) else config  # of a wrapper
-    return {name: float(value) for name, value in config.items() if is_number(value) and hasattr(optimizer, name)}
+    found = {name: value for name, value in config.items() if is_number(value) and hasattr(optimizer, name)}
+    return {name: int(value) if is_integer(value) else float(value) for name, value in found.items()}
 
 
 def _done_of(optimizer):
