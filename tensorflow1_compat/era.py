@@ -95,7 +95,7 @@ class Evidence(NamedTuple):
 
 
 def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
-    """Says what the script sees by each of the names that decide.
+    """Returns the names that decided, each with a clause on the Keras that the script therefore sees.
 
     Args:
       older: `Evidence.deciding`.

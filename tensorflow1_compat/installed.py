@@ -74,7 +74,7 @@ def locate_inside(name: str) -> Located | None:
 
 
 def is_installed(name: str) -> bool:
-    """Tells whether the installed files have a name as it stands, so that a script may well mean what is there."""
+    """Returns whether the installed files have a name, so that a script may mean the installed one."""
     found = locate_inside(name)
     if found is None or not found.inside:
         return found is not None

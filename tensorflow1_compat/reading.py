@@ -222,7 +222,7 @@ class _Reader(ast.NodeVisitor):
         self._guards = 0
         self._asked_for: list[str] = []  # last words of names of which the branches being read were asked
         self._call: ast.Call | None = None
-        self._base = ""  # what the class being read extends
+        self._base = ""  # the base class of the class that is read
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:

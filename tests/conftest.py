@@ -46,7 +46,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """The two tiers are told apart; with several workers (`-n 2 --dist loadgroup`), each gets what belongs together."""
+    """Marks slow cases, and keeps cases of one group on one worker (`-n 2 --dist loadgroup`)."""
     mark_slow(items)
     if not config.pluginmanager.hasplugin("xdist"):
         return
