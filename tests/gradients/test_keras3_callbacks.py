@@ -15,6 +15,7 @@ from npu_bridge.session import EndTogetherCallback, ResumeCallback
 from npu_bridge.session.precision import AccelerateTrainCallback, Policy
 from tests.keras3_models import beside_keras3, dynamic, fit, make_model, state_of
 from tests.keras_models import make_data
+from tests.ranks.test_resume_callback import SCORES, fit_by_scores
 from tests.training import assert_same_bits
 
 pytestmark = beside_keras3
@@ -116,3 +117,13 @@ def test_the_first_part_of_a_fit_computes_in_low_precision():
     assert [policy == Policy("mixed", "float16") for policy, _ in policies.seen] == [True] * 3 + [False] * 3
     assert low_losses[0] != losses[0]
     np.testing.assert_allclose(low_losses, losses, rtol=1e-2)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_callbacks_go_on_counting_in_a_resumed_fit(tmp_path, is_first):
+    rates, weights = fit_by_scores(keras, str(tmp_path / "whole.keras"), (len(SCORES),), is_first)
+    assert len(rates) == 12 and len(set(rates.values())) == 4
+    cut = fit_by_scores(keras, str(tmp_path / "cut.keras"), (1, 4, 7, len(SCORES)), is_first)
+    assert cut[0] == rates
+    for resumed, expected in zip(cut[1], weights, strict=True):
+        np.testing.assert_array_equal(resumed, expected)

@@ -90,6 +90,58 @@ def test_numbers_that_were_set_during_training_are_set_again(tmp_path, is_wrappe
         assert repr(again.optimizer.ema_overwrite_frequency) == "2"  # steps are counted by an integer
 
 
+SCORES = [5.0, 4.0, 4.5, 4.4, 4.6, 3.5, 3.9, 3.8, 3.7, 3.6, 3.8, 3.9, 1.0]  # of epochs; what others would reach
+
+
+def fit_by_scores(keras, path, ends, is_first):
+    """Trains with callbacks that count epochs, in parts; returns rates by epoch, and the weights at the end."""
+    rates = {}
+
+    def see(epoch, logs):
+        logs["score"], rates[epoch] = SCORES[epoch], float(model.optimizer.learning_rate)
+
+    def die(epoch, logs):
+        if epoch == end:
+            raise KeyboardInterrupt
+
+    begin = 0
+    for end in ends:
+        model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.125, momentum=0.5), "mse")
+        resume = ResumeCallback(path)
+        assert resume.restore(model) == 2 * begin
+        callbacks = [
+            keras.callbacks.LambdaCallback(on_epoch_end=see, on_epoch_begin=die),
+            keras.callbacks.ReduceLROnPlateau(monitor="score", mode="min", patience=2, cooldown=1, factor=0.5),
+            keras.callbacks.EarlyStopping(monitor="score", mode="min", patience=6, restore_best_weights=True),
+        ]
+        callbacks.insert(0 if is_first else 3, resume)
+        rows = np.random.RandomState(1).randn(4, 3).astype(np.float32)
+        data = rows, rows.sum(axis=1) ** 2
+        callbacks = npu_callbacks_append(callbacks)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(*data, 2, initial_epoch=begin, epochs=13, shuffle=False, verbose=0, callbacks=callbacks)
+        resume._writer.wait()
+        begin = end
+    return rates, model.get_weights()
+
+
+def _fits_by_scores(folder):
+    fits = [((len(SCORES),), True), ((3, 8, len(SCORES)), True), ((1, 4, 7, len(SCORES)), False)]
+    paths = [os.path.join(folder, str(number), "model.keras") for number in range(len(fits))]
+    return [fit_by_scores(tf.keras, path, *fit) for path, fit in zip(paths, fits)]
+
+
+def test_callbacks_go_on_counting_in_a_resumed_fit(on_ranks, tmp_path):
+    """Rates fall, the fit ends, and the best weights come back as in a fit that nothing interrupted."""
+    (whole, *cut), others = on_ranks(2, _fits_by_scores, str(tmp_path))
+    assert [*whole[0].values()] == [0.125] * 4 + [0.0625] * 4 + [0.03125] * 2 + [0.015625] * 2
+    for rates, weights in (*cut, *others):
+        assert rates == whole[0]
+        for resumed, expected in zip(weights, whole[1], strict=True):
+            np.testing.assert_array_equal(resumed, expected)
+
+
 def test_what_cannot_be_resumed_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Expected a .keras file"):
         ResumeCallback("model.h5")

@@ -15,6 +15,8 @@ from npu_bridge.base.arguments import check_count, is_integer, is_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import UNFINISHED, flush, put_in_place
 from npu_bridge.base.memory_folders import is_kept_by_job
+from npu_bridge.base.tf_internals.training import callbacks_in_training
+from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
@@ -23,6 +25,9 @@ from npu_bridge.session.elastic.stop_request import of_this_process
 
 _DONE = "batches_done.txt"  # in the file of the model
 _NUMBERS = "optimizer_numbers.json"  # likewise
+_COUNTERS, _BEST_WEIGHTS = "counters_of_callbacks.json", "best_weights/{}/{}"  # likewise
+# By which Keras' callbacks decide; all but ModelCheckpoint begin them anew when a fit begins.
+_COUNTED = ("best", "wait", "cooldown_counter", "best_epoch")
 
 
 class ResumeCallback(tf.keras.callbacks.Callback):
@@ -30,7 +35,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
     Rank 0 saves, in one move: whenever the job is killed, there is a whole file, that of `model.save`. `restore` loads
     weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them to the others.
-    Numbers of the optimizer that were set during training, as `LearningRateScheduler` sets the rate, are set again.
+    Numbers of the optimizer that were set during training, as `LearningRateScheduler` sets the rate, are set again, and
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` go on counting. An epoch is saved after
+    they have seen its end, wherever in the list this callback is.
     When a scheduler wants the machine back (SIGTERM), or the job changes its size, all ranks complete the step they are
     in, the model is saved, and the process ends with exit code 75. With several ranks that needs `npu-run`.
 
@@ -63,6 +70,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._done, self._unsaved, self._batch = 0, 0, -1
         self._request = of_this_process()
         self._copies = self._interval = None
+        self._callbacks, self._counters = [], {}  # of this fit; what the first epoch goes on from
+        # Called after the others, which change numbers at the end of an epoch.
+        self._last = tf.keras.callbacks.LambdaCallback(on_epoch_end=self._end_epoch, on_train_end=self._end_training)
         self._writer = BackgroundWriter()
         self._heeding = contextlib.ExitStack()
         weakref.finalize(self, self._heeding.close)  # `fit` may end with an error
@@ -83,6 +93,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             raise ValueError(message("ResumeCallback", problem, "an optimizer of tf.keras.optimizers", got, fix))
         path, done = self._newest() if collective.current().rank == 0 else (None, 0)
         saved: dict = {}
+        counters: dict = {}
         if path is not None:
             if not model.built:
                 fix = "Begin the model with an Input, or call model.build(shape)."
@@ -92,8 +103,11 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             model.load_weights(path)
             begin_anew(optimizer)
             self._done = _done_of(optimizer) if done is None else done
-            saved = _read_numbers(path)
-        self._done, saved = gather_values([self._done, saved], "resume_callback")[0]
+            saved, counters = _read(path, _NUMBERS), _read(path, _COUNTERS)
+        self._done, saved, self._counters = gather_values([self._done, saved, counters], "resume_callback")[0]
+        for key, numbers in self._counters.items():
+            if numbers.pop("has_weights"):
+                numbers["best_weights"] = _best_weights(path, key, model)
         now = _numbers_of(optimizer)
         for name, number in saved.items():
             if name in now and now[name] != number:
@@ -105,9 +119,18 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._heeding.enter_context(self._request.heeded(collective.current().size))
         self._copies = memory_checkpoints(self._path) if collective.current().rank == 0 else None
         self._interval = CopyInterval() if is_kept_by_job() else None
+        self._callbacks = callbacks_in_training()
+        if self._last in self._callbacks:  # a list of the caller's own, which serves several fits
+            self._callbacks.remove(self._last)
+        self._callbacks.append(self._last)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._batch = -1
+        counting = _counting(self._callbacks)
+        for key, numbers in self._counters.items():
+            if key in counting:
+                vars(counting[key]).update(numbers)
+        self._counters = {}
 
     def on_train_batch_begin(self, batch, logs=None):
         self._request.begin_run()
@@ -127,10 +150,18 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             self._request.leave(int(self.model.optimizer.iterations))
 
     def on_epoch_end(self, epoch, logs=None):
-        if not self._every_n_steps:
-            self._save()
+        if self._callbacks == [self._last]:  # in a loop without a list of callbacks
+            self._end_epoch(epoch, logs)
 
     def on_train_end(self, logs=None):
+        if self._callbacks == [self._last]:
+            self._end_training(logs)
+
+    def _end_epoch(self, epoch, logs):
+        if not self._every_n_steps or not self._unsaved:  # saved before others have seen the end of the epoch
+            self._save()
+
+    def _end_training(self, logs):
         self._save()
         self._end()
 
@@ -181,11 +212,20 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._writer.start(self._copies, path, lambda: self._copy_to_disk(path, unfinished))
 
     def _write(self, path):
-        """Saves the model, and how many batches it was trained on."""
+        """Saves the model, how many batches it was trained on, and what Keras leaves out."""
         self.model.save(f"{path}.keras")
+        counters = {}
         with zipfile.ZipFile(f"{path}.keras", "a") as saved:
+            for key, callback in _counting(self._callbacks).items():
+                found = {name: vars(callback)[name] for name in _COUNTED if name in vars(callback)}
+                counters[key] = {name: None if value is None else float(value) for name, value in found.items()}
+                weights = getattr(callback, "best_weights", None)
+                counters[key]["has_weights"] = weights is not None
+                for number, value in enumerate(weights or ()):
+                    saved.writestr(_BEST_WEIGHTS.format(key, number), tf.io.serialize_tensor(value).numpy())
             saved.writestr(_DONE, str(self._done))
             saved.writestr(_NUMBERS, json.dumps(_numbers_of(self.model.optimizer)))
+            saved.writestr(_COUNTERS, json.dumps(counters))
 
     def _copy_to_disk(self, path, unfinished):
         tf.io.gfile.copy(path, unfinished, overwrite=True)
@@ -203,9 +243,33 @@ def _read_done(path):
     return None  # whoever loads it says what is wrong
 
 
-def _read_numbers(path):
+def _read(path, name):
     with zipfile.ZipFile(path) as saved:
-        return json.loads(saved.read(_NUMBERS)) if _NUMBERS in saved.namelist() else {}
+        return json.loads(saved.read(name)) if name in saved.namelist() else {}
+
+
+def _counting(callbacks):
+    """Returns callbacks that decide by counters, by a name that they have in every run of a script."""
+    found: dict = {}
+    for callback in callbacks:
+        if any(name in vars(callback) for name in _COUNTED):
+            kind = type(callback).__name__
+            # Other ranks may lack those of another kind.
+            found[f"{kind}_{sum(type(each).__name__ == kind for each in found.values())}"] = callback
+    return found
+
+
+def _best_weights(path, key, model):
+    """Returns weights that a callback keeps, which rank 0 reads from a path, on every rank."""
+    weights = model.get_weights()  # of the same dtypes and shapes
+    if path is not None:
+        with zipfile.ZipFile(path) as saved:
+            texts = [saved.read(_BEST_WEIGHTS.format(key, number)) for number in range(len(weights))]
+        weights = [tf.io.parse_tensor(text, each.dtype).numpy() for text, each in zip(texts, weights)]
+    ranks = collective.current()
+    if ranks.size == 1:
+        return weights
+    return run_apart(lambda *given: [ranks.broadcast(each, 0, "best_weights") for each in given], *weights)
 
 
 def _numbers_of(optimizer):
