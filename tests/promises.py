@@ -74,6 +74,7 @@ PROMISES = {
         "Two ranks train as one process with the whole batch": "ranks/test_keras.py::test_two_ranks_equal_one_process_with_the_whole_batch",
         "An overflow on one rank skips the step on both": "ranks/test_keras.py::test_an_overflow_on_one_rank_skips_the_step_on_both",
         "The callback gives every rank the weights of rank 0": "ranks/test_keras.py::test_the_callback_makes_the_ranks_equal_before_the_first_batch_and_only_then",
+        "Layers that rank 0 has adapted are so on every rank": "ranks/test_keras.py::test_layers_that_rank_0_has_adapted_are_so_everywhere",
         "A saved model goes on": "parity/test_keras.py::test_training_goes_on_from_a_saved_model",
         "A fit that was interrupted goes on as if it had not been": "ranks/test_resume_callback.py::test_a_resumed_fit_ends_as_one_that_was_not_interrupted",
         "npu_callbacks_append adds the callback once": "documented/test_npu_callbacks.py::test_callbacks_append",

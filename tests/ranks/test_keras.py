@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import time
 
 import numpy as np
@@ -18,6 +19,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     FixedLossScaleManager,
 )
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, npu_distributed_optimizer_wrapper
+from npu_bridge.gradients.adapted_layers import renew_adapted_layers
+from npu_bridge.session import ResumableLoop
 from npu_bridge.stages import Accumulate
 from tests.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
 from tests.training import assert_same_bits
@@ -388,4 +391,68 @@ def fit_of_words():
 
 def test_tables_and_metrics_do_not_stop_the_first_batch(on_ranks):
     first, second = on_ranks(2, fit_of_words)
+    assert first == second
+
+
+def model_to_adapt(keras):
+    """A model with one layer of each kind that can be adapted, one of them in a model of its own; and the layers."""
+    layers = keras.layers
+    normal, bins = layers.Normalization(), layers.Discretization(num_bins=3)
+    text = layers.TextVectorization(max_tokens=9, output_sequence_length=2)
+    words = layers.StringLookup(max_tokens=4, output_mode="tf_idf", pad_to_max_tokens=True)
+    numbers, texts = keras.Input([2]), keras.Input([1], dtype="string")
+    nested = keras.Sequential([keras.Input([2]), normal, layers.Dense(1)])
+    read = layers.Flatten()(layers.Embedding(9, 2)(text(texts)))
+    binned = layers.Flatten()(layers.Embedding(4, 2)(bins(numbers)))
+    joined = layers.Concatenate()([nested(numbers), read, words(texts), binned])
+    model = keras.Model([numbers, texts], layers.Dense(1, kernel_initializer="ones")(joined))
+    return model, [(normal, 0), (bins, 0), (text, 1), (words, 1)]
+
+
+def adapted_on_rank_0(keras_name, is_adapted_elsewhere, in_loop, folder):
+    """On a rank: the loss and the outputs of one batch, after a start from what rank 0 has learnt of the data."""
+    rank, keras = collective.current().rank, tf.keras if keras_name == "tf.keras" else importlib.import_module("keras")
+    data = np.float32([[1, 2], [3, 5], [4, 7]]), np.array([["a b"], ["b c"], ["b"]])
+    other = np.float32([[9, 7], [9, 2], [8, 1]]), np.array([["x"], ["b x"], ["b x"]])
+    model, layers = model_to_adapt(keras)
+    optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.0), is_distributed=True)
+    model.compile(optimizer, "mse")
+    batches = tf.data.Dataset.from_tensors((data, np.ones([3, 1])))
+    if rank == 0 or is_adapted_elsewhere:
+        for layer, number in layers:
+            layer.adapt((other if rank else data)[number])
+        model.predict(batches, verbose=0)
+    if is_adapted_elsewhere:
+        model.fit(batches, verbose=0)  # compiles with the constants of this rank
+    losses = []
+    if in_loop:
+        ResumableLoop(folder, model, optimizer)
+        losses.append(model.train_on_batch(*next(iter(batches))))
+    else:
+        note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+        model.fit(batches, verbose=0, callbacks=[*npu_callbacks_append([]), note])
+    return losses, model.predict(batches, verbose=0).tolist()
+
+
+def outputs_after_loading(keras, path):
+    """The outputs of a model whose layers were adapted; and of the same from a file, made ready to train."""
+    data = np.float32([[1, 2], [3, 5], [4, 7]]), np.array([["a b"], ["b c"], ["b"]])
+    batches, (model, layers) = tf.data.Dataset.from_tensors((data,)), model_to_adapt(keras)
+    for layer, number in layers:
+        layer.adapt(data[number])
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    renew_adapted_layers(loaded)
+    return model.predict(batches).tolist(), loaded.predict(batches).tolist()
+
+
+def test_layers_from_a_file_stay_adapted(tmp_path):
+    expected, found = outputs_after_loading(tf.keras, str(tmp_path / "model.keras"))
+    assert found == expected
+
+
+@pytest.mark.parametrize("is_adapted_elsewhere", [False, True])
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is_adapted_elsewhere, in_loop):
+    first, second = on_ranks(2, adapted_on_rank_0, "tf.keras", is_adapted_elsewhere, in_loop, str(tmp_path))
     assert first == second

@@ -32,7 +32,7 @@ from npu_bridge.stages import (
 from tests.keras3_models import Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
 from tests.keras_models import BATCH_SIZE, make_data
 from tests.once import forget_what_was_said
-from tests.ranks.test_keras import STEPS, share_of
+from tests.ranks.test_keras import STEPS, adapted_on_rank_0, outputs_after_loading, share_of
 from tests.training import assert_same_bits
 
 pytestmark = [pytest.mark.ranks(2), beside_keras3]
@@ -348,3 +348,15 @@ def test_ranks_stay_alike_with_every_stage(on_ranks):
         weights = dict(list(state.items())[:5])
         assert_same_bits(second[name], weights)
         assert any(value.tobytes() != plain[key].tobytes() for key, value in weights.items()), name
+
+
+@pytest.mark.parametrize("is_adapted_elsewhere", [False, True])
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is_adapted_elsewhere, in_loop):
+    first, second = on_ranks(2, adapted_on_rank_0, "keras", is_adapted_elsewhere, in_loop, str(tmp_path))
+    assert first == second
+
+
+def test_layers_from_a_file_stay_adapted(tmp_path):
+    expected, found = outputs_after_loading(keras, str(tmp_path / "model.keras"))
+    assert found == expected

@@ -10,6 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective import exchanges
 from npu_bridge.estimator.npu.checks import check_root_rank
+from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.same_batches import FirstBatchOfFit
 from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW, warn_of_skips
 from npu_bridge.gradients.start_values import variables_in_training
@@ -22,9 +23,10 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     """Gives every rank the values that `root_rank` starts with, before the first batch of training.
 
     All that training goes on from is sent: weights, batch statistics, and the optimizer with its slots, its learning
-    rate, the loss scale and its counters. So a job in which only `root_rank` loaded a model goes on from there
-    on every rank. It happens once in the life of this object; evaluation does not count. A model without an input
-    shape has no weights before its first batch; then it happens after that. With one rank nothing is sent.
+    rate, the loss scale and its counters, and whatever `adapt` has taught layers. So a job in which only `root_rank`
+    loaded a model goes on from there on every rank. It happens once in the life of this object; evaluation does not
+    count. A model without an input shape has no weights before its first batch; then it happens after that. With one
+    rank nothing is sent.
 
     After an epoch of which all steps were skipped, more than 100, it warns.
 
@@ -43,13 +45,13 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._before = None
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
 
-    def on_train_begin(self, logs=None):
-        if not self._is_done and tf.executing_eagerly() and collective.current().size > 1:
-            self._first_batch = FirstBatchOfFit(self.model)
-
     def on_train_batch_begin(self, batch, logs=None):
-        if not self._is_done and (not tf.executing_eagerly() or self.model.built):
+        if self._is_done:
+            return
+        if not tf.executing_eagerly() or self.model.built:
             self._broadcast()
+        if tf.executing_eagerly() and collective.current().size > 1:
+            self._first_batch = FirstBatchOfFit(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._is_done:
@@ -82,6 +84,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             variables = [variable for variable in variables_in_training(self.model) if id(variable) not in kept]
             _check_alike(variables, lambda tensor: tensor.numpy())
             _assignments(variables, self._root_rank)
+            renew_adapted_layers(self.model, self._root_rank)
             return
         session = tf.compat.v1.keras.backend.get_session()
         session.run(broadcast_global_variables(self._root_rank))

@@ -14,6 +14,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.memory_folders import is_kept_by_job
+from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.start_values import variables_in_training
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
@@ -77,6 +78,7 @@ class ResumableLoop:
             self._checkpoint.restore(self._manager.latest_checkpoint)
             begin_anew(optimizer)
         collective.current().broadcast_variables(variables, 0)
+        renew_adapted_layers(model)
         self._saved = self._copied = self._reached()
 
     def until(self, steps: int) -> Iterator[int]:
