@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import say_once
 from npu_bridge.collective.exchanges import gather_values, wait_for_ranks
+from npu_bridge.session.optimizer_numbers import optimizer_numbers
 
 
 class AverageMetricsCallback(tf.keras.callbacks.Callback):
@@ -15,6 +19,8 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
     So `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide alike on all ranks, and `History` holds the
     numbers of the job. Each rank counts as much as any other. A rank that lacks a number gets that of the ranks that
     have it, so that rank 0 alone may validate. `npu_callbacks_append` adds the callback on several ranks.
+
+    The optimizer's numbers are compared on the way: rank 0 says it once if a callback of some ranks has changed them.
 
     At the end of `fit` the ranks wait for each other, so that any of them may load what rank 0 has saved.
 
@@ -25,10 +31,27 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
         if logs is None or collective.current().size == 1:
             return
         own = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
-        of_ranks = gather_values(own, "average_metrics")
+        gathered = gather_values([own, optimizer_numbers(self.model.optimizer)], "average_metrics")
+        of_ranks = [logs_of_rank for logs_of_rank, _ in gathered]
         for name in dict.fromkeys(name for each in of_ranks for name in each):
             logs[name] = float(np.mean([each[name] for each in of_ranks if name in each]))
+
+        _compare([numbers for _, numbers in gathered])
 
     def on_train_end(self, logs=None):
         """Waits for the other ranks."""
         wait_for_ranks("end_of_fit")
+
+
+def _compare(of_ranks):
+    """Says on rank 0 which numbers of the optimizer differ, with those of each rank in order."""
+    names = dict.fromkeys(name for each in of_ranks for name in each)
+    values = {name: [each.get(name) for each in of_ranks] for name in names}
+    differing = [f"{name} is {found}" for name, found in values.items() if len(set(map(repr, found))) > 1]
+    if differing and collective.current().rank == 0:
+        say_once(
+            logging.WARNING,
+            f"npu_bridge: ranks 0 to {len(of_ranks) - 1} train with other numbers: {', '.join(differing)}. So their "
+            f"weights differ. Give every rank the callbacks that change numbers of the optimizer, such as "
+            f"LearningRateScheduler and ReduceLROnPlateau.",
+        )

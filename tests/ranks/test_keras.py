@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base import errors
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
@@ -23,6 +25,7 @@ from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.session import ResumableLoop
 from npu_bridge.stages import Accumulate
 from tests.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
+from tests.once import forget_what_was_said
 from tests.training import assert_same_bits
 
 pytestmark = pytest.mark.ranks(2)
@@ -456,3 +459,26 @@ def test_layers_from_a_file_stay_adapted(tmp_path):
 def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is_adapted_elsewhere, in_loop):
     first, second = on_ranks(2, adapted_on_rank_0, "tf.keras", is_adapted_elsewhere, in_loop, str(tmp_path))
     assert first == second
+
+
+def rates_said(keras_name, is_everywhere):
+    """On a rank: what is said of a `fit` with callbacks that set the rate, perhaps on rank 0 alone."""
+    keras, lines = tf.keras if keras_name == "tf.keras" else importlib.import_module(keras_name), []
+    model = keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(keras.optimizers.SGD(0.5, momentum=0.25)), "mse")
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 ** (epoch + 2))
+    callbacks = [schedule] if is_everywhere or collective.current().rank == 0 else []
+    forget_what_was_said()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    errors._log.addHandler(handler)
+    model.fit(np.ones([4, 2]), np.ones([4, 1]), epochs=2, verbose=0, callbacks=npu_callbacks_append(callbacks))
+    errors._log.removeHandler(handler)
+    return [line for line in lines if "other numbers" in line]
+
+
+def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
+    (line,), silent = on_ranks(2, rates_said, "tf.keras", False)
+    assert "ranks 0 to 1 train with other numbers: learning_rate is [0.125, 0.25]. " in line
+    assert silent == []
+    assert on_ranks(2, rates_said, "tf.keras", True) == [[], []]

@@ -32,7 +32,7 @@ from npu_bridge.stages import (
 from tests.keras3_models import Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
 from tests.keras_models import BATCH_SIZE, make_data
 from tests.once import forget_what_was_said
-from tests.ranks.test_keras import STEPS, adapted_on_rank_0, outputs_after_loading, share_of
+from tests.ranks.test_keras import STEPS, adapted_on_rank_0, outputs_after_loading, rates_said, share_of
 from tests.training import assert_same_bits
 
 pytestmark = [pytest.mark.ranks(2), beside_keras3]
@@ -360,3 +360,10 @@ def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is
 def test_layers_from_a_file_stay_adapted(tmp_path):
     expected, found = outputs_after_loading(keras, str(tmp_path / "model.keras"))
     assert found == expected
+
+
+def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
+    (line,), silent = on_ranks(2, rates_said, "keras", False)
+    assert "ranks 0 to 1 train with other numbers: learning_rate is [0.125, 0.25]. " in line
+    assert silent == []
+    assert on_ranks(2, rates_said, "keras", True) == [[], []]

@@ -11,7 +11,7 @@ import zipfile
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.arguments import check_count, is_integer, is_number
+from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import UNFINISHED, flush, put_in_place
 from npu_bridge.base.memory_folders import is_kept_by_job
@@ -22,6 +22,7 @@ from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_neede
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
 from npu_bridge.session.elastic.stop_request import of_this_process
+from npu_bridge.session.optimizer_numbers import optimizer_numbers
 
 _DONE = "batches_done.txt"  # in the file of the model
 _NUMBERS = "optimizer_numbers.json"  # likewise
@@ -108,7 +109,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         for key, numbers in self._counters.items():
             if numbers.pop("has_weights"):
                 numbers["best_weights"] = _best_weights(path, key, model)
-        now = _numbers_of(optimizer)
+        now = optimizer_numbers(optimizer)
         for name, number in saved.items():
             if name in now and now[name] != number:
                 setattr(optimizer, name, number)
@@ -224,7 +225,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 for number, value in enumerate(weights or ()):
                     saved.writestr(_BEST_WEIGHTS.format(key, number), tf.io.serialize_tensor(value).numpy())
             saved.writestr(_DONE, str(self._done))
-            saved.writestr(_NUMBERS, json.dumps(_numbers_of(self.model.optimizer)))
+            saved.writestr(_NUMBERS, json.dumps(optimizer_numbers(self.model.optimizer)))
             saved.writestr(_COUNTERS, json.dumps(counters))
 
     def _copy_to_disk(self, path, unfinished):
@@ -270,14 +271,6 @@ def _best_weights(path, key, model):
     if ranks.size == 1:
         return weights
     return run_apart(lambda *given: [ranks.broadcast(each, 0, "best_weights") for each in given], *weights)
-
-
-def _numbers_of(optimizer):
-    """Returns the current hyperparameters of an optimizer by name, without a learning rate that follows a schedule."""
-    config = optimizer.get_config()
-    config = config["optimizer"]["config"] if isinstance(config.get("optimizer"), dict) else config  # of a wrapper
-    found = {name: value for name, value in config.items() if is_number(value) and hasattr(optimizer, name)}
-    return {name: int(value) if is_integer(value) else float(value) for name, value in found.items()}
 
 
 def _done_of(optimizer):
