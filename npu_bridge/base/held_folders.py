@@ -21,11 +21,13 @@ from npu_bridge.base.files import remove_text
 from npu_bridge.base.lock_owners import Owner, describe_this_process, read_owner
 from npu_bridge.base.terminal import logger
 
-__all__ = ["BEAT_SECS", "SILENT_SECS", "FolderHeldError", "Hold", "hold_folder"]
+__all__ = ["BEAT_SECS", "SILENT_SECS", "THREAD", "FolderHeldError", "Hold", "hold_folder"]
 
 _LOG = logger(__name__)
 # The holder gives a sign of life as often as this; after so long without one it is taken for dead (ours).
 BEAT_SECS, SILENT_SECS = 10.0, 60.0
+# Name of the thread that gives these signs.
+THREAD = "npu_bridge-held-folders"
 _POLL_SECS = 0.5
 _TAKEOVER = ".takeover"
 _GUARD_TRIES = 200
@@ -185,7 +187,7 @@ class _Held:
 
     def _keep_young(self):
         if self._thread is None:
-            self._thread = threading.Thread(target=self._beat, name="npu_bridge-held-folders", daemon=True)
+            self._thread = threading.Thread(target=self._beat, name=THREAD, daemon=True)
             self._thread.start()
 
     def _beat(self):

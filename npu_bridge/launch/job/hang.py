@@ -15,6 +15,7 @@ __all__ = [
     "StuckCall",
     "describe_hang",
     "idle_since",
+    "is_certain",
     "short_since",
     "waiting_since",
 ]
@@ -30,6 +31,10 @@ IDLE_LIMIT_SECS = 600.0
 SHORT_LIMIT_SECS = 20.0
 # How long a process may be stopped while others wait for it. Gloo gives up after 30 s, and cannot say because of whom.
 STOPPED_LIMIT_SECS = 20.0
+_CERTAIN = (
+    "They wait in different places, so none can go on. Run the same collectives on every rank, in the same order; with "
+    "unequal numbers of batches, add EndTogetherCallback (Keras) or EndTogether, docs/ranks.md."
+)
 _CAUSES = (
     "Usual causes: code that only some ranks run, unequal numbers of batches, graphs that differ, or one slow or "
     "stopped rank."
@@ -45,6 +50,7 @@ class StuckCall(NamedTuple):
       waits: it is inside TensorFlow or Horovod, where a rank waits for others.
       busy_at: when its threads were last seen to compute meanwhile, those of Horovod apart; same clock.
       pipeline: file and line where its input pipeline is, if that is Python code and at work.
+      is_blocked: nothing in the process has been able to go on for several seconds: every thread waits for another.
     """
 
     since: float
@@ -52,6 +58,7 @@ class StuckCall(NamedTuple):
     waits: bool
     busy_at: float = 0.0
     pipeline: str = ""
+    is_blocked: bool = False
 
 
 class Position(NamedTuple):
@@ -90,6 +97,8 @@ class HangDetector:
           calls, stopped, endings, input_ends: as of `describe_hang`.
           now: seconds on the monotonic clock.
         """
+        if self._limit_secs != 0 and is_certain(calls, stopped):
+            return True
         since = waiting_since(calls)
         if since is None:
             self._stopped_at.clear()
@@ -139,6 +148,11 @@ def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) ->
     return since or None
 
 
+def is_certain(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> bool:
+    """Whether no rank can ever go on: nothing in any of them moves, and Horovod has nothing to do for them."""
+    return not stopped and bool(calls) and all(call is not None and call.is_blocked for call in calls.values())
+
+
 def short_since(
     calls: Mapping[int, StuckCall | None], stopped: Sequence[int], input_ends: Mapping[int, InputEnd]
 ) -> float | None:
@@ -177,7 +191,8 @@ def describe_hang(
         words = words if input_end is None else f"{input_end}, and is {words}"
         ranks_by_words.setdefault(words, []).append(rank)
     parts = [f"{name_ranks(ranks)} {words}" for words, ranks in ranks_by_words.items()]
-    return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {_CAUSES}"
+    cure = _CERTAIN if is_certain(calls, stopped) else _CAUSES
+    return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {cure}"
 
 
 def _words(call: StuckCall | None, ending: Ending | None, is_stopped: bool, position: Position | None) -> str:

@@ -40,6 +40,7 @@ from npu_bridge.launch.job.hang import (
     HangDetector,
     StuckCall,
     describe_hang,
+    is_certain,
     short_since,
     waiting_since,
 )
@@ -310,17 +311,19 @@ class _Job:
             return False
         self._hang_look_at = now + _HANG_LOOK_SECS
         calls = self._stuck_calls()
-        stopped = [] if waiting_since(calls) is None else self._stopped()
+        stopped = self._stopped() if any(calls.values()) else []
         return self._hang_detector.is_hung(calls, stopped, endings, now, self._input_ends())
 
     def _end_hung(self) -> int:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""
         calls, stopped, input_ends = self._stuck_calls(), self._stopped(), self._input_ends()
-        if short_since(calls, stopped, input_ends) is not None:
+        certain = is_certain(calls, stopped)
+        if not certain and short_since(calls, stopped, input_ends) is not None:
             self._stop(signal.SIGTERM)
             self.say(describe_short(first_short(input_ends), input_ends, len(self.ranks), 1))
             return 1
-        secs = time.monotonic() - (waiting_since(calls) or 0.0)
+        now = time.monotonic()
+        secs = now - (waiting_since(calls) or now)
         for rank in self.ranks:
             rank.process.ask("leave")
         waiting = {rank for rank, call in calls.items() if call is None or call.waits}
@@ -334,7 +337,7 @@ class _Job:
         text = describe_hang(calls, endings, stopped, secs, positions, self._input_ends())
         self._say_who_was_refused()
         self.say(f"{text} All ranks were stopped.")
-        return HANG_EXIT_CODE
+        return 1 if certain else HANG_EXIT_CODE
 
     def _stuck_calls(self) -> dict[int, StuckCall | None]:
         return {rank.rank: rank.stuck for rank in self.ranks if rank.is_running}

@@ -1,4 +1,4 @@
-"""Processor time of a rank's own threads, those of Horovod apart, to tell a rank that computes from one that waits.
+"""Tells a rank that computes from one that waits, by its threads, those of Horovod apart.
 
 A rank that waits in a collective uses a twentieth of a core all the same, because Horovod's own threads look for work
 all the time. They can be told apart by a name: a thread gives its name to the threads it starts.
@@ -9,15 +9,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import platform
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import after_import
+from npu_bridge.base.held_folders import THREAD
 from npu_bridge.base.horovod_internals import BASICS_MODULE, change_init
 
-__all__ = ["name_horovods_threads", "processor_secs"]
+__all__ = ["is_blocked", "name_horovods_threads", "processor_secs"]
 
 _NAME = "horovod"
+_TASKS = "/proc/self/task"
+# Numbers of system calls, by processor: of a wait for another thread, and of the sleeps between Horovod's cycles.
+_CALLS = {"x86_64": ("202", {"35", "230"}), "aarch64": ("98", {"101", "115"})}
+# Where the address of a time limit stands behind the number of a wait.
+_TIME_LIMIT = 4
+_GLANCES = 200
+_GLANCE_SECS = 0.001
 
 
 def name_horovods_threads() -> None:
@@ -38,16 +49,65 @@ def processor_secs() -> float | None:
     """Seconds of processor time of this process's threads, those of Horovod apart; None where nobody can tell."""
     ticks = 0
     try:
-        for thread in os.listdir("/proc/self/task"):
+        for thread in os.listdir(_TASKS):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
-                    name, _, fields = file.read().partition("(")[2].rpartition(")")
+                name, _, fields = _read(thread, "stat").partition("(")[2].rpartition(")")
                 if name != _NAME:
                     user, system = fields.split()[11:13]
                     ticks += int(user) + int(system)
     except (OSError, ValueError):
         return None
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def is_blocked() -> bool:
+    """Whether nothing in this process can go on by itself: every thread waits for another one, or for other ranks.
+
+    A thread that sleeps, reads, writes or listens may go on, a thread of Python also one that waits with a time limit,
+    and so may a child process. Nor is a process blocked while Horovod moves data: its threads sleep between cycles, and
+    not during one. The calling thread does not count, nor does the one that renews locks on folders.
+
+    Returns:
+      False also where the system does not say in which system calls threads are.
+    """
+    wait, sleeps = _CALLS.get(platform.machine(), ("", set()))
+    of_python = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    left_out = {str(threading.get_native_id()), *(number for number, name in of_python.items() if name == THREAD)}
+
+    def is_waiting(thread):
+        call = _call(thread)
+        return call[0] == wait and (thread not in of_python or call[_TIME_LIMIT] == "0x0")
+
+    try:
+        threads = [thread for thread in os.listdir(_TASKS) if thread not in left_out]
+        horovods = [thread for thread in threads if _read(thread, "comm").rstrip() == _NAME]
+        return (
+            not any(_read(thread, "children") for thread in threads)
+            # Threads that wait with a time limit look around now and then.
+            and all(_is_seen(is_waiting, [thread]) for thread in set(threads).difference(horovods))
+            and _is_seen(lambda thread: _call(thread)[0] in sleeps, horovods)
+        )
+    except (OSError, IndexError):
+        return False
+
+
+def _is_seen(state, threads):
+    """Whether one of some threads is in a state at one of several glances."""
+    for _ in range(_GLANCES):
+        if any(state(thread) for thread in threads):
+            return True
+        time.sleep(_GLANCE_SECS)
+    return False
+
+
+def _call(thread):
+    """The system call that a thread is in: its number and its arguments; "running" where it is in none."""
+    return _read(thread, "syscall").split()
+
+
+def _read(thread, name):
+    with open(f"{_TASKS}/{thread}/{name}", encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 from npu_bridge.base.machine import is_installed
 from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR
-from npu_bridge.launch.rank.processor_time import processor_secs
+from npu_bridge.launch.rank.processor_time import is_blocked, processor_secs
 
 __all__ = ["MainThreadSampler", "frames_of_threads"]
 
@@ -27,6 +27,9 @@ _NOTICE_SECS = 2.0
 # costs a thousandth, a step of a training far more.
 _AGAIN_SECS = 2.0
 _BUSY_SHARE = 0.02
+# How many of these samples in a row must find that nothing in the process can go on. Counted, because seconds also pass
+# on a machine that stands still.
+_BLOCKED_SAMPLES = 4
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tf_keras", "tensorflow_estimator")
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
@@ -49,6 +52,7 @@ class MainThreadSampler:
         self._instruction = -1
         self._since = self._busy_at = self._sampled_at = 0.0
         self._processor_secs: float | None = None
+        self._blocked = 0
         self._told: dict[str, Any] | None = None
 
     def sample(self, now: float) -> dict[str, Any] | None:
@@ -57,10 +61,9 @@ class MainThreadSampler:
         Args:
           now: seconds on the monotonic clock.
         Returns:
-          A message for the launcher: `{"stuck": {"since", "where", "waits", "busy_at", "pipeline"}}` once the thread
-          has not returned from a call for a while and whenever that changes, `{"stuck": None}` when it moves again
-          after that, None when there is nothing new. `waits` says that it is inside TensorFlow or Horovod, or where
-        groups of ranks are made.
+          A message for the launcher: `{"stuck": {...}}` with the fields of `StuckCall` once the thread has not returned
+          from a call for a while and whenever that changes, `{"stuck": None}` when it moves again after that, None
+          when there is nothing new.
         """
         frames = frames_of_threads()
         frame = frames.get(self._thread)
@@ -79,9 +82,15 @@ class MainThreadSampler:
             "waits": _waits_for_ranks(frame),
             "busy_at": self._last_busy(now),
             "pipeline": _pipeline(frames, self._thread),
+            "is_blocked": self._is_blocked(),
         }
         is_new, self._told = stuck != self._told, stuck
         return {"stuck": stuck} if is_new else None
+
+    def _is_blocked(self) -> bool:
+        """Whether nothing in this process has been able to go on for some samples."""
+        self._blocked = 0 if self._told is None or not is_blocked() else self._blocked + 1
+        return self._blocked >= _BLOCKED_SAMPLES
 
     def position(self) -> dict[str, str]:
         """Where the thread is now: `{"where", "pipeline"}`, as in `sample`."""

@@ -1,0 +1,122 @@
+"""Ranks that all wait, each for a transfer that no other rank makes: every pair of ways to wait ends by itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.launch.launching import needs_horovod, npu_run, write_script
+
+pytestmark = needs_horovod
+
+# Each of these makes a function that takes part in a transfer. All ranks call all of them once, then each rank its own.
+SCRIPT = """
+import sys
+import numpy as np
+import tensorflow as tf
+from npu_bridge.collective.exchanges import wait_for_ranks
+from npu_bridge.hccl import hccl_ops
+from npu_bridge.npu_init import *
+
+rank = get_rank_id()
+x = np.ones([16, 4], np.float32)
+y = np.ones([16, 1], np.float32)
+
+
+def in_session(build):
+    with tf.Graph().as_default() as graph:
+        fetched = build()
+        session = tf.compat.v1.Session()
+        session.run(tf.compat.v1.global_variables_initializer())
+    graph.finalize()
+    return lambda: session.run(fetched)  # in a session
+
+
+def training():
+    weights = tf.compat.v1.get_variable("w", [4, 1], use_resource=True)
+    loss = tf.reduce_mean((tf.matmul(x, weights) - y) ** 2)
+    return NPUDistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.01)).minimize(loss)
+
+
+def broadcast():
+    return hccl_ops.broadcast([tf.constant([1.0])], 0)
+
+
+def model():
+    made = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    made.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.01)), "mse")
+    return made
+
+
+def fit():
+    made, callbacks = model(), npu_callbacks_append()
+    calls = []
+
+    def run():
+        calls.append(0)
+        rows = 16 if len(calls) == 1 or sys.argv[1] == sys.argv[2] == "fit" and rank else 32
+        made.fit(np.tile(x, [rows // 16, 1]), np.tile(y, [rows // 16, 1]), 16, verbose=0, callbacks=callbacks)
+
+    return run
+
+
+def own_loop():
+    made = model()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((made(x) - y) ** 2)
+        weights = made.trainable_variables
+        made.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+    return step
+
+
+def estimator():
+    def model_fn(features, labels, mode):
+        loss = tf.reduce_mean((tf.compat.v1.layers.dense(features, 1) - labels) ** 2)
+        optimizer = NPUDistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.01))
+        step = tf.compat.v1.train.get_or_create_global_step()
+        return NPUEstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, step))
+
+    def input_fn():
+        return tf.data.Dataset.from_tensors((x, y)).repeat()
+
+    made = NPUEstimator(model_fn, config=NPURunConfig(model_dir="model"))
+    return lambda: made.train(input_fn, steps=2)
+
+
+ways = {
+    "session": lambda: in_session(training),
+    "gather": lambda: in_session(lambda: hccl_ops.allgather(tf.constant([1.0]), 2)),
+    "broadcast": lambda: in_session(broadcast),
+    "fit": fit,
+    "own_loop": own_loop,
+    "estimator": estimator,
+    "eager": lambda: lambda: hccl_ops.allreduce(tf.constant([1.0]), "sum"),
+    "barrier": lambda: lambda: wait_for_ranks("here"),
+}
+calls = {}
+for way in dict.fromkeys(sys.argv[1:]):
+    calls[way] = ways[way]()
+    calls[way]()
+print("begins", flush=True)
+calls[sys.argv[1 + rank]]()
+if sys.argv[1] == sys.argv[2]:
+    calls[sys.argv[1]]()  # one more, for one rank has come back
+"""
+WAYS = ["session", "gather", "broadcast", "fit", "own_loop", "estimator", "eager", "barrier"]
+PAIRS = [*itertools.combinations(WAYS, 2), ("fit", "fit")]
+
+
+@pytest.mark.few_fast(["session-own_loop"], "each pair takes 20 s, most of which is the wait")
+@pytest.mark.parametrize(("one", "other"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+def test_ranks_that_wait_for_different_things_are_named_and_end(tmp_path, one, other):
+    code, output = npu_run("-np", "2", write_script(tmp_path, SCRIPT), one, other, cwd=tmp_path)
+    assert code == 1 and output.count("begins") == 2
+    *_, last = output.splitlines()
+    assert last.startswith("npu-run: no progress for ")
+    assert "rank 0 waiting for " in last and "rank 1 waiting for " in last and last.count("train.py:") >= 2
+    assert "EndTogetherCallback" in last
