@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import Any, Callable
@@ -32,7 +33,7 @@ def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]
     """Class decorator: gives a config class the constructor its options describe.
 
     The class says in `_set_up(values)` what happens with the bound values. Signature and the `Args` of the
-    class docstring come from the table.
+    class docstring come from the table. Keywords that the base class alone has are handed on to `_set_up` by name.
 
     Args:
       owner: the owner under which the table lists the options.
@@ -40,8 +41,13 @@ def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]
     """
 
     def give_constructor(cls: type) -> type:
+        base = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+        of_base = {name for name, one in base.items() if one.kind is one.POSITIONAL_OR_KEYWORD} - {"self"}
+        of_base.difference_update(option.name for option in table.of(owner))
+
         def __init__(self, *args, **kwargs):
-            self._set_up(table.bind(owner, args, kwargs))
+            others = {name: kwargs.pop(name) for name in of_base.intersection(kwargs)}
+            self._set_up(table.bind(owner, args, kwargs), **others)
 
         __init__.__signature__ = table.signature(owner)  # type: ignore[attr-defined]
         __init__.__qualname__ = f"{cls.__qualname__}.__init__"

@@ -12,6 +12,7 @@ from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import logger
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.grammar import parse_profiling_options
+from npu_bridge.session.hooked_session import run_with_hooks
 
 _LOG = logger(__name__)
 
@@ -23,8 +24,9 @@ PROFILED_RUNS = 20
 class ProfilingHook(tf.estimator.SessionRunHook):
     """Traces the first session runs into the folder `output` of `profiling_options`, created when missing.
 
-    The trace ends after `PROFILED_RUNS` runs, with the session, when `end` is called after an error, or, at
-    the latest, with the process. With several ranks each writes to a folder `rank_<n>` of its own.
+    The trace ends after `PROFILED_RUNS` runs, before a run that the script itself traces, with the session, when `end`
+    is called after an error, or, at the latest, with the process. With several ranks each writes to a folder
+    `rank_<n>` of its own.
 
     Ranks: local.
     """
@@ -39,9 +41,14 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         self._stop = None
         self._is_over = False
 
+    def after_create_session(self, session, coord):
+        """Sees the runs of the session itself, with what other hooks have asked of them."""
+        del coord
+        run_with_hooks(session, [_GivesWay(self)])
+
     def before_run(self, run_context):
         """Starts the trace with the first run. TensorFlow marks the runs in it itself."""
-        del run_context
+        self.give_way(run_context)
         if self._stop is None and not self._is_over:
             self._secondary.attempt(self._start)
 
@@ -59,6 +66,12 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         if self._stop is not None and self._stop.alive and self._secondary.attempt(self._stop, now=True):
             _LOG.info("profiling_config: %d session runs traced to %s.", self._runs, self._folder)
 
+    def give_way(self, run_context):
+        """Ends the trace before a run of which the script asks for one: TensorFlow makes one at a time."""
+        options = run_context.original_args.options
+        if options is not None and options.trace_level > options.NO_TRACE:
+            self.end(None)
+
     def _start(self):
         os.makedirs(self._folder, exist_ok=True)
         try:
@@ -72,6 +85,14 @@ class ProfilingHook(tf.estimator.SessionRunHook):
             )
             return
         self._stop = weakref.finalize(self, _stop_quietly)
+
+
+class _GivesWay(tf.estimator.SessionRunHook):
+    def __init__(self, hook):
+        self._hook = hook
+
+    def before_run(self, run_context):
+        self._hook.give_way(run_context)
 
 
 def _stop_quietly():

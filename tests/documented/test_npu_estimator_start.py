@@ -289,3 +289,19 @@ def test_so_is_a_session_of_an_optimizer_of_this_package(counts, graph, caplog):
     with tf1.train.MonitoredTrainingSession(hooks=[tf1.train.StopAtStepHook(last_step=5)]) as session:
         session.run(train_op)
     assert ("no step is counted" in caplog.text) == (not counts)
+
+
+def test_a_model_is_exported_as_in_version_1(trained, tmp_path):
+    def serving_input_fn():
+        x = tf1.placeholder(tf.float32, [None])
+        return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+    (tmp_path / "words.txt").write_text("a")
+    estimator, folder = estimator_of(trained / "20"), str(tmp_path / "export")
+    assets = {"more/words.txt": str(tmp_path / "words.txt")}
+    exported = estimator.export_savedmodel(folder, serving_input_fn, assets, True, estimator.latest_checkpoint(), True)
+    assert os.listdir(folder) == [os.path.basename(exported.decode())]
+    assert os.path.exists(os.path.join(exported.decode(), "saved_model.pbtxt"))
+    with open(os.path.join(exported.decode(), "assets.extra", "more", "words.txt"), encoding="utf-8") as file:
+        assert file.read() == "a"
+    assert "serving_default" in tf.saved_model.load(exported.decode()).signatures

@@ -108,13 +108,29 @@ def test_hooks_come_in_order(on_ranks, tmp_path):
     assert of_rank_1 == ["NPUBroadcastGlobalVariablesHook", "given", "of the spec"]
 
 
+def serving_input_fn():
+    x = tf1.placeholder(tf.float32, [None])
+    return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+
+def export(folder):
+    """On a rank: what two exports into one folder give, as the exported models say it."""
+    estimator = estimator_of(f"{folder}/model").train(input_fn, max_steps=2)
+    exports = (estimator.export_savedmodel, estimator.export_saved_model)
+    paths = [method(f"{folder}/export", serving_input_fn).decode() for method in exports]
+    serves = [tf.saved_model.load(path).signatures["serving_default"] for path in paths]
+    return paths, [float(serve(x=tf.constant([0.5]))["weight"][0]) for serve in serves]
+
+
+def test_rank_0_alone_exports_where_it_was_asked_to(on_ranks, tmp_path):
+    (of_rank_0, weights), (of_rank_1, weights_of_1) = on_ranks(2, export, str(tmp_path))
+    assert sorted(os.listdir(tmp_path / "export")) == sorted(map(os.path.basename, of_rank_0))
+    assert weights == weights_of_1 == [2.5, 2.5]
+    assert not any(path.startswith(str(tmp_path)) for path in of_rank_1)
+
+
 def train_evaluate_and_export(folder):
     """On a rank: the stock loop in a folder that ranks share."""
-
-    def serving_input_fn():
-        x = tf1.placeholder(tf.float32, [None])
-        return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
-
     results, exported = tf.estimator.train_and_evaluate(
         estimator_of(folder),
         tf.estimator.TrainSpec(input_fn, max_steps=4),

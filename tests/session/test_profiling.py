@@ -92,6 +92,25 @@ def test_each_estimator_call_has_a_trace(tmp_path):
     assert _runs_traced(tmp_path / "trace") >= 5
 
 
+@pytest.mark.parametrize("is_estimator", [False, True])
+def test_a_run_that_the_script_traces_ends_it(tmp_path, is_estimator):
+    if is_estimator:
+        options = {"profiling_config": ProfilingConfig(True, _options(tmp_path / "ours"))}
+        with tf.Graph().as_default():  # its writer of summaries is one of version 1
+            hook = tf.estimator.ProfilerHook(save_steps=2, output_dir=str(tmp_path))
+        config = NPURunConfig(model_dir=str(tmp_path / "model"), **options)
+        NPUEstimator(model_fn, config=config).train(dataset, hooks=[hook], steps=5)
+        assert list(tmp_path.glob("timeline-*.json"))
+    else:
+        metadata = tf1.RunMetadata()
+        with tf.Graph().as_default(), tf1.Session(config=_profiled(tmp_path / "ours")) as session:
+            session.run(tf.matmul([[1.0]], [[2.0]], name="MatMul"))
+            traced = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+            session.run(tf.constant(1.0) + 1.0, options=traced, run_metadata=metadata)
+        assert metadata.step_stats.dev_stats
+    assert _runs_traced(tmp_path / "ours") >= 1
+
+
 def test_a_second_profiler_is_not_disturbed(tmp_path, caplog):
     tf.profiler.experimental.start(str(tmp_path / "own"))
     train_in_session(_profiled(tmp_path / "ours"))

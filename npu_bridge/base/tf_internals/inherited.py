@@ -61,6 +61,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
         "_call_input_fn",
         "_convert_train_steps_to_hooks",
         "_evaluate_run",
+        "_export_all_saved_models",
         "_train_with_estimator_spec",
         "_warm_start_settings",
     ),

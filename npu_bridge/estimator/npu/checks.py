@@ -39,6 +39,35 @@ _TPU_KEYWORDS = (
 )
 
 
+# Settings of a stock RunConfig that an NPURunConfig has under the same names.
+_OF_RUN_CONFIG = (
+    "model_dir",
+    "tf_random_seed",
+    "save_summary_steps",
+    "save_checkpoints_steps",
+    "save_checkpoints_secs",
+    "keep_checkpoint_max",
+    "keep_checkpoint_every_n_hours",
+    "log_step_count_steps",
+    "protocol",
+    "experimental_max_worker_delay_secs",
+    "session_creation_timeout_secs",
+)
+_KEPT_OF_RUN_CONFIG = ("session_config", "train_distribute", "eval_distribute", "device_fn")
+
+
+def as_npu_config(config: Any) -> str:
+    """How to fix a `config` that is not an `NPURunConfig`: by one with the settings of a stock `RunConfig`."""
+    if not isinstance(config, tf.estimator.RunConfig):
+        return "Pass config=NPURunConfig(...)."
+    usual = tf.estimator.RunConfig()
+    given = {name: getattr(config, name) for name in _OF_RUN_CONFIG if getattr(config, name) != getattr(usual, name)}
+    texts = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    # What is too long to write out.
+    texts += [f"{name}=config.{name}" for name in _KEPT_OF_RUN_CONFIG if getattr(config, name) is not None]
+    return f"Write NPURunConfig({', '.join(texts)})."
+
+
 def check_not_none(value: Any, name: str) -> None:
     """Checks that a value is given.
 

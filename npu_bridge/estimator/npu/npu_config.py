@@ -111,6 +111,8 @@ class NPURunConfig(tf.estimator.RunConfig):
     entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and
     its model function is built under the options too: `hcom_parallel=False` needs that.
 
+    Keywords of `tf.estimator.RunConfig` that are not below, such as `device_fn`, are taken as there.
+
     Raises:
       TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
     Ranks: only rank 0 writes checkpoints and summaries. What was given reads the same on every rank.
@@ -151,17 +153,18 @@ class NPURunConfig(tf.estimator.RunConfig):
         """What the `[[stages]]` of a file say, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
         return self.__dict__.get("_stages", ())
 
-    def _set_up(self, values: dict[str, Any]) -> None:
+    def _set_up(self, values: dict[str, Any], **of_base: Any) -> None:
         with from_shell.taken(values, self._option_table, _HELPERS) as changed:
-            self._take(changed)
+            self._take(changed, of_base)
 
-    def _take(self, values: dict[str, Any]) -> None:
+    def _take(self, values: dict[str, Any], others: dict[str, Any]) -> None:
         construction.check_run_config(values, self._option_table)
         strategy = values["distribute"]
         of_base = {name: values[name] for name in construction.BASE_PARAMETERS}
         of_base["save_checkpoints_steps"] = construction.checkpoint_steps(values)
-        of_base["experimental_distribute"] = None if strategy is None else distribute_config(strategy)
-        super().__init__(**of_base)
+        if strategy is not None:
+            of_base["experimental_distribute"] = distribute_config(strategy)
+        super().__init__(**of_base, **others)
         let_write(NPURunConfig, lambda: collective.current().rank == 0)
         for option in self._option_table.of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):

@@ -178,6 +178,8 @@ class NPURunConfig(tf.estimator.RunConfig):
     entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and
     its model function is built under the options too: `hcom_parallel=False` needs that.
 
+    Keywords of `tf.estimator.RunConfig` that are not below, such as `device_fn`, are taken as there.
+
     Raises:
       TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
     Ranks: only rank 0 writes checkpoints and summaries. What was given reads the same on every rank.

@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 import time
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -14,9 +15,10 @@ from npu_bridge import collective, session
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.terminal import logger
+from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.estimator.npu.checks import accept_tpu_keywords, check_model_dir, resolve_model_dir
+from npu_bridge.estimator.npu.checks import accept_tpu_keywords, as_npu_config, check_model_dir, resolve_model_dir
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -52,19 +54,6 @@ __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 _LOG = logger(__name__)
 # The second is that of an estimator made from a Keras model, when its checkpoints are of objects.
 _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
-# Settings of a stock RunConfig that an NPURunConfig has under the same names.
-_OF_RUN_CONFIG = (
-    "model_dir",
-    "tf_random_seed",
-    "save_summary_steps",
-    "save_checkpoints_steps",
-    "save_checkpoints_secs",
-    "keep_checkpoint_max",
-    "keep_checkpoint_every_n_hours",
-    "log_step_count_steps",
-)
-_KEPT_OF_RUN_CONFIG = ("session_config", "train_distribute", "eval_distribute")
-# Arguments of a TPUEstimator that scripts carry over.
 
 
 class NPUEstimator(tf.estimator.Estimator):
@@ -84,7 +73,8 @@ class NPUEstimator(tf.estimator.Estimator):
     With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`, ranks with unequal numbers of batches
     end together.
     What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
-    prediction.
+    prediction. Only rank 0 exports to the folder asked for: on others the methods return a folder of their own, which
+    is gone with the process.
 
     Args:
       model_fn: function of `features` and, as it likes, `labels`, `mode`, `params`, `config`.
@@ -110,7 +100,7 @@ class NPUEstimator(tf.estimator.Estimator):
         accept_tpu_keywords(of_tpu)
         if not isinstance(config, NPURunConfig):
             problem, got = "config is not an NPURunConfig", shown(config)
-            raise ValueError(message("NPUEstimator", problem, "an NPURunConfig", got, _as_npu_config(config)))
+            raise ValueError(message("NPUEstimator", problem, "an NPURunConfig", got, as_npu_config(config)))
         if model_fn is None:
             expected = "a function that returns an EstimatorSpec"
             raise ValueError(message("NPUEstimator", "model_fn is missing", expected, "None", "Pass model_fn."))
@@ -125,6 +115,7 @@ class NPUEstimator(tf.estimator.Estimator):
             warm_start_from=warm_start_from,
         )
         self._options = options
+        self._transfers = wire_names.Owner()
         self._as_given = config.replace(model_dir=self.model_dir)  # without the session settings of the base class
         self._precision = precision
         self._has_trained = self._has_ended = False
@@ -152,7 +143,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if saves and (self.config.save_checkpoints_secs or self.config.save_checkpoints_steps):
             check_model_dir(self.model_dir)
         self._stop_hook = session.StopHook(leaves=False)
-        with session.hold_model_dir(self.model_dir if saves else None):
+        with session.hold_model_dir(self.model_dir if saves else None), wire_names.labelled(self._transfers.label):
             trained = self._train_alone(input_fn, hooks, steps, max_steps, saving_listeners)
         if self._stop_hook.was_stopped:
             if self._is_talkative:
@@ -194,7 +185,8 @@ class NPUEstimator(tf.estimator.Estimator):
         """Evaluates as `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary, and tells it."""
         session.check_checkpoint(checkpoint_path or self.model_dir)
         counted, began = BatchesHook(), time.monotonic()
-        with self._watched([*(hooks or ()), counted], "eval") as all_hooks:
+        hooks = [*(hooks or ()), counted]
+        with wire_names.labelled(wire_names.UNTRAINED), self._watched(hooks, "eval") as all_hooks:
             metrics = super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
         if self._is_talkative:
             report_evaluation(self.model_dir, metrics, self._history, name, counted, sys.stderr, not self._timed)
@@ -207,6 +199,21 @@ class NPUEstimator(tf.estimator.Estimator):
         session.check_checkpoint(checkpoint_path or self.model_dir)
         with self._watched(hooks, "infer") as all_hooks:
             yield from super().predict(input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples)
+
+    # As in TensorFlow 1.15; the base class has it taken away.
+    export_savedmodel = tf.compat.v1.estimator.Estimator.export_savedmodel
+
+    def _export_all_saved_models(self, export_dir_base, *args, **kwargs):
+        """What every export goes through. Rank 0 alone writes what was asked for.
+
+        Not every script exports on all ranks, so that nobody can wait for rank 0's. The others get a folder of their
+        own, which goes with the estimator.
+        """
+        if collective.current().rank > 0:
+            folder = temporary_folder()
+            weakref.finalize(self, folder.cleanup)
+            export_dir_base = folder.name
+        return super()._export_all_saved_models(export_dir_base, *args, **kwargs)
 
     @property
     def _is_talkative(self):
@@ -372,18 +379,6 @@ class _OwnProgress(ProgressHook):
 
 class _OwnAlarm(LossScaleCollapseHook):
     """The one an estimator adds itself."""
-
-
-def _as_npu_config(config):
-    """How to fix a `config` that is not an `NPURunConfig`: by one with the settings of a stock `RunConfig`."""
-    if not isinstance(config, tf.estimator.RunConfig):
-        return "Pass config=NPURunConfig(...)."
-    usual = tf.estimator.RunConfig()
-    given = {name: getattr(config, name) for name in _OF_RUN_CONFIG if getattr(config, name) != getattr(usual, name)}
-    texts = [f"{name}={value!r}" for name, value in given.items() if value is not None]
-    # What is too long to write out.
-    texts += [f"{name}=config.{name}" for name in _KEPT_OF_RUN_CONFIG if getattr(config, name) is not None]
-    return f"Write NPURunConfig({', '.join(texts)})."
 
 
 def _warn_about_steps(steps, loop):

@@ -67,6 +67,11 @@ class NPUSaver(tf.compat.v1.train.Saver):
                 save_debug_info,
             )
 
+    @staticmethod
+    def from_proto(saver_def, import_scope=None):
+        """Makes the saver that `to_proto` described."""
+        return NPUSaver(saver_def=saver_def, name=import_scope)
+
     def _hold(self, folder):
         held = self.__dict__.setdefault("_held", {})
         if folder not in held:

@@ -1,0 +1,171 @@
+"""What TensorFlow 1.15.5's classes had that classes of this package stand on or take the place of, as plain data.
+
+Listed by that TensorFlow itself: methods with their arguments in order, and other attributes.
+"""
+
+METHODS: dict[str, dict[str, str | None]] = {
+    "estimator.Estimator": {
+        "__init__": "model_fn model_dir config params warm_start_from",
+        "config": None,
+        "eval_dir": "name",
+        "evaluate": "input_fn steps hooks checkpoint_path name",
+        "experimental_export_all_saved_models": (
+            "export_dir_base input_receiver_fn_map assets_extra as_text checkpoint_path"
+        ),
+        "export_saved_model": (
+            "export_dir_base serving_input_receiver_fn assets_extra as_text checkpoint_path experimental_mode"
+        ),
+        "export_savedmodel": (
+            "export_dir_base serving_input_receiver_fn assets_extra as_text checkpoint_path strip_default_attrs"
+        ),
+        "get_variable_names": "",
+        "get_variable_value": "name",
+        "latest_checkpoint": "",
+        "model_dir": None,
+        "model_fn": None,
+        "params": None,
+        "predict": "input_fn predict_keys hooks checkpoint_path yield_single_examples",
+        "train": "input_fn hooks steps max_steps saving_listeners",
+    },
+    "estimator.RunConfig": {
+        "__init__": (
+            "model_dir tf_random_seed save_summary_steps save_checkpoints_steps save_checkpoints_secs "
+            "session_config keep_checkpoint_max keep_checkpoint_every_n_hours log_step_count_steps "
+            "train_distribute device_fn protocol eval_distribute experimental_distribute "
+            "experimental_max_worker_delay_secs session_creation_timeout_secs"
+        ),
+        "cluster_spec": None,
+        "device_fn": None,
+        "eval_distribute": None,
+        "evaluation_master": None,
+        "experimental_max_worker_delay_secs": None,
+        "global_id_in_cluster": None,
+        "is_chief": None,
+        "keep_checkpoint_every_n_hours": None,
+        "keep_checkpoint_max": None,
+        "log_step_count_steps": None,
+        "master": None,
+        "model_dir": None,
+        "num_ps_replicas": None,
+        "num_worker_replicas": None,
+        "protocol": None,
+        "replace": "",
+        "save_checkpoints_secs": None,
+        "save_checkpoints_steps": None,
+        "save_summary_steps": None,
+        "service": None,
+        "session_config": None,
+        "session_creation_timeout_secs": None,
+        "task_id": None,
+        "task_type": None,
+        "tf_random_seed": None,
+        "train_distribute": None,
+    },
+    "estimator.EstimatorSpec": {
+        "__init__": "",
+        "count": "value",
+        "eval_metric_ops": None,
+        "evaluation_hooks": None,
+        "export_outputs": None,
+        "index": "value start stop",
+        "loss": None,
+        "mode": None,
+        "prediction_hooks": None,
+        "predictions": None,
+        "scaffold": None,
+        "train_op": None,
+        "training_chief_hooks": None,
+        "training_hooks": None,
+    },
+    "train.Optimizer": {
+        "GATE_GRAPH": None,
+        "GATE_NONE": None,
+        "GATE_OP": None,
+        "__init__": "use_locking name",
+        "apply_gradients": "grads_and_vars global_step name",
+        "compute_gradients": "loss var_list gate_gradients aggregation_method colocate_gradients_with_ops grad_loss",
+        "get_name": "",
+        "get_slot": "var name",
+        "get_slot_names": "",
+        "minimize": (
+            "loss global_step var_list gate_gradients aggregation_method colocate_gradients_with_ops name grad_loss"
+        ),
+        "variables": "",
+    },
+    "train.Saver": {
+        "__init__": (
+            "var_list reshape sharded max_to_keep keep_checkpoint_every_n_hours name restore_sequentially "
+            "saver_def builder defer_build allow_empty write_version pad_step_number save_relative_paths "
+            "filename"
+        ),
+        "as_saver_def": "",
+        "build": "",
+        "export_meta_graph": (
+            "filename collection_list as_text export_scope clear_devices clear_extraneous_savers "
+            "strip_default_attrs save_debug_info"
+        ),
+        "from_proto": "saver_def import_scope",
+        "last_checkpoints": None,
+        "recover_last_checkpoints": "checkpoint_paths",
+        "restore": "sess save_path",
+        "save": (
+            "sess save_path global_step latest_filename meta_graph_suffix write_meta_graph write_state "
+            "strip_default_attrs save_debug_info"
+        ),
+        "set_last_checkpoints": "last_checkpoints",
+        "set_last_checkpoints_with_time": "last_checkpoints_with_time",
+        "to_proto": "export_scope",
+    },
+    "train.CheckpointSaverHook": {
+        "__init__": "checkpoint_dir save_secs save_steps saver checkpoint_basename scaffold listeners",
+        "after_create_session": "session coord",
+        "after_run": "run_context run_values",
+        "before_run": "run_context",
+        "begin": "",
+        "end": "session",
+    },
+    "train.LoggingTensorHook": {
+        "__init__": "tensors every_n_iter every_n_secs at_end formatter",
+        "after_create_session": "session coord",
+        "after_run": "run_context run_values",
+        "before_run": "run_context",
+        "begin": "",
+        "end": "session",
+    },
+    "train.SessionRunHook": {
+        "after_create_session": "session coord",
+        "after_run": "run_context run_values",
+        "before_run": "run_context",
+        "begin": "",
+        "end": "session",
+    },
+    "Session": {
+        "__enter__": "",
+        "__exit__": "exec_type exec_value exec_tb",
+        "__init__": "target graph config",
+        "as_default": "",
+        "close": "",
+        "graph": None,
+        "graph_def": None,
+        "list_devices": "",
+        "make_callable": "fetches feed_list accept_options",
+        "partial_run": "handle fetches feed_dict",
+        "partial_run_setup": "fetches feeds",
+        "reset": "target containers config",
+        "run": "fetches feed_dict options run_metadata",
+        "sess_str": None,
+    },
+    "InteractiveSession": {
+        "__init__": "target graph config",
+        "as_default": "",
+        "close": "",
+        "graph": None,
+        "graph_def": None,
+        "list_devices": "",
+        "make_callable": "fetches feed_list accept_options",
+        "partial_run": "handle fetches feed_dict",
+        "partial_run_setup": "fetches feeds",
+        "run": "fetches feed_dict options run_metadata",
+        "sess_str": None,
+    },
+}
