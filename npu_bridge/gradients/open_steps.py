@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals.graphs import contexts_around, current_control_flow_context
 from npu_bridge.gradients.stage import Step
 
 
@@ -52,12 +53,21 @@ class OpenSteps:
         """
         known = None if variables is None else frozenset(map(id, variables))
         self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
-        self._combined.append(_Kept(_place(), step, known, may_be_left))
+        self._combined.append(_Kept(_place(), step, known, may_be_left, _context()))
 
     def latest_of(self, variables: Sequence[Any]) -> Step | None:
-        """The latest step made here for at least these variables, or None; it stays open, to be applied again."""
+        """The latest step made here for at least these variables, or None; it stays open, to be applied again.
+
+        Not one that was made in a TF 1 loop or branch that is left: its tensors cannot be read, and those of a branch
+        that is not taken are never computed.
+        """
         given = set(map(id, variables))
-        here = [kept for kept in reversed(self._combined) if kept.place is _place() and given <= kept.variable_ids]
+        contexts = [None, *contexts_around(_context())]
+        here = [
+            kept
+            for kept in reversed(self._combined)
+            if kept.place is _place() and kept.context in contexts and given <= kept.variable_ids
+        ]
         return dataclasses.replace(here[0].step, notes=dict(here[0].step.notes)) if here else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
@@ -88,6 +98,7 @@ class _Kept:
     step: Step
     variable_ids: frozenset | None
     may_be_left: bool
+    context: Any
 
     def is_still_open(self, newer_ids):
         """False when this place is left, or a newer step here takes this one's place."""
@@ -110,6 +121,11 @@ class _Kept:
 def _place():
     """The function or graph being built; None when executing eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _context():
+    """The TF 1 condition or loop being built; None outside of these."""
+    return None if tf.executing_eagerly() else current_control_flow_context(_place())
 
 
 def _places():

@@ -105,6 +105,29 @@ def _():
     expect(graphs.brought_into(context, outside).op.type == "Switch", "a tensor was not switched")
 
 
+@canary_of(graphs.contexts_around, graphs.run_iterations_in_turn)
+def _():
+    found, limit = [], tf.constant(3)
+
+    def body(i):
+        found.append(i + limit - 2)
+        return found[-1]
+
+    was_on = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    try:
+        v1.while_loop(lambda i: i < limit, body, [tf.constant(0)])
+    finally:
+        if was_on:
+            v1.enable_control_flow_v2()
+    op = found[0].op
+    graphs.run_iterations_in_turn(op)
+    (loop,) = graphs.contexts_around(graphs.control_flow_context(op))
+    enters = [other for other in op.graph.get_operations() if other.type == "Enter"]
+    at_once = [other.get_attr("parallel_iterations") for other in enters]
+    expect(loop.parallel_iterations == 1 and len(enters) > 1 and set(at_once) == {1}, f"at once go {at_once}")
+
+
 @canary_of(graphs.branches_around, graphs.allow_fetching)
 def _():
     found, is_training = [], v1.placeholder(tf.bool, [])

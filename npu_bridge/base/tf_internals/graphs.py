@@ -65,13 +65,35 @@ def control_flow_context(op: tf.Operation) -> Any:
     return op._get_control_flow_context()
 
 
+def contexts_around(context: Any) -> Iterator[Any]:
+    """A TF 1 condition or loop, and those it is in, from the inside (`ControlFlowContext.outer_context`, TF 2.15)."""
+    while context is not None:
+        yield context
+        context = context.outer_context
+
+
+def run_iterations_in_turn(op: tf.Operation) -> None:
+    """Has the TF 1 loops that an operator is in end one iteration before the next one begins.
+
+    Only before a session has run the loop (`WhileContext._parallel_iterations`, and that of its operators, TF 2.15).
+    """
+    from tensorflow.core.framework import attr_value_pb2
+
+    one = attr_value_pb2.AttrValue(i=1)
+    for loop in contexts_around(op._get_control_flow_context()):
+        if not loop.IsWhileContext() or loop.parallel_iterations == 1:
+            continue
+        loop._parallel_iterations = 1
+        for other in op.graph.get_operations():
+            if other.type in ("Enter", "RefEnter") and other.get_attr("frame_name").decode() == loop.name:
+                other._set_attr("parallel_iterations", one)
+
+
 def branches_around(op: tf.Operation) -> Iterator[tuple[tf.Tensor | None, bool]]:
     """The TF 1 conditions an operator is in, from the inside: what decides, and which branch it is (`CondContext.pred`
     and `branch`, TF 2.15). A loop has None for what decides."""
-    context = op._get_control_flow_context()
-    while context is not None:
+    for context in contexts_around(op._get_control_flow_context()):
         yield getattr(context, "pred", None), bool(getattr(context, "branch", 0))
-        context = context.outer_context
 
 
 def allow_fetching(op: tf.Operation) -> None:

@@ -1,0 +1,47 @@
+"""Ranks send gradients, and whatever a script sends, in every iteration of a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.collective import current
+from npu_bridge.graph.control_flow import classic_control_flow
+from npu_bridge.hccl import hccl_ops
+from tests.gradients.test_gradients_of_bodies import BODIES, train
+
+tf1 = tf.compat.v1
+BATCHES = [[[1.0, 2.0], [2.0, 1.0]], [[4.0, 1.0], [8.0, 3.0]], [[0.5, 3.0], [1.5, 2.0]]]
+
+
+def train_here(name, place):
+    """On a rank: the weights after each step on this rank's batches; the place by its name."""
+    (found,) = (one for one in BODIES if one.__name__ == place)
+    return train(name, found, [batches[current().rank] for batches in BATCHES])
+
+
+def test_the_mean_is_trained_on(on_ranks):
+    for place in BODIES:
+        expected, _ = train("stock", place, np.mean(BATCHES, axis=1).tolist())
+        for name in ("distributed", "all", "tailed"):
+            for trained, steps in on_ranks(2, train_here, name, place.__name__):
+                np.testing.assert_array_equal(trained, expected)
+                assert steps == 3
+
+
+def sum_in_turn():
+    """On a rank: sums over the ranks of numbers that do not wait for one another."""
+    with tf.Graph().as_default(), classic_control_flow():
+
+        def body(i, sums):
+            return i + 1, sums.write(i, hccl_ops.allreduce(tf.cast([i], tf.float32), "sum"))
+
+        array = tf1.TensorArray(tf.float32, 40)
+        _, sums = tf1.while_loop(lambda i, sums: i < 40, body, [tf.constant(0), array])
+        with tf1.Session() as session:
+            return session.run(sums.concat())
+
+
+def test_a_sum_in_a_loop_is_sent_in_each_iteration(on_ranks):
+    for sums in on_ranks(2, sum_in_turn):
+        np.testing.assert_array_equal(sums, np.arange(40) * 2)
