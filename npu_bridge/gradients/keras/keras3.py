@@ -156,7 +156,8 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     def from_config(cls, config, custom_objects=None):
         """The counterpart of `get_config`."""
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
-        optimizer = keras.optimizers.deserialize(inner, custom_objects)
+        # Not `keras.optimizers.deserialize`, whose list lacks Lamb (Keras 3.15).
+        optimizer = keras.saving.deserialize_keras_object(inner, custom_objects)
         return cls(optimizer, KerasSettings.from_config(config))
 
     add_optimizer_variables = delegated("add_optimizer_variables")
