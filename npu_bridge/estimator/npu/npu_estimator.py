@@ -200,17 +200,22 @@ class NPUEstimator(tf.estimator.Estimator):
         with self._watched(hooks, "infer") as all_hooks:
             yield from super().predict(input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples)
 
-    # As in TensorFlow 1.15; the base class has it taken away.
-    export_savedmodel = tf.compat.v1.estimator.Estimator.export_savedmodel
+    def export_savedmodel(
+        self,
+        export_dir_base,
+        serving_input_receiver_fn,
+        assets_extra=None,
+        as_text=False,
+        checkpoint_path=None,
+        strip_default_attrs=False,
+    ):
+        """Exports for serving as TensorFlow 1.15's Estimator; in `tf.estimator.Estimator` it is taken away."""
+        given = (serving_input_receiver_fn, assets_extra, as_text, checkpoint_path, strip_default_attrs)
+        return tf.compat.v1.estimator.Estimator.export_savedmodel(self, export_dir_base, *given)
 
     def _export_all_saved_models(self, export_dir_base, *args, **kwargs):
-        """What every export goes through. Rank 0 alone writes what was asked for.
-
-        Not every script exports on all ranks, so that nobody can wait for rank 0's. The others get a folder of their
-        own, which goes with the estimator.
-        """
         if collective.current().rank > 0:
-            folder = temporary_folder()
+            folder = temporary_folder()  # nobody can wait for rank 0, which may export alone
             weakref.finalize(self, folder.cleanup)
             export_dir_base = folder.name
         return super()._export_all_saved_models(export_dir_base, *args, **kwargs)
