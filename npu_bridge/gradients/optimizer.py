@@ -18,7 +18,8 @@ from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
-from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.stage import Stage, Step
+from npu_bridge.gradients.stages.overflow import NarrowVariableGuard
 from npu_bridge.gradients.step_report import StepReport, report_of
 
 _LOG = logger(__name__)
@@ -238,6 +239,12 @@ def _scaled_result(scale, loss):
     return scale(loss())
 
 
+def _skips_steps(pipeline):
+    """True when some updates are left out as a whole."""
+    guards = (Stage.gate, NarrowVariableGuard.gate)
+    return any(type(stage).gate not in guards for stage in pipeline.stages)
+
+
 def _check_nesting(optimizer, pipeline, owner):
     if pipeline.scales_gradients and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
         names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
@@ -245,6 +252,14 @@ def _check_nesting(optimizer, pipeline, owner):
         fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
         expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
         raise ValueError(message(owner, problem, expected, f"{names} inside", fix))
+    updating = optimizer
+    while isinstance(updating, PipelineOptimizer):
+        updating = updating._inner.optimizer
+    if isinstance(updating, tf.compat.v1.train.SyncReplicasOptimizer) and _skips_steps(pipeline):
+        problem = "SyncReplicasOptimizer updates in a thread of its own, for which no step can be skipped"
+        expected = "the optimizer inside it, whose gradients are averaged over the ranks here"
+        fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True) without SyncReplicasOptimizer."
+        raise ValueError(message(owner, problem, expected, "SyncReplicasOptimizer", fix))
     if not pipeline.communicates:
         return
     if is_distributed(optimizer):

@@ -112,21 +112,41 @@ class VariableClippingOptimizer(OptimizerAround):
         return tf.assign(var, tf.clip_by_norm(tf.identity(var), self._max_norm, axes), use_locking=self._use_locking).op
 
 
-class MultitaskOptimizerWrapper:
+class MultitaskOptimizerWrapper(OptimizerAround):
     """Leaves a variable and its slots alone in steps in which its gradient is zero everywhere.
 
     For trainings that serve one of several losses at a time: momentum would move the weights of the others.
+
+    Raises:
+      TypeError: `opt` is not an optimizer, or has another one update.
     """
 
     def __init__(self, opt):
         if not isinstance(opt, tf.train.Optimizer):
             raise TypeError(f"MultitaskOptimizerWrapper: expected a tf.train.Optimizer; got {type(opt).__name__}.")
+        if type(opt)._resource_apply_dense is tf.train.Optimizer._resource_apply_dense:
+            outer = type(opt).__name__
+            raise TypeError(
+                f"MultitaskOptimizerWrapper: expected an optimizer that updates variables itself; got {outer}, which "
+                f"has another one do it. Put the wrapper inside: {outer}(MultitaskOptimizerWrapper(opt))."
+            )
+        super().__init__(opt, False, "MultitaskOptimizerWrapper")
         self._opt = opt
         for kind in ("_apply_dense", "_resource_apply_dense", "_apply_sparse_duplicate_indices",
                      "_resource_apply_sparse_duplicate_indices"):  # fmt: skip
             setattr(opt, kind, types.MethodType(_unless_all_zero(getattr(opt, kind)), opt))
 
+    def apply_gradients(self, *args, **kwargs):
+        """As the optimizer's own."""
+        return self._opt.apply_gradients(*args, **kwargs)
+
+    def variables(self):
+        """As the optimizer's own."""
+        return self._opt.variables()
+
     def __getattr__(self, name):
+        if name == "_opt":
+            raise AttributeError(name)  # while an object is copied
         return getattr(self._opt, name)
 
 
