@@ -71,7 +71,8 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._done, self._unsaved, self._batch = 0, 0, -1
         self._request = of_this_process()
         self._copies = self._interval = None
-        self._callbacks, self._counters = [], {}  # of this fit; what the first epoch goes on from
+        self._callbacks: list = []  # of this fit
+        self._counters: dict = {}  # which the first epoch goes on from
         # Called after the others, which change numbers at the end of an epoch.
         self._last = tf.keras.callbacks.LambdaCallback(on_epoch_end=self._end_epoch, on_train_end=self._end_training)
         self._writer = BackgroundWriter()
