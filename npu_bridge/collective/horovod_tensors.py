@@ -18,7 +18,7 @@ from typing import Any, Callable
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from npu_bridge.base.tf_internals.graphs import run_iterations_in_turn, set_attribute
+from npu_bridge.base.tf_internals.graphs import is_branch_or_body, run_iterations_in_turn, set_attribute
 
 # Sums of 16-bit integers and their products wrap around the same way in int32, once cast back.
 _WIDER = {tf.bfloat16: tf.float32, tf.int16: tf.int32, tf.uint16: tf.int32}
@@ -155,10 +155,12 @@ def prevent_folding(tensors: Sequence[tf.Tensor]) -> list:
 def prevent_merging(result: tf.Tensor) -> tf.Tensor:
     """Gives the operator of a result a unique attribute, so that TensorFlow does not merge it with another.
 
-    In a TF 1 loop it is not started again, under the same name, while it is still under way.
+    In a loop it is not started again, under the same name, while it is still under way.
     """
     if not tf.executing_eagerly():
         run_iterations_in_turn(result.op)
+        if is_branch_or_body(result.graph):
+            never_pruned(result)  # the next iteration waits for all that is stateful
         mark = attr_value_pb2.AttrValue(s=result.op.name.encode())
         set_attribute(result.op, "_npu_bridge_transfer", mark)
     return result

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
 from npu_bridge.collective import current
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.hccl import hccl_ops
 from tests.gradients.test_gradients_of_bodies import BODIES, train
@@ -45,3 +48,38 @@ def sum_in_turn():
 def test_a_sum_in_a_loop_is_sent_in_each_iteration(on_ranks):
     for sums in on_ranks(2, sum_in_turn):
         np.testing.assert_array_equal(sums, np.arange(40) * 2)
+
+
+@tf.function
+def sum_in_a_function():
+    sums = tf.TensorArray(tf.float32, 40)
+    for i in tf.range(40):
+        sums = sums.write(i, hccl_ops.allreduce(tf.cast(tf.reshape(i, [1]), tf.float32), "sum"))
+    return sums.concat()
+
+
+def accumulate_in_a_function():
+    """On a rank: the sums of the loop above, and weights after a step on gradients added up in a loop."""
+    weights, numbers = tf.Variable([1.0, 2.0]), tf.constant(BATCHES)[:, current().rank]
+    optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.125))
+
+    def loss(values):
+        return tf.reduce_sum(weights * values)
+
+    @tf.function
+    def step():
+        total = tf.zeros([2])
+        for values in numbers:
+            ((gradient, _),) = optimizer.compute_gradients(functools.partial(loss, values), [weights])
+            total += gradient
+        optimizer.apply_gradients([(total, weights)])
+
+    step()
+    return sum_in_a_function().numpy(), weights.numpy()
+
+
+def test_so_it_is_in_a_loop_of_a_function(on_ranks):
+    expected = [1.0, 2.0] - 0.125 * np.sum(np.mean(BATCHES, axis=1), axis=0)
+    for sums, weights in on_ranks(2, accumulate_in_a_function):
+        np.testing.assert_array_equal(sums, np.arange(40) * 2)
+        np.testing.assert_array_equal(weights, expected)
