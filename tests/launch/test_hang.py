@@ -321,6 +321,94 @@ def test_a_rank_that_is_looked_at_while_it_has_garbage_does_not_wait_for_itself(
     )
 
 
+BLOCKED = """
+import subprocess, sys, threading, time
+from npu_bridge.launch.rank.processor_time import _named, is_blocked
+
+def cycle():
+    while True:
+        time.sleep(0.001)
+
+def compute():
+    while True:
+        sum(range(1000))
+
+def work_by_turns():  # one thread computes while the other waits for it
+    turns = [threading.Lock(), threading.Lock()]
+    turns[1].acquire()
+
+    def take(own):
+        while True:
+            turns[own].acquire()
+            sum(range(100000))
+            turns[1 - own].release()
+
+    threading.Thread(target=take, args=[0], daemon=True).start()
+    take(1)
+
+others = {
+    "nobody": lambda: held.acquire(),
+    "sleeps": lambda: time.sleep(600),
+    "waits for a while": lambda: threading.Event().wait(600),
+    "reads": lambda: sys.stdin.read(),
+    "computes": compute,
+    "works by turns": work_by_turns,
+    "has a child": lambda: (subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL), held.acquire()),
+}
+held = threading.Lock()
+held.acquire()
+with _named():
+    threading.Thread(target=cycle, daemon=True).start()
+threading.Thread(target=others[sys.argv[1]], daemon=True).start()
+
+def look():
+    time.sleep(0.3)
+    print(sum(is_blocked() for _ in range(5)), flush=True)
+    held.release()
+
+threading.Thread(target=look).start()
+held.acquire()
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/syscall"), reason="the system does not say what threads wait for")
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ("nobody", {5}),
+        ("sleeps", {0}),
+        ("waits for a while", {0}),
+        ("reads", {0}),
+        ("computes", {0}),
+        ("works by turns", {0, 1, 2, 3}),
+        ("has a child", {0}),
+    ],
+)
+def test_a_process_is_blocked_when_nothing_in_it_can_go_on(other, found):
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, other],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert int(process.stdout.readline()) in found
+        process.kill()
+
+
+def test_a_job_is_over_at_once_when_every_rank_is_blocked():
+    blocked = WAITS._replace(is_blocked=True)
+
+    def ends(calls, stopped=(), limit=None):
+        return HangDetector(limit, pytest.fail).is_hung(calls, stopped, [], 20.0)
+
+    assert ends({0: blocked, 1: blocked})
+    assert ends({0: blocked, 1: blocked._replace(waits=False)})  # it waits for a thread of its own that trains
+    assert not ends({0: blocked, 1: WAITS}) and not ends({0: blocked, 1: None}) and not ends({})
+    assert not ends({0: blocked, 1: blocked}, limit=0) and not ends({0: blocked, 1: blocked}, stopped=[1])
+    assert "They wait in different places" in describe_hang({0: blocked, 1: blocked}, [], [], 12.0)
+
+
 def test_processor_time_is_that_of_all_threads_but_horovods():
     def work():
         compute(0.3)

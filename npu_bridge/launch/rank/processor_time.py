@@ -27,7 +27,8 @@ _TASKS = "/proc/self/task"
 _CALLS = {"x86_64": ("202", {"35", "230"}), "aarch64": ("98", {"101", "115"})}
 # Where the address of a time limit stands behind the number of a wait.
 _TIME_LIMIT = 4
-_GLANCES = 200
+# How often to look, and how often something may move meanwhile.
+_LEAST_GLANCES, _MOST_GLANCES, _MOST_MOVES = 20, 300, 2
 _GLANCE_SECS = 0.001
 
 
@@ -81,22 +82,21 @@ def is_blocked() -> bool:
     try:
         threads = [thread for thread in os.listdir(_TASKS) if thread not in left_out]
         horovods = [thread for thread in threads if _read(thread, "comm").rstrip() == _NAME]
-        return (
-            not any(_read(thread, "children") for thread in threads)
-            # Threads that wait with a time limit look around now and then.
-            and all(_is_seen(is_waiting, [thread]) for thread in set(threads).difference(horovods))
-            and _is_seen(lambda thread: _call(thread)[0] in sleeps, horovods)
-        )
+        others = set(threads).difference(horovods)
+        if any(_read(thread, "children") for thread in threads):
+            return False
+        moves, is_seen_asleep = 0, False
+        for glance in range(_MOST_GLANCES):
+            moves += not all(map(is_waiting, others))
+            # A thread that waits with a time limit looks around now and then.
+            if moves > _MOST_MOVES:
+                return False
+            is_seen_asleep |= any(_call(thread)[0] in sleeps for thread in horovods)
+            if is_seen_asleep and glance >= _LEAST_GLANCES:
+                return True
+            time.sleep(_GLANCE_SECS)
     except (OSError, IndexError):
-        return False
-
-
-def _is_seen(state, threads):
-    """Whether one of some threads is in a state at one of several glances."""
-    for _ in range(_GLANCES):
-        if any(state(thread) for thread in threads):
-            return True
-        time.sleep(_GLANCE_SECS)
+        pass
     return False
 
 

@@ -61,8 +61,10 @@ def _summary(error: BaseException) -> tuple[str, str]:
     lines = [line for line in traceback.format_exception_only(type(error), error)[-1].splitlines() if line.strip()]
     lines = lines or [name]
     if lines[0].endswith(_IN_FUNCTION):
-        lines = [_reason_in_function(lines)]
-        name = lines[0].partition(":")[0]
+        reason = _reason_in_function(lines)
+        name = reason.partition(":")[0]
+        # Below the reason there may be the node, of a session that ran while the function was traced.
+        lines = [reason, *(f"\t{line.strip()}" for line in lines if _NODE.search(line))]
     # TensorFlow's own errors are many lines: the reason stands just above the node.
     for above, line in zip(lines, lines[1:]):
         node = _NODE.search(line)

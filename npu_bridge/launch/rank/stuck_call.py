@@ -76,21 +76,18 @@ class MainThreadSampler:
         began, enough_secs = (self._since, _NOTICE_SECS) if self._told is None else (self._sampled_at, _AGAIN_SECS)
         if now - began < enough_secs:
             return None
+        busy_at = self._last_busy(now)
+        self._blocked = self._blocked + 1 if busy_at < now and self._told is not None and is_blocked() else 0
         stuck = {
             "since": self._since,
             "where": _position(frame),
             "waits": _waits_for_ranks(frame),
-            "busy_at": self._last_busy(now),
+            "busy_at": busy_at,
             "pipeline": _pipeline(frames, self._thread),
-            "is_blocked": self._is_blocked(),
+            "is_blocked": self._blocked >= _BLOCKED_SAMPLES,
         }
         is_new, self._told = stuck != self._told, stuck
         return {"stuck": stuck} if is_new else None
-
-    def _is_blocked(self) -> bool:
-        """Whether nothing in this process has been able to go on for some samples."""
-        self._blocked = 0 if self._told is None or not is_blocked() else self._blocked + 1
-        return self._blocked >= _BLOCKED_SAMPLES
 
     def position(self) -> dict[str, str]:
         """Where the thread is now: `{"where", "pipeline"}`, as in `sample`."""
