@@ -88,6 +88,13 @@ def _():
         expect(len(v1.global_variables()) == 3, "what it is divided by is not in variables")
 
 
+@canary_of(contrib.updates_itself)
+def _():
+    stock = v1.train.GradientDescentOptimizer(0.1)
+    expect(contrib.updates_itself(stock), "stock's optimizers update nothing")
+    expect(not contrib.updates_itself(v1.train.SyncReplicasOptimizer(stock, 1)), "one around another updates itself")
+
+
 @canary_of(contrib.bounded_tensor_spec)
 def _():
     spec = contrib.bounded_tensor_spec([2], tf.float32, 0.0, 1.0, "spec")

@@ -71,6 +71,13 @@ def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> t
     return moving_averages.assign_moving_average(variable, value, decay, name=name)
 
 
+def updates_itself(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether an optimizer updates variables, and has no other do it (`Optimizer._resource_apply_dense`)."""
+    import tensorflow as tf
+
+    return type(optimizer)._resource_apply_dense is not tf.compat.v1.train.Optimizer._resource_apply_dense
+
+
 def bounded_tensor_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str | None) -> Any:
     """A tensor's shape, dtype and bounds (`tensor_spec.BoundedTensorSpec`, TF 2.15)."""
     from tensorflow.python.framework import tensor_spec

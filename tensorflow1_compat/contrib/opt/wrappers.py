@@ -6,6 +6,8 @@ import types
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.base.tf_internals.contrib import updates_itself
+
 
 class OptimizerAround(tf.train.Optimizer):
     """An optimizer whose gradients and slots are those of the one inside."""
@@ -124,7 +126,7 @@ class MultitaskOptimizerWrapper(OptimizerAround):
     def __init__(self, opt):
         if not isinstance(opt, tf.train.Optimizer):
             raise TypeError(f"MultitaskOptimizerWrapper: expected a tf.train.Optimizer; got {type(opt).__name__}.")
-        if type(opt)._resource_apply_dense is tf.train.Optimizer._resource_apply_dense:
+        if not updates_itself(opt):
             outer = type(opt).__name__
             raise TypeError(
                 f"MultitaskOptimizerWrapper: expected an optimizer that updates variables itself; got {outer}, which "
