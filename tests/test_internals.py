@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import horovod_internals
-from npu_bridge.base.tf_internals import contrib, estimators, functions, graphs, keras3, sessions, training
+from npu_bridge.base.tf_internals import callers, contrib, estimators, functions, graphs, keras3, sessions, training
 from npu_bridge.base.tf_internals.inherited import INHERITED
 from tests.canaries import (
     CANARIES,
@@ -59,6 +59,7 @@ MODULES = {
     graphs: of_graphs,
     keras3: of_keras3,
     sessions: of_sessions,
+    callers: of_training,
     training: of_training,
     horovod_internals: of_horovod,
 }

@@ -9,7 +9,6 @@ Each rank writes before it reads, so of rank 0 and any other rank at least one s
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -19,11 +18,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.callers import builds_evaluation
 from npu_bridge.collective.key_value_store import KeyValueStore
 
 _LOG = logger(__name__)
@@ -107,28 +107,23 @@ class Agreements:
     """The plans this rank has posted. The n-th plan of one optimizer's name is compared with the n-th elsewhere.
 
     Counted for each name, so that what only one rank builds puts out of step as little as possible.
-
-    Attributes:
-      is_paused: nothing is posted, because what is built now trains nothing.
     """
 
     def __init__(self):
         self._counts: collections.Counter = collections.Counter()
-        self.is_paused = False
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside, nothing is posted: what is built there trains nothing, and perhaps on one rank only."""
-        before, self.is_paused = self.is_paused, True
-        try:
-            yield
-        finally:
-            self.is_paused = before
 
     def check(
-        self, plan: Any, rank: int, size: int, members: Sequence[int] | None = None, patience_secs: float = 0.0
+        self,
+        plan: Any,
+        rank: int,
+        size: int,
+        members: Sequence[int] | None = None,
+        patience_secs: float = 0.0,
+        training: str = "",
     ) -> None:
-        """Compares a plan with what other ranks have posted, and posts it; does nothing where there is no store.
+        """Compares a plan with what other ranks have posted, and posts it.
+
+        Does nothing where there is no store, or where an Estimator builds a graph that trains nothing.
 
         Three requests to the job's own server, on rank 0 one more for every other rank.
 
@@ -136,16 +131,18 @@ class Agreements:
           plan: a `Plan`, or another object with its `owner`, `to_text`, `from_text` and `difference_from`.
           rank, size: this rank and the number of ranks that compare.
           members: their ranks in the job, where they are not all of it.
+          training: which training of this process it belongs to, as `wire_names.label` says.
           patience_secs: how long to wait for plans that are not there yet; those that come later look at this one.
         Raises:
           RanksDisagreeError: another rank plans something else. One of two such ranks finds out, or both.
         Ranks: local; every rank calls this in the same order.
         """
         # In an elastic job a rank that joins later counts from 0.
-        if self.is_paused or not KeyValueStore("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
+        if builds_evaluation() or not KeyValueStore("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
             return
-        scope = f"plan_{self._counts[plan.owner]}_{hashlib.sha256(plan.owner.encode()).hexdigest()[:16]}"
-        self._counts[plan.owner] += 1
+        owner = f"{training}{plan.owner}"
+        scope = f"plan_{self._counts[owner]}_{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
+        self._counts[owner] += 1
         try:
             found = _exchange_descriptions(plan, scope, rank, size, time.monotonic() + patience_secs)
         except (OSError, http.client.HTTPException) as error:

@@ -11,6 +11,8 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.collective import wire_names
+
 
 class GraphApart:
     """Operations in a graph of their own, to be run more than once.
@@ -24,7 +26,8 @@ class GraphApart:
         config = tf.compat.v1.ConfigProto(
             device_count={"GPU": 0}, inter_op_parallelism_threads=2, use_per_session_threads=True
         )
-        with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        # They belong to the training for which they are made.
+        with wire_names.labelled(wire_names.label()), tf.Graph().as_default() as graph, tf.device("/cpu:0"):
             self._given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
             self._made = operations(*self._given)
         self._session = tf.compat.v1.Session(graph=graph, config=config)

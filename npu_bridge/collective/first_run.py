@@ -14,6 +14,7 @@ import weakref
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals.sessions import put_around_sessions
+from npu_bridge.collective import wire_names
 from npu_bridge.graph.run import Run, run_of
 
 _MARK = "_npu_bridge_transfer"  # set by `horovod_tensors.prevent_merging`; copies of an operator keep it
@@ -78,7 +79,8 @@ def _watch_sessions() -> None:
         results = do_run(session, handle, targets, [*fetches, *along], feeds, options, metadata)
         for check, tensors in reversed(acted):
             own = len(results) - len(tensors)
-            check.see(results[own:], list((feeds or {}).values()))
+            with wire_names.labelled(session.graph):
+                check.see(results[own:], list((feeds or {}).values()))
             results = results[:own]
         return results
 
@@ -112,7 +114,8 @@ def _check(session, fetches, feeds):
         run = run_of(session.graph, fetches, feeds)
         for check in due:
             if check.concerns(run):
-                check.act(session, run)
+                with wire_names.labelled(session.graph):
+                    check.act(session, run)
                 acted.append((check, check.fetched_along(session, run)))
     return acted
 

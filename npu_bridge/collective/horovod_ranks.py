@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base import environment, horovod_internals
 from npu_bridge.base.install import INSTALL_HOROVOD
-from npu_bridge.collective import horovod_restart, rendezvous, thread_priority
+from npu_bridge.collective import horovod_restart, rendezvous, thread_priority, wire_names
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.horovod_tensors import (
@@ -24,6 +25,8 @@ from npu_bridge.collective.horovod_tensors import (
 )
 from npu_bridge.collective.wire_names import placed
 
+# What makes transfers of trainings beside the first one, where they are executed eagerly.
+_FUNCTIONS: dict[tuple, Callable] = {}
 _NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
 
@@ -71,11 +74,9 @@ class HorovodCommunicator(Communicator):
                 vector = concatenated(wide) * prevent_folding([tf.constant(prescale, wide[0].dtype)])[0]
             with tf.control_dependencies(after):
                 vector = tf.identity(vector)
-            with placed(f"{name}_{dtype.name}") as named:
-                # A group of one: Horovod fuses a single tensor with others that are ready, but not a group.
-                (total,) = self._hvd.grouped_allreduce(
-                    [vector], op=self._hvd.Average if average else self._hvd.Sum, process_set=self._process_set, **named
-                )
+            # A group of one: Horovod fuses a single tensor with others that are ready, but not a group.
+            operation = self._hvd.Average if average else self._hvd.Sum
+            (total,) = self._transfer("grouped_allreduce", f"{name}_{dtype.name}", [vector], op=operation)
             for position, tensor in zip(positions, split_like(prevent_merging(total), wide)):
                 results[position] = tf.cast(tensor, dtype)
         return results
@@ -84,23 +85,19 @@ class HorovodCommunicator(Communicator):
         (wide,) = prevent_folding([tf.cast(tensor, all_reduce_dtype(tensor.dtype))])
         hvd = self._hvd
         operation = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min, "prod": hvd.Product}[reduction]
-        with placed(name) as named:
-            reduced = hvd.allreduce(wide, op=operation, process_set=self._process_set, **named)
+        reduced = self._transfer("allreduce", name, wide, op=operation)
         return tf.cast(prevent_merging(reduced), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):
         if reduction != "sum":
             return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
         (wide,) = prevent_folding([tf.cast(tensor, reduce_scatter_dtype(tensor.dtype))])
-        with placed(name) as named:
-            part = self._hvd.reducescatter(wide, op=self._hvd.Sum, process_set=self._process_set, **named)
+        part = self._transfer("reducescatter", name, wide, op=self._hvd.Sum)
         return tf.cast(prevent_merging(part), tensor.dtype)
 
     def all_gather(self, tensor, name):
         def gather(part):
-            own = prevent_folding([part])
-            with placed(name) as named:
-                return prevent_merging(self._hvd.allgather(*own, process_set=self._process_set, **named))
+            return prevent_merging(self._transfer("allgather", name, *prevent_folding([part])))
 
         return moved_as_bits(tf.convert_to_tensor(tensor), gather, is_noted=True)
 
@@ -115,11 +112,8 @@ class HorovodCommunicator(Communicator):
 
         def send(value):
             # Horovod counts the root in the job, not in the group.
-            root, own = self.members[root_rank], prevent_folding([value])
-            with placed(name) as named:
-                return prevent_merging(
-                    self._hvd.broadcast(*own, root_rank=root, process_set=self._process_set, **named)
-                )
+            root = self.members[root_rank]
+            return prevent_merging(self._transfer("broadcast", name, *prevent_folding([value]), root_rank=root))
 
         return moved_as_bits(tensor, send)
 
@@ -139,8 +133,7 @@ class HorovodCommunicator(Communicator):
         def send(blocks):
             # Blocks first and counts second: the counts are the smaller ones to copy.
             blocks, splits = prevent_folding([blocks, tf.cast(counts, tf.int32)])
-            with placed(name) as named:
-                received, arrived = self._hvd.alltoall(blocks, splits=splits, process_set=self._process_set, **named)
+            received, arrived = self._transfer("alltoall", name, blocks, splits)
             received_counts.append(arrived)
             return prevent_merging(received)
 
@@ -164,6 +157,24 @@ class HorovodCommunicator(Communicator):
             horovod_restart.restart(self._hvd, self.rank, self.size, [*declared, *new], f"{meeting}_restart")
         numbers = {tuple(members): number for number, members in self._declared_sets().items()}
         return [_HorovodGroup(self._hvd, numbers[tuple(members)], self.rank, members) for members in groups]
+
+    def _transfer(self, kind, name, *tensors, **settings):
+        """What a function of Horovod returns, by a name that is the same on every rank."""
+
+        def send(*given):
+            with placed(name) as named:
+                return getattr(self._hvd, kind)(*given, process_set=self._process_set, **settings, **named)
+
+        label = wire_names.label() if tf.executing_eagerly() else ""
+        if not label:
+            return send(*tensors)
+        # Executed eagerly, all transfers of a kind have one name, that of their operator. In functions they have
+        # their own.
+        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
+        key = (kind, label, name, self._process_set.process_set_id, str(specs), *settings.items())
+        if key not in _FUNCTIONS:
+            _FUNCTIONS[key] = tf.function(send, autograph=False).get_concrete_function(*specs)
+        return _FUNCTIONS[key](*tensors)
 
     def _declared_sets(self):
         """The members of every process set by its number; 0 is the world."""

@@ -126,7 +126,9 @@ class _GraphList(first_run.CheckOfTransfers):
     def act(self, session, run):
         self._compared = len(self._plan.transfers)
         ranks = self._communicator
-        agreement.of_this_process().check(self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS)
+        agreement.of_this_process().check(
+            self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS, wire_names.label()
+        )
 
 
 _LISTS: weakref.WeakKeyDictionary[tf.Graph, dict] = weakref.WeakKeyDictionary()

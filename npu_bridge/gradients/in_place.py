@@ -10,6 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
+from npu_bridge.collective import wire_names
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
@@ -111,6 +112,7 @@ class _AveragedOnce:
         original = getattr(optimizer, method_name)
         pipeline = build_pipeline(name, is_distributed=True, owner=self._owner)
         pipeline.optimizer_variables = adapt(optimizer, self._owner, is_updating=False).variables
+        wire_names.set_owner(optimizer, pipeline.transfers)
         averaging = KerasPipeline(pipeline, None, self._owner)
         self._pipelines.append(averaging)
 

@@ -61,7 +61,7 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
     if group == groups.WORLD and communicator.size > 1 and building_graph():
         plan = agreement.Plan("npu_allreduce", [_description(*value) for value in enumerate(values)])
         plan.settings.update(reduction=reduction, fusion=fusion)
-        agreement.of_this_process().check(plan, communicator.rank, communicator.size)
+        agreement.of_this_process().check(plan, communicator.rank, communicator.size, training=wire_names.label())
     with wire_names.noted() as transfers:
         results = _reduce(values, reduction, fusion, communicator, group)
     if group == groups.WORLD and communicator.size > 1 and building_graph():

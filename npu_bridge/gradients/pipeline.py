@@ -22,6 +22,17 @@ from npu_bridge.gradients.step_branches import BranchResults, make_update
 from npu_bridge.graph.variables import global_step_of
 
 
+def _transferring(method):
+    """A method whose transfers belong to its pipeline."""
+
+    @functools.wraps(method)
+    def named(self, *arguments, **keywords):
+        with self.transfers.transferring():
+            return method(self, *arguments, **keywords)
+
+    return named
+
+
 class Pipeline:
     """The stages of one optimizer; they are put in the order of `stage.PLACES`.
 
@@ -37,6 +48,7 @@ class Pipeline:
       combined: joins gradients into flat tensors, by what the optimizer says of its variables; None for none.
       restored_optimizer: gives what object-based checkpoints save as the optimizer; set by the same.
       slots_of: gives the optimizer's slots of variables, making those that do not exist yet; set by the same.
+      transfers: tells its transfers from those of other optimizers.
     Raises:
       TypeError: something is not a stage.
       ValueError: more than one stage communicates, two stages stand at one place, or a stage lacks what it needs.
@@ -53,6 +65,7 @@ class Pipeline:
         self._stages = in_order(stages, owner)
         for stage in self._stages:
             stage.pipeline = self._stages
+        self.transfers = wire_names.Owner(is_counted=self.communicates)
         self._has_compared = False
         self._owner = ""
         self._exchanges_before = exchanges.Exchanges()
@@ -187,6 +200,7 @@ class Pipeline:
         return list(step.grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
+    @_transferring
     def combine(self, step: Step, grads_and_vars: Sequence) -> list:
         """Takes this rank's gradients of the scaled loss to the gradients of the job, in true units.
 
@@ -267,9 +281,10 @@ class Pipeline:
         plan = make_plan(self._stages if ranks.size > 1 else (), step.grads_and_vars, has_numbered_names=not is_graph)
         self._owner = plan.owner
         if plan.owner:
-            agreement.of_this_process().check(plan, ranks.rank, ranks.size)
+            agreement.of_this_process().check(plan, ranks.rank, ranks.size, training=wire_names.label())
 
     @tf.autograph.experimental.do_not_convert
+    @_transferring
     def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
         """Runs the update, or does not, as the stages decide; then moves their state on.
 
@@ -301,6 +316,7 @@ class Pipeline:
             return update
         return tf.group(update, *state_updates)
 
+    @_transferring
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
         """Gives all ranks the same values before the first update, where functions are traced or eager steps made.
 
@@ -328,6 +344,7 @@ class Pipeline:
             with tf.init_scope():
                 self._replicas.take()
 
+    @_transferring
     def gather_rank_values(self) -> Any:
         """Puts what stages keep for each rank alone, where they do, into what a checkpoint of rank 0 holds.
 

@@ -22,6 +22,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
+from npu_bridge.base.tf_internals.callers import builds_evaluation
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import agreement, first_run
@@ -123,7 +124,7 @@ class SeenVariables:
         Ranks: collective.
         """
         new = [variable for variable in _comparable(variables) if variable.ref() not in self._seen]
-        if not new or environment.is_flag_on("HOROVOD_ELASTIC") or agreement.of_this_process().is_paused:
+        if not new or environment.is_flag_on("HOROVOD_ELASTIC") or builds_evaluation():
             return
         new_kept = [variable for variable in _comparable(kept) if variable.ref() not in self._seen]
         self._seen.update(variable.ref() for variable in [*new, *new_kept])

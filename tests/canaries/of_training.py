@@ -10,7 +10,7 @@ import types
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.tf_internals import names, training
+from npu_bridge.base.tf_internals import callers, names, training
 from tests.canaries import canary_of, expect, of_keras3
 
 v1 = tf.compat.v1
@@ -151,20 +151,37 @@ def _():
             v1.keras.backend.set_session(None)
 
 
-@canary_of(training.model_in_training, eagerly=True)
+@canary_of(callers.model_in_training, eagerly=True)
 def _():
     found = []
 
     class Watched(legacy.SGD):
         def apply_gradients(self, *arguments, **keywords):
-            found.append(training.model_in_training())
+            found.append(callers.model_in_training())
             return super().apply_gradients(*arguments, **keywords)
 
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
     model.compile(Watched(0.1), "mse")
     model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
     expect(found and all(model is one for one in found), "the model is not found from its optimizer")
-    expect(training.model_in_training() is None, "a model is found where none trains")
+    expect(callers.model_in_training() is None, "a model is found where none trains")
+
+
+@canary_of(callers.builds_evaluation)
+def _():
+    found = {}
+
+    def model_fn(features, labels, mode):
+        found[mode] = callers.builds_evaluation()
+        step = v1.train.get_or_create_global_step()
+        return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=step.assign_add(1))
+
+    with tempfile.TemporaryDirectory() as folder:
+        estimator = tf.estimator.Estimator(model_fn, folder)
+        estimator.train(lambda: tf.data.Dataset.from_tensors(0), steps=1)
+        estimator.evaluate(lambda: tf.data.Dataset.from_tensors(0), steps=1)
+    expect(found == {"train": False, "eval": True}, f"evaluations are told from trainings as {found}")
+    expect(not callers.builds_evaluation(), "a graph is taken for one of an Estimator's")
 
 
 @canary_of(training.callbacks_in_training, eagerly=True)

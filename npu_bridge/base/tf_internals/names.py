@@ -32,6 +32,7 @@ KERAS_MODEL_MODULES += () if HAS_ESTIMATORS else ("keras.src.models.model",)
 # Where optimizers of Keras are defined, those of today and the legacy ones.
 KERAS_OPTIMIZER_MODULE = f"{KERAS}.src.optimizers.optimizer"
 KERAS_LEGACY_OPTIMIZER_MODULE = f"{KERAS}.src.optimizers.legacy.optimizer_v2"
+MODEL_OF_ESTIMATOR = "_call_model_fn"  # the method in which an Estimator calls a model function, in a mode
 INPUT_OF_ESTIMATOR = "_call_input_fn"  # the method in which an Estimator calls a script's input function
 # Methods of `tf.keras.optimizers.legacy.Optimizer` by which Keras takes gradients and adds them up over replicas.
 LEGACY_COMPUTE = "_compute_gradients"

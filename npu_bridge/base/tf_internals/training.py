@@ -125,19 +125,6 @@ def steps_per_execution(model: tf.keras.Model) -> int:
     return model.steps_per_execution if keras3.is_model(model) else int(model._steps_per_execution or 1)
 
 
-def model_in_training() -> tf.keras.Model | None:
-    """The model whose `train_step` the caller runs in, or None; optimizers are not told (Keras 2.15)."""
-    import tensorflow as tf
-
-    frame = sys._getframe(1)
-    while frame is not None:
-        model = frame.f_locals.get("self")
-        if isinstance(model, tf.keras.Model) or keras3.is_model(model):
-            return model
-        frame = frame.f_back
-    return None
-
-
 def callbacks_in_training() -> list:
     """Returns the callbacks of the `fit` that the caller is called by (`CallbackList.callbacks`, Keras 2.15 and 3.15).
 

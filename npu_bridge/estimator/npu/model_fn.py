@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 
 import tensorflow as tf
 
 from npu_bridge import collective, session
 from npu_bridge.base.errors import message
-from npu_bridge.collective import agreement
 from npu_bridge.estimator.npu.checks import tell_uncounted
 from npu_bridge.estimator.npu.npu_hook import NPUInfeedOutfeedSessionHook
 from npu_bridge.gradients.keras.in_graphs import check_train_op, refusals_explained
@@ -98,10 +96,8 @@ def model_fn_under_options(model_fn, options, has_params):
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         given = {name: value for name, value in given.items() if takes_any or name in parameters}
         is_training = mode == tf.estimator.ModeKeys.TRAIN
-        # Rank 0 may evaluate alone, and many a model_fn builds its optimizer even then.
-        with contextlib.nullcontext() if is_training else agreement.of_this_process().paused():
-            with refusals_explained("NPUEstimator"):
-                spec = model_fn(features, **given)
+        with refusals_explained("NPUEstimator"):
+            spec = model_fn(features, **given)
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(
                 f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "

@@ -12,6 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
+from npu_bridge.collective import wire_names
 from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.keras.own_variables import fits_all, load_by_name, names_by_number
 from npu_bridge.gradients.keras.settings import KerasSettings
@@ -118,9 +119,15 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         return [*self._optimizer.variables, *self._pipeline.inner.known_as(self._own_variables(), _as_keras_variable)]
 
     def set_weights(self, weights):
-        """Sets `variables`, or the first ones of them."""
-        for variable, value in zip(self.variables, weights):
-            variable.assign(np.asarray(value))
+        """Sets `variables`, or the first ones of them.
+
+        Raises:
+          ValueError: the inner optimizer has not been built.
+        """
+        values, count = list(map(np.asarray, weights)), len(self._optimizer.variables)
+        self._optimizer.set_weights(values[:count])
+        for variable, value in zip(self.variables[count:], values[count:]):
+            variable.assign(value)
 
     def save_own_variables(self, store):
         """Gives a `.keras` or `.weights.h5` file the values, and the names of those that stages keep."""
@@ -158,7 +165,8 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
         # Not `keras.optimizers.deserialize`, whose list lacks Lamb (Keras 3.15).
         optimizer = keras.saving.deserialize_keras_object(inner, custom_objects)
-        return cls(optimizer, KerasSettings.from_config(config))
+        with wire_names.restoring():
+            return cls(optimizer, KerasSettings.from_config(config))
 
     add_optimizer_variables = delegated("add_optimizer_variables")
     add_variable = delegated("add_variable")

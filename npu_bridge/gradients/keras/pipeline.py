@@ -10,8 +10,9 @@ from typing import Any, Callable
 from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
+from npu_bridge.base.tf_internals.callers import model_in_training
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
-from npu_bridge.base.tf_internals.training import model_in_training, steps_per_execution
+from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import building_graph

@@ -12,6 +12,7 @@ import numpy as np
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tf_internals.training import delegating_trackable, track
+from npu_bridge.collective import wire_names
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, mark_as_distributed
@@ -64,6 +65,7 @@ class PipelineMixin(delegating_trackable()):
         self._settings = settings
         self._pipeline = KerasPipeline(pipeline, self._adapt(optimizer, settings.name), settings.name)
         pipeline.restored_optimizer = lambda: optimizer
+        wire_names.set_owner(self, pipeline.transfers)
         self._state = pipeline.state()
         if settings.is_distributed:
             mark_as_distributed(self)
@@ -129,7 +131,8 @@ class PipelineMixin(delegating_trackable()):
             if made_by is None
             else made_by.from_config(inner["config"])
         )
-        return cls(optimizer, KerasSettings.from_config(config))
+        with wire_names.restoring():
+            return cls(optimizer, KerasSettings.from_config(config))
 
     def set_weights(self, weights):
         """Sets the inner optimizer's variables and then, if there are values for them, those that are kept besides."""
