@@ -7,18 +7,22 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals.graphs import opened_for_changes
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
 from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_hook import Observation, StepHook
-from npu_bridge.session.overflow_hook import find_origin, place_in_script
+from npu_bridge.session import precision
+from npu_bridge.session.overflow_hook import describe, find_origin
 
 _LOWEST_USEFUL_SCALE = 1.0
 _TRANSFERS = ("Horovod", "Collective")
+_CONCISE_HEALTH = 3  # of `DebugNumericSummaryV2`: identity, size, and the counts of -Inf, Inf and NaN
 
 
 class LossScaleCollapseError(RuntimeError):
@@ -26,11 +30,12 @@ class LossScaleCollapseError(RuntimeError):
 
 
 class _LocalValues(NamedTuple):
-    """What the operators gave that one run needs on this rank alone."""
+    """What the operators gave that one run needs on this rank alone: the loss, and of each tensor the worst it has."""
 
     ops: tuple
     fed: list
-    values: dict
+    worst: dict
+    loss: float | None
 
 
 class LossScaleCollapseHook(StepHook):
@@ -79,37 +84,37 @@ class LossScaleCollapseHook(StepHook):
             look = self._look(session)
         except tf.errors.OpError as error:
             return f"{what}. One more batch could not be looked at: {error.message.splitlines()[0]}"
-        origin = find_origin(*look)
+        origin = find_origin(look.ops, look.fed, look.worst)
         if origin is None:
-            return (
-                f"{what}. Looked at in its own dtype, the next batch has no NaN or Inf on this rank. They come from "
-                f"another rank, or from operators that compute in 16 bits: try without a precision mode."
-            )
-        place = place_in_script(origin.origin)
+            elsewhere = "They come from another rank, or only" if collective.current().size > 1 else "Only"
+            return f"{what}. The next batch has no NaN or Inf on this rank. {elsewhere} some batches lead to any."
         return (
-            f"{what}. {self._state_of_loss(look)} The first NaN or Inf comes from {origin.origin.type} "
-            f"{origin.origin.name!r}{f', made at {place}' if place else ''}. No loss scale helps against that: keep "
-            f"what goes into this operator where it is finite, or, if it computes in 16 bits, keep it in float32 with "
-            f"keep_dtype_scope()."
+            f"{what}. {_state_of(look.loss)}The first NaN or Inf comes from {describe(origin.origin)}. No loss "
+            f"scale helps against that: keep what goes into this operator where it is finite, or, if it computes in 16 "
+            f"bits, keep it in float32 with keep_dtype_scope()."
         )
 
     def _look(self, session):
-        """Computes a batch as far as it goes without other ranks, which may fail where this one does not."""
+        """Computes a batch as far as it goes without other ranks, which may fail where this one does not.
+
+        TensorFlow keeps the dtype of what is fetched. So operators are fetched that look at what others compute.
+
+        Graph: an operator for each tensor, also in a finalized graph: the training is about to end.
+        """
         graph = session.graph
         run = run_of(graph, [self._fetches.get("loss", []), graph.get_collection(STEP_SKIPPED)], self._feeds)
         local = _without_transfers(run)
-        made_here = {tensor.name for op in local for tensor in op.outputs if tensor.dtype.is_floating}
-        names = sorted(made_here & run.values)
-        return _LocalValues(local, run.fed, dict(zip(names, session.run(names, self._feeds))))
-
-    def _state_of_loss(self, look):
-        loss = self._fetches.get("loss")
-        value = None if loss is None else look.values.get(loss.name)
-        if value is None:
-            return ""
-        if np.isfinite(value).all():
-            return "The loss is finite, its gradients are not."
-        return f"The loss itself is {float(np.mean(value)):g}."
+        here = [*run.fed, *(tensor for op in local for tensor in op.outputs)]
+        seen = [tensor for tensor in here if tensor.dtype.is_floating and tensor.name in run.values]
+        with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None):
+            checks = [tf.raw_ops.DebugNumericSummaryV2(input=each, tensor_debug_mode=_CONCISE_HEALTH) for each in seen]
+            for check in checks:
+                precision.mark(check.op)
+        losses = [tensor for tensor in seen if tensor is self._fetches.get("loss")]
+        with precision.as_last_step(session):
+            counts, loss = session.run([checks, losses], self._feeds)
+        worst = {tensor.name: _worst_of_counts(*count[2:]) for tensor, count in zip(seen, counts)}
+        return _LocalValues(local, run.fed, worst, float(np.mean(loss)) if loss else None)
 
 
 class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
@@ -168,3 +173,13 @@ def _without_transfers(run) -> tuple:
         if is_here and not op.type.startswith(_TRANSFERS):
             local[op] = None
     return tuple(op for op in local if op not in fed)
+
+
+def _worst_of_counts(minus_inf, inf, nan):
+    return np.nan if nan else np.inf if inf or minus_inf else 0.0
+
+
+def _state_of(loss):
+    if loss is None:
+        return ""
+    return "The loss is finite, its gradients are not. " if np.isfinite(loss) else f"The loss itself is {loss:g}. "

@@ -16,6 +16,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import plain
+from npu_bridge.session.precision import rounding
 from npu_bridge.session.tensor_watch import TensorWatch, find_places
 
 _LOG = logger(__name__)
@@ -67,19 +68,16 @@ class OverflowHook(TensorWatch):
     def _report(self, run, step, finding, values):
         op, name = finding.origin, self.name_of(run)
         folder = self.write(run, step, find_places([op], ("input", "output"), values), values)
-        place = place_in_script(op)
-        about = {"op": op.name, "type": op.type, "made_at": place, "graph": name, "step": step}
+        about = {"op": op.name, "type": op.type, "made_at": _place_in_script(op), "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:
             json.dump({**about, "operators_with_nan_or_inf": finding.spoilt}, file, indent=1)
         _LOG.warning(
-            "enable_dump_debug: rank %d, step %d of %s: the first NaN or Inf comes from %s %r%s; operators with "
-            "some: %d. Its tensors are in %s.",
+            "enable_dump_debug: rank %d, step %d of %s: the first NaN or Inf comes from %s; operators with some: %d. "
+            "Its tensors are in %s.",
             self._rank,
             step,
             name,
-            op.type,
-            op.name,
-            f", made at {place}" if place else "",
+            describe(op),
             len(finding.spoilt),
             folder,
         )
@@ -124,7 +122,15 @@ def _worst_of(tensors, state):
     return max((state.get(tensor.name, _FINITE) for tensor in tensors), default=_FINITE)
 
 
-def place_in_script(op) -> str:
+def describe(op: tf.Operation) -> str:
+    """Returns type, name and line of an operator, or of the one whose values it rounds."""
+    computing = rounding.operator_behind(op)
+    place = _place_in_script(computing)
+    rounded = ", of values rounded to 16 bits" if computing is not op else ""
+    return f"{computing.type} {computing.name!r}{rounded}{f', made at {place}' if place else ''}"
+
+
+def _place_in_script(op) -> str:
     """File and line of the script that made an operator; empty when TensorFlow kept no record."""
     installed = os.path.dirname(os.path.dirname(tf.__file__))
     for frame in reversed(op.traceback or ()):

@@ -149,6 +149,31 @@ def test_a_nan_loss_that_stays_ends_at_the_lowest_scale(tmp_path):
         train_to(8, tmp_path, lambda weight, batch: weight * batch + tf.sqrt(-weight), falling_from(16.0))
 
 
+@pytest.mark.parametrize("imitates", ["1", "0"], ids=["imitated", "kernels"])
+def test_an_operator_that_overflows_in_16_bits_is_named(imitates, tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", imitates)
+
+    def power(weight, batch):
+        return tf.reduce_mean(tf.square(tf.square(tf.fill([2], 1000.0) * weight * batch, name="power")))
+
+    with pytest.raises(LossScaleCollapseError) as caught:
+        train_to(8, tmp_path, power, lambda: FixedLossScaleManager(1), precision_mode_v2="fp16")
+    text = str(caught.value)
+    assert re.search(r"comes from Square 'power', made at \S*test_collapse_hook\.py:\d+\. No loss", text), text
+
+
+def test_a_constant_beyond_16_bits_is_told_by_who_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", "1")
+
+    def masked(weight, batch):
+        return tf.reduce_mean(tf.square(tf.add(weight * batch, [-1e9, 0.0], name="masked")))
+
+    with pytest.raises(LossScaleCollapseError) as caught:
+        train_to(8, tmp_path, masked, lambda: FixedLossScaleManager(1), precision_mode_v2="fp16")
+    text = str(caught.value)
+    assert re.search(r"comes from AddV2 'masked', of values rounded to 16 bits, made at \S*test_coll", text), text
+
+
 def test_a_limit_below_one_is_refused():
     with pytest.raises(ValueError, match="most_in_a_row.*at least 1; got 0"):
         LossScaleCollapseHook(0)

@@ -11,6 +11,7 @@ from npu_bridge.session.precision.hook import PrecisionHook, PrecisionSummaryHoo
 from npu_bridge.session.precision.keras_callback import AccelerateTrainCallback
 from npu_bridge.session.precision.live_session import (
     Build,
+    as_last_step,
     attach,
     list_builds,
     one_decision,
@@ -40,6 +41,7 @@ __all__ = [
     "PrecisionHook",
     "PrecisionSummaryHook",
     "Switch",
+    "as_last_step",
     "attach",
     "list_builds",
     "check_files",

@@ -99,6 +99,20 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
         executors.decided = None
 
 
+@contextlib.contextmanager
+def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
+    """Inside, runs of an attached session that do not train follow the policy of its latest run that did."""
+    executors = find_engine(session, _Executors)
+    if executors is None:
+        yield
+        return
+    executors.decided = {frozenset(): executors.last_training}
+    try:
+        yield
+    finally:
+        executors.decided = None
+
+
 class _Executors(SessionEngine):
     """The executors of one session."""
 
@@ -251,7 +265,7 @@ class _Executors(SessionEngine):
 
     def policy_of(self, kind: Run) -> Policy:
         """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
-        decided = self.decided if self.decided is not None and kind.trained else {}
+        decided = self.decided if self.decided is not None else {}
         policy = decided.get(kind.trained)
         if policy is None:
             policy = decided[kind.trained] = self.precision.policy_of_run(kind.trained)

@@ -219,6 +219,11 @@ def is_own(op: tf.Operation) -> bool:
     return _layer_of(op) is not None
 
 
+def operator_behind(op: tf.Operation) -> tf.Operation:
+    """Returns the operator whose values another one rounds; any other as it is."""
+    return op.graph.get_operation_by_name(op.name[: op.name.rindex(_WORD)]) if is_own(op) else op
+
+
 def mark_as_own(op: tf.Operation, layer: str) -> None:
     """Notes of an operator, whose name has `/rounded_` in it, that a layer has put it in."""
     set_attribute(op, _LAYER, tf.compat.v1.AttrValue(s=layer.encode()))
