@@ -3,36 +3,49 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 
 # A scale falls to 1 in some dozens of steps; who skips as many again at one scale has another problem (ours).
 MOST_IN_A_ROW = 100
+# As many in a row are told where the scale is no cause (ours): a batch or two may be bad.
+MOST_IN_VAIN = 10
 
 
 class SkipsInARow:
     """Skipped steps since one was not skipped, or since the loss scale last moved: while it falls, skips are normal.
 
+    They are not where the loss itself is NaN or Inf, or where nothing is scaled up: no other scale helps then.
+
     Attributes:
       count: how many.
-      scale: the loss scale of the last step; None for none, and before the first step.
+      scale: the loss scale of the last step; None for none.
+
+    Args:
+      scale: the loss scale before the first step, if it is known.
     """
 
-    def __init__(self):
-        self.count, self.scale = 0, None
+    def __init__(self, scale: float | None = None):
+        self.count, self.scale = 0, scale
+        self._in_vain = 0
 
-    def add(self, skipped: bool, scale: float | None) -> None:
-        """Counts a step, or a session run of several."""
+    def add(self, skipped: bool, scale: float | None, loss: float | None = None, steps: int = 1) -> None:
+        """Counts a step or several that were all skipped, or a session run of several; the loss need not be known."""
         has_moved, self.scale = scale != self.scale, scale
         self.count = 0 if not skipped or has_moved else self.count
-        self.count += skipped
+        self.count += skipped * (1 if has_moved else steps)
         # Whoever raises at this number does so in the same step.
         if self.count > MOST_IN_A_ROW:
-            warn_of_skips(scale)
+            _warn_of_skips(scale)
+        is_in_vain = scale is None or scale <= 1 or not math.isfinite(loss or 0.0)
+        before, self._in_vain = self._in_vain, self._in_vain + steps if skipped and is_in_vain else 0
+        if before < MOST_IN_VAIN <= self._in_vain:
+            _warn_of_cause(scale, loss)
 
 
-def warn_of_skips(scale: float | None) -> None:
+def _warn_of_skips(scale: float | None) -> None:
     """Warns, once and on rank 0, that step after step is skipped."""
     if environment.probable_rank() != 0:
         return
@@ -43,3 +56,19 @@ def warn_of_skips(scale: float | None) -> None:
         "npu_bridge.reporting.LossScaleCollapseHook into the hooks of the session or Estimator: it names the operator."
     )
     say_once(logging.WARNING, message("loss scale", problem, "finite gradients on all ranks", got, fix))
+
+
+def _warn_of_cause(scale: float | None, loss: float | None) -> None:
+    """Warns, on rank 0, that steps are skipped for another reason than the scale."""
+    if environment.probable_rank() != 0:
+        return
+    problem = f"{MOST_IN_VAIN} steps in a row were skipped, and no loss scale helps"
+    expected = "a finite loss, and gradients that are finite at a scale of 1"
+    got = f"a loss of {'unknown value' if loss is None else f'{loss:g}'}"
+    got += " without a loss scale" if scale is None else f" at a loss scale of {scale:g}"
+    fix = (
+        "Look for log(0), 0/0, a row of attention that is masked altogether, or values beyond 65504 in 16 bits. A "
+        "npu_bridge.reporting.LossScaleCollapseHook among the hooks names the operator, and so does "
+        "tf.debugging.enable_check_numerics() in Keras."
+    )
+    say_once(logging.WARNING, message("loss scale", problem, expected, got, fix))

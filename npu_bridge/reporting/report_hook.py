@@ -206,8 +206,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
         before, now = self._before, Numbers.of(self.model.optimizer)
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
-        self._skips.add(skipped, before.loss_scale)
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
+        self._skips.add(skipped, seen.loss_scale, seen.loss)
         self._before = now
         self._thinning.add(seen, self._history.now, 1)
         if self._thinning.is_full:

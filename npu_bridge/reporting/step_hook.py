@@ -35,7 +35,7 @@ class StepHook(tf.estimator.SessionRunHook):
     """Fetches loss, loss scale and the skipped flag with every step and hands them to `on_step`.
 
     Tensors are looked up in `begin`, so one hook object serves one graph after the other. It warns when step after step
-    is skipped (`warn_of_skips`).
+    is skipped (`SkipsInARow`).
 
     Args:
       loss: scalar tensor, or its name, or None for the loss the optimizer recorded; without such an
@@ -92,7 +92,7 @@ class StepHook(tf.estimator.SessionRunHook):
             learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
             precision=None if policy is None else policy.dtype_words,
         )
-        self._skips.add(observation.skipped, observation.loss_scale)
+        self._skips.add(observation.skipped, observation.loss_scale, observation.loss)
         self.on_step(run_context.session, observation)
 
     def on_step(self, session, observation: Observation) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
-from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED
+from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.graph.run import run_of
 
+# One more fetch makes TensorFlow prepare the run anew, so a scale that settles soon is not asked for its loss (ours).
+_SKIPS_BEFORE_LOSS = 5
+
 
 class SkipsHook(tf.estimator.SessionRunHook):
-    """Looks whether a step was skipped, at runs that decide it anyway; see `warn_of_skips`.
+    """Looks whether a step was skipped, at runs that decide it anyway; see `SkipsInARow`.
 
     Graph: reads collections, adds nothing.
     Ranks: local; rank 0 warns.
@@ -18,21 +22,28 @@ class SkipsHook(tf.estimator.SessionRunHook):
 
     def __init__(self):
         self._skips = SkipsInARow()
+        self._in_a_row = 0
 
     def before_run(self, run_context):
         graph, asked = run_context.session.graph, run_context.original_args
-        names = [name for name in (STEP_SKIPPED, LOSS_SCALE) if graph.get_collection_ref(name)]
-        latest = [graph.get_collection_ref(name)[-1] for name in names]
-        if not latest:
+        names = [name for name in (STEP_SKIPPED, LOSS_SCALE, UNSCALED_LOSS) if graph.get_collection_ref(name)]
+        latest = {name: graph.get_collection_ref(name)[-1] for name in names}
+        skipped, loss = latest.get(STEP_SKIPPED), latest.pop(UNSCALED_LOSS, None)
+        if skipped is None:
             return None
         # What says that a step is skipped may be no part of the step, but the opposite of what is.
-        decided = {latest[0].name}, {tensor.name for tensor in latest[0].op.inputs} or {None}
+        decided = {skipped.name}, {tensor.name for tensor in skipped.op.inputs} or {None}
         values = run_of(graph, asked.fetches, asked.feed_dict).values
         if not any(names <= values for names in decided):
             return None
+        if loss is not None and loss.name in values and self._in_a_row >= _SKIPS_BEFORE_LOSS:
+            latest[UNSCALED_LOSS] = loss
         return tf.estimator.SessionRunArgs(latest)
 
     def after_run(self, run_context, run_values):
         if run_values.results:
-            skipped, *scale = run_values.results
-            self._skips.add(bool(skipped), float(scale[0]) if scale else None)
+            skipped = bool(run_values.results[STEP_SKIPPED])
+            scale, loss = (run_values.results.get(name) for name in (LOSS_SCALE, UNSCALED_LOSS))
+            self._in_a_row = self._in_a_row + 1 if skipped else 0
+            numbers = (None if value is None else float(np.mean(value)) for value in (scale, loss))
+            self._skips.add(skipped, *numbers)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge import amp
 from npu_bridge.base.errors import LONGEST_MESSAGE, say_once
 from npu_bridge.npu_init import (
     FixedLossScaleManager,
@@ -21,6 +22,7 @@ from tests.reporting.stepping import run_steps
 
 tf1 = tf.compat.v1
 SAID = "loss scale: more than 100 steps in a row were skipped, so nothing is trained"
+IN_VAIN = "loss scale: 10 steps in a row were skipped, and no loss scale helps"
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +30,8 @@ def nothing_said():
     say_once.cache_clear()
 
 
-def warnings_in(caplog):
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith(SAID)]
+def warnings_in(caplog, beginning=SAID):
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith(beginning)]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,36 @@ def test_hooks_tell_it_once(skipped, scales, told, tmp_path, caplog):
     assert all("DynamicLossScaleManager.apex()" in text and "LossScaleCollapseHook" in text for text in said)
 
 
+@pytest.mark.parametrize(
+    "skipped, scales, loss, told",
+    [
+        ([True] * 10, [2.0**-step for step in range(10)], 1.0, 1),
+        ([True] * 10, [2.0 ** (40 - step) for step in range(10)], np.nan, 1),
+        ([True] * 20, [2.0 ** (40 - step) for step in range(20)], 1.0, 0),
+        ([*[True] * 9, False] * 2, [1.0] * 20, np.nan, 0),
+    ],
+)
+def test_skips_that_no_scale_prevents_are_told_early(skipped, scales, loss, told, tmp_path, caplog):
+    run_steps([HistoryHook(str(tmp_path / "history.jsonl"))], [loss] * len(skipped), skipped, scales)
+    said = warnings_in(caplog, IN_VAIN)
+    assert len(said) == told and all(len(text) < LONGEST_MESSAGE for text in said)
+
+
+def test_keras_tells_early_that_a_row_of_attention_is_masked(caplog):
+    """In O1 the mask is -Inf, and of a row of nothing else the maximum cannot be subtracted."""
+    layers = tf.keras.layers
+    values, kept = layers.Input([6, 8]), layers.Input([6])
+    scores = layers.Dense(6)(values) + (1 - kept[:, None, :]) * -1e9
+    attended = layers.Dot([2, 1])([layers.Softmax()(scores), values])
+    levels = amp.configure("O1", tf.keras.optimizers.SGD(0.01), tf.keras.Model([values, kept], attended))
+    levels.model.compile(levels.optimizer, "mse")
+    data = [np.ones([20, 6, 8], np.float32), np.zeros([20, 6], np.float32)]
+    levels.model.fit(data, data[0], batch_size=1, verbose=0, callbacks=npu_callbacks_append([]))
+    assert int(levels.optimizer.skipped_steps) == 20
+    (said,) = warnings_in(caplog, IN_VAIN)
+    assert "got a loss of nan at a loss scale of" in said
+
+
 def test_a_plain_estimator_tells_it_without_a_hook(tmp_path, caplog):
     def model_fn(features, mode):
         weight = tf1.get_variable("weight", [], initializer=tf1.ones_initializer())
@@ -62,7 +94,7 @@ def test_a_plain_estimator_tells_it_without_a_hook(tmp_path, caplog):
     config = NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=10**6)
     estimator = tf.estimator.Estimator(model_fn, config=config)
     estimator.train(lambda: tf.data.Dataset.from_tensors(np.float32(np.inf)).repeat(101))
-    assert len(warnings_in(caplog)) == 1
+    assert len(warnings_in(caplog)) == len(warnings_in(caplog, IN_VAIN)) == 1
 
 
 @pytest.mark.parametrize("with_report", [True, False])

@@ -12,7 +12,7 @@ from npu_bridge.collective import exchanges
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.same_batches import FirstBatchOfFit
-from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW, warn_of_skips
+from npu_bridge.gradients.skips_in_a_row import MOST_IN_VAIN, SkipsInARow
 from npu_bridge.gradients.start_values import variables_in_training
 from npu_bridge.reporting.keras_numbers import Numbers
 
@@ -28,7 +28,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     count. A model without an input shape has no weights before its first batch; then it happens after that. With one
     rank nothing is sent.
 
-    After an epoch of which all steps were skipped, more than 100, it warns.
+    It warns when nothing is trained: see `SkipsInARow`. It looks after ten steps and at the end of an epoch.
 
     Args:
       root_rank: the rank whose values are sent.
@@ -42,7 +42,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._root_rank = root_rank
         self._is_done = False
         self._first_batch = None
-        self._before = None
+        self._before = self._skips = None
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -61,15 +61,23 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             self._first_batch.compare()
             self._first_batch = None
 
+        if batch + 1 == MOST_IN_VAIN:
+            self._count_skips(logs)
+
     def on_epoch_begin(self, epoch, logs=None):
         self._before = self._numbers()
+        if self._before is not None and self._skips is None:
+            self._skips = SkipsInARow(self._before.loss_scale)
 
     def on_epoch_end(self, epoch, logs=None):
-        before, now = self._before, self._numbers()
-        if before is None or now is None or (before.step, before.loss_scale) != (now.step, now.loss_scale):
+        self._count_skips(logs)
+
+    def _count_skips(self, logs):
+        before, self._before = self._before, self._numbers()
+        if before is None or before.skipped_steps == self._before.skipped_steps:
             return
-        if now.skipped_steps - before.skipped_steps > MOST_IN_A_ROW:
-            warn_of_skips(now.loss_scale)
+        steps = int(self._before.skipped_steps - before.skipped_steps)
+        self._skips.add(before.step == self._before.step, self._before.loss_scale, (logs or {}).get("loss"), steps)
 
     def _numbers(self):
         counts = getattr(self.model.optimizer, "skipped_steps", None) is not None
