@@ -40,8 +40,8 @@ class FolderHeldError(RuntimeError):
 class _Lock:
     """A lock file of this process."""
 
-    def __init__(self, path: str, text: str, last_sign: float | None = None):
-        self.path, self.text, self.last_sign = path, text, last_sign
+    def __init__(self, path: str, text: str, last_sign: float | None = None, holder: int | None = None):
+        self.path, self.text, self.last_sign, self.holder = path, text, last_sign, holder
         self.count, self.is_lost = 0, False
         self._process, self._mutex, self._is_released, self._seen_at = os.getpid(), threading.Lock(), False, _now()
 
@@ -90,6 +90,7 @@ class Hold:
       is_first: this process did not hold it already.
       has_taken_over: the process that held it before is known to be dead, and had not released it.
       last_sign: when that process gave its last sign of life, in seconds by the clock of the file system; else None.
+      holder: the rank that holds it for the others of this job; None where this process does, or nobody.
     """
 
     def __init__(self, lock: _Lock | None):
@@ -97,6 +98,7 @@ class Hold:
         self.is_first = lock is None or lock.count == 1
         self.last_sign = None if lock is None else lock.last_sign
         self.has_taken_over = self.last_sign is not None
+        self.holder = None if lock is None else lock.holder
 
     def release(self) -> None:
         """Gives the folder back; a second time does nothing."""
@@ -229,7 +231,7 @@ def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
         if owner is None:
             continue  # it was released this moment
         if own_job and owner.facts.get("job") == own_job and not owner.is_gone() and owner.silent_secs < SILENT_SECS:
-            return _Lock(path, "")  # another rank holds it for all of them
+            return _Lock(path, "", holder=owner.rank)  # who holds it for all of them
         if _is_alive(owner, path, own):
             raise FolderHeldError(owner.explain(os.path.dirname(path)))
         if _take_over(path, own, text, owner):

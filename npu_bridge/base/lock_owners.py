@@ -30,6 +30,12 @@ class Owner(NamedTuple):
         """The process, for messages."""
         return f"process {self._shown('process')} on {self._shown('host')}"
 
+    @property
+    def rank(self) -> int:
+        """Its rank in its job; -1 where the file does not say it."""
+        rank = self.facts.get("rank")
+        return rank if isinstance(rank, int) else -1
+
     def is_here(self) -> bool:
         """Whether it was a process of this machine, since its start, and of this container."""
         return self.facts.get("machine") == _machine() and self.facts.get("host") == socket.gethostname()
@@ -105,6 +111,7 @@ def describe_this_process() -> dict[str, Any]:
         "host": socket.gethostname(),
         "machine": _machine(),
         "process": os.getpid(),
+        "rank": environment.probable_rank(),
         "started": _start_of(os.getpid()),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         "start": ":".join(_start_of_job()[:2]),

@@ -2,13 +2,13 @@
 
 Importing anything below lets sessions read the options in their settings, as `npu_bridge.npu_init` does: many scripts
 fill in an `NpuOptimizer` entry and import nothing but an operator. From then on ranks that train apart are told, and
-stock trainings hold the folder they save to.
+stock trainings hold the folder they save to. Ranks that save into one folder are told, too.
 """
 
 from npu_bridge.base.lazy import attributes, submodules
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients.training_apart import watch_trainings
-from npu_bridge.session import hold_for_saver_hooks
+from npu_bridge.session import hold_for_saver_hooks, watch_savers
 
 __all__ = ["npu", "npu_aicore_ops", "npu_ops", "npu_unary_ops"]
 
@@ -17,3 +17,4 @@ __getattr__ = attributes(__name__, submodules(__name__, *__all__))
 decorate_sessions()
 watch_trainings()
 hold_for_saver_hooks()
+watch_savers()

@@ -19,6 +19,7 @@ _PLACES = {
         "hold_model_dir",
         "remove_leftovers",
         "space_for",
+        "watch_savers",
     ),
     "damaged_checkpoints": (
         "DamagedCheckpointError",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import logging
 import os
 import re
 import secrets
@@ -16,13 +18,14 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.files import finish, flush, remove_unfinished
 from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
 from npu_bridge.base.session_wrapper import Place, SessionEngine
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import folder_of
 from npu_bridge.collective.exchanges import wait_for_ranks
+from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.session.damaged_checkpoints import find_damage
 
 _LOG = logger(__name__)
@@ -72,13 +75,17 @@ def hold_model_dir(folder: str | None) -> Hold:
       ModelDirInUseError: another job trains there.
     Ranks: local; for rank 0, and in a cluster for the chief, who save.
     """
-    if folder and "://" not in folder:
-        with contextlib.suppress(OSError):  # told by who writes there
-            os.makedirs(folder, exist_ok=True)
+    _make(folder)
     try:
         return hold_folder(folder or "", "training", "a training")
     except FolderHeldError as error:
         raise ModelDirInUseError(f"model_dir: {error}") from None
+
+
+def _make(folder):
+    if folder and "://" not in folder:
+        with contextlib.suppress(OSError):  # told by who writes there
+            os.makedirs(folder, exist_ok=True)
 
 
 @functools.cache
@@ -110,6 +117,42 @@ def hold_for_saver_hooks() -> None:
             release(self)
 
     kind.begin, kind.end = begin_and_hold, end_and_release
+
+
+@functools.cache
+def watch_savers() -> None:
+    """Says when ranks of one job save into one folder with a `tf.compat.v1.train.Saver`; again is as good as once.
+
+    A saver that does not write the file `checkpoint` may have names of its own on each rank. For a job of one process
+    nothing changes. The first two ranks of a job keep a lock file in the folder as long as they live.
+    """
+    if place_in_job()[1] == 1:
+        return
+    save = tf.compat.v1.train.Saver.save
+    signature = inspect.signature(save)
+
+    @functools.wraps(save)
+    def save_and_look(self, *arguments, **keywords):
+        bound = signature.bind(self, *arguments, **keywords).arguments
+        if bound.get("write_state", True):
+            _tell_of_shared_folder(os.path.dirname(bound["save_path"]) or ".")
+        return save(self, *arguments, **keywords)
+
+    tf.compat.v1.train.Saver.save = save_and_look
+
+
+@functools.cache
+def _tell_of_shared_folder(folder: str) -> None:
+    """Says that another rank saves here, too, if no other rank has said so."""
+    _make(folder)
+    with contextlib.suppress(FolderHeldError):  # by another job, which a plain saver does not look at
+        other = hold_folder(folder, "saves", "a saver").holder
+        if other is None or hold_folder(folder, "saves_told", "a saver").holder is not None:
+            return
+        ranks = " and ".join(str(rank) for rank in sorted((other, place_in_job()[0])))
+        problem = f"ranks {ranks} save into one folder, so each overwrites files of the other"
+        fix = "Write checkpoint_dir=folder if get_rank_id() == 0 else None, or let rank 0 alone call save."
+        say_once(logging.WARNING, message("checkpoint", problem, "one rank that saves", f"{folder!r} on both", fix))
 
 
 class CarefulSaver:

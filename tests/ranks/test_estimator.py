@@ -291,3 +291,24 @@ def test_what_rank_0_has_saved_is_there_when_training_ends(on_ranks, tmp_path, k
     of_rank_0, of_rank_1 = on_ranks(2, train_and_read, str(tmp_path), kind)
     assert of_rank_0 == of_rank_1
     assert [name for name in of_rank_1 if isinstance(name, str)] == ["model.ckpt-3", "model.ckpt-5"]
+
+
+def save_in(folder, own_folders, write_state):
+    """On a rank: what is said of savers while each rank saves under a name of its own."""
+    rank, lines, logger = collective.current().rank, _Lines(), logging.getLogger("npu_bridge.base.errors")
+    folder = os.path.join(folder, str(rank)) if own_folders else folder
+    os.makedirs(folder, exist_ok=True)
+    logger.addHandler(lines)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        session.run(tf1.get_variable("weight", initializer=1.0).initializer)
+        for step in range(3):
+            tf1.train.Saver().save(session, os.path.join(folder, f"of_rank_{rank}"), step, write_state=write_state)
+    logger.removeHandler(lines)
+    return [text for text in lines.texts if text.startswith("checkpoint: ")]
+
+
+def test_ranks_that_save_into_one_folder_are_told_once(on_ranks, tmp_path):
+    (said,) = sum(on_ranks(2, save_in, str(tmp_path / "one"), False, True), [])
+    assert "ranks 0 and 1 save into one folder" in said and str(tmp_path / "one") in said
+    for name, own_folders, write_state in (("own", True, True), ("without_state", False, False)):
+        assert on_ranks(2, save_in, str(tmp_path / name), own_folders, write_state) == [[], []]
