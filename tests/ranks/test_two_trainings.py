@@ -151,6 +151,7 @@ def test_threads_train_each_model_with_its_own_gradients(on_ranks, tmp_path, way
 
 
 def trained_often(way, folder):
+    tf.get_logger().setLevel("ERROR")  # so many models are traced anew
     return [trained_in_threads(way, seed, f"{folder}/{seed}", seed % 3 == 0) for seed in range(50)]
 
 
@@ -164,7 +165,7 @@ def test_no_delay_mixes_two_trainings_up(on_ranks, tmp_path, way):
 SCRIPT = """
 import sys
 from tests.ranks.test_two_trainings import WAYS, collective
-made = [WAYS[sys.argv[1]](model, lambda *_: None, "out") for model in (0, 1)]
+made = [WAYS[sys.argv[1]](model, lambda *_, **__: None, "out") for model in (0, 1)]
 for run in made if collective.current().rank == 0 else reversed(made):
     run()
 """

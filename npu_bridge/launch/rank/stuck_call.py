@@ -33,6 +33,8 @@ _BLOCKED_SAMPLES = 4
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tf_keras", "tensorflow_estimator")
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
+# Where TensorFlow puts the functions that it generates for operators of other libraries, such as Horovod's.
+_GENERATED = "<string>"
 _CODE_CHARACTERS = 60
 # By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
 # of tf.data through the other, and an Estimator builds its input in a function of that name.
@@ -125,7 +127,10 @@ def frames_of_threads() -> dict[int, types.FrameType]:
 
 
 def _waits_for_ranks(innermost: types.FrameType) -> bool:
-    if _module_of(innermost).partition(".")[0] in _RUNTIMES:
+    frame: types.FrameType | None = innermost
+    while frame is not None and frame.f_code.co_filename == _GENERATED:
+        frame = frame.f_back
+    if frame is not None and _module_of(frame).partition(".")[0] in _RUNTIMES:
         return True
     return any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost))
 
