@@ -133,6 +133,8 @@ PROMISES = {
         "The cause is named, not a secondary failure": "launch/test_local_ranks.py::test_the_cause_is_named_and_not_a_secondary_failure",
         "A job is started again until it succeeds": "launch/test_local_ranks.py::test_the_whole_job_is_started_again_until_it_succeeds_and_each_failure_is_told_with_its_exit_code",
         "Ranks that disagree are told the tensor": "launch/test_failures.py::test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named",
+        "A job ends with both names when all ranks wait for different things": "launch/test_waits_in_vain.py::test_ranks_that_wait_for_different_things_are_named_and_end",
+        "Two trainings of one process are never mixed up, in threads or in another order": "ranks/test_two_trainings.py::test_threads_train_each_model_with_its_own_gradients",
         "A rank whose input ends early is named with its step": "launch/test_failures.py::test_a_rank_whose_input_ends_early_is_named_with_its_step_and_what_to_do",
         "Ranks that would train something else are told before the first step": "ranks/test_agreement.py::test_every_difference_is_found_at_construction_and_names_the_ranks_and_both_sides",
         "Ranks that train apart are told": "ranks/test_training_apart.py::test_ranks_that_train_apart_say_so_before_their_first_step",
