@@ -184,15 +184,15 @@ def _():
     expect(not callers.builds_evaluation(), "a graph is taken for one of an Estimator's")
 
 
-@canary_of(training.callbacks_in_training, eagerly=True)
+@canary_of(callers.callbacks_in_training, eagerly=True)
 def _():
     found = []
-    look = tf.keras.callbacks.LambdaCallback(on_train_begin=lambda logs: found.append(training.callbacks_in_training()))
+    look = tf.keras.callbacks.LambdaCallback(on_train_begin=lambda logs: found.append(callers.callbacks_in_training()))
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
     model.compile("sgd", "mse")
     model.fit(np.ones([1, 1]), np.ones([1, 1]), verbose=0, callbacks=[look])
     expect(look in found[0], "callbacks are not found from one of them")
-    expect(training.callbacks_in_training() == [], "callbacks are found where none trains")
+    expect(callers.callbacks_in_training() == [], "callbacks are found where none trains")
 
 
 @canary_of(training.is_graph_network, training.steps_per_execution, eagerly=True)

@@ -25,6 +25,20 @@ def model_in_training() -> tf.keras.Model | None:
     return None
 
 
+def callbacks_in_training() -> list:
+    """Returns the callbacks of the `fit` that the caller is called by (`CallbackList.callbacks`, Keras 2.15 and 3.15).
+
+    They may be changed. A loop of somebody's own has none.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if type(caller).__name__ == "CallbackList":
+            return caller.callbacks
+        frame = frame.f_back
+    return []
+
+
 def builds_evaluation() -> bool:
     """Returns whether an Estimator builds the caller's graph, and not to train it.
 

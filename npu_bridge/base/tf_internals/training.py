@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
@@ -123,20 +122,6 @@ def set_dtype_policy(layer: tf.keras.layers.Layer, policy: str) -> None:
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Training steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
     return model.steps_per_execution if keras3.is_model(model) else int(model._steps_per_execution or 1)
-
-
-def callbacks_in_training() -> list:
-    """Returns the callbacks of the `fit` that the caller is called by (`CallbackList.callbacks`, Keras 2.15 and 3.15).
-
-    They may be changed. A loop of somebody's own has none.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if type(caller).__name__ == "CallbackList":
-            return caller.callbacks
-        frame = frame.f_back
-    return []
 
 
 def warm_start_settings(estimator: tf.estimator.Estimator) -> Any:

@@ -15,7 +15,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import UNFINISHED, flush, put_in_place
 from npu_bridge.base.memory_folders import is_kept_by_job
-from npu_bridge.base.tf_internals.training import callbacks_in_training
+from npu_bridge.base.tf_internals.callers import callbacks_in_training
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
