@@ -120,3 +120,65 @@ def test_ranks_that_wait_for_different_things_are_named_and_end(tmp_path, one, o
     assert last.startswith("npu-run: no progress for ")
     assert last.count(" waiting for ") == 2 and last.count("train.py:") == 2
     assert "rank 0 " in last and "rank 1 " in last and "EndTogetherCallback" in last
+
+
+SLOW = """
+import sys
+import time
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import *
+
+rank = get_rank_id()
+model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1)])
+model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.01)), "mse")
+
+
+def sleep(x):
+    if rank == 1:
+        time.sleep(20)
+    return x
+
+
+def compute(x):
+    end = time.thread_time() + 20
+    while rank == 1 and time.thread_time() < end:
+        pass
+    return x
+
+
+def fit(pause):
+    callback = tf.keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs=None: pause(batch))
+    model.fit(np.ones([16, 4]), np.ones([16, 1]), 16, verbose=0, callbacks=npu_callbacks_append([callback]))
+
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(tf.ensure_shape(tf.py_function(sleep, [x], tf.float32), [2, 4])))
+    weights = model.trainable_variables
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+
+def fit_generator():
+    rows = (sleep((np.ones(4), np.ones(1))) for _ in range(2))
+    kinds = (tf.TensorSpec([4]), tf.TensorSpec([1]))
+    model.fit(tf.data.Dataset.from_generator(lambda: rows, output_signature=kinds).batch(2), verbose=0)
+
+
+ways = {
+    "sleeps": lambda: fit(sleep),
+    "computes": lambda: fit(compute),
+    "sleeps in an operator": lambda: step(tf.ones([2, 4])),
+    "reads slowly": fit_generator,
+}
+ways[sys.argv[1]]()
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.slow("each waits for twenty seconds")
+@pytest.mark.parametrize("way", ["sleeps", "computes", "sleeps in an operator", "reads slowly"])
+def test_a_rank_that_takes_twenty_seconds_longer_ends_no_job(tmp_path, way):
+    code, output = npu_run("-np", "2", write_script(tmp_path, SLOW), way, cwd=tmp_path)
+    assert code == 0 and output.count("trained") == 2 and "no progress" not in output
