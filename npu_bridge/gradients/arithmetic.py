@@ -8,6 +8,19 @@ from typing import Any, Callable
 from npu_bridge.base.own_tensorflow import tf
 
 
+def as_gradient(value: Any, variable: Any) -> Any:
+    """A gradient as tensors: those that a script gives may be arrays, lists or variables; None stays None."""
+    if value is None or isinstance(value, tf.Tensor):
+        return value
+    if isinstance(value, tf.IndexedSlices):
+        parts = (value.values, value.indices, value.dense_shape)
+        if all(part is None or isinstance(part, tf.Tensor) for part in parts):
+            return value
+        return tf.IndexedSlices(*(None if part is None else tf.convert_to_tensor(part) for part in parts))
+    dtype = None if tf.is_tensor(value) else getattr(variable, "dtype", None)
+    return tf.convert_to_tensor(value, None if dtype is None else tf.as_dtype(dtype).base_dtype)
+
+
 def map_values(grad: Any, transform: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     """Applies `transform` to a dense gradient, or to the values of a sparse one."""
     if isinstance(grad, tf.IndexedSlices):

@@ -307,8 +307,7 @@ class _Keras3Optimizer(_KerasFamily):
             for value, stand_in in zip(variables, seen):
                 if stand_in is not value:
                     keras3.constrain(stand_in, self._known.get(value.ref()))
-            with tf.init_scope():
-                self.optimizer.build(self.known_as(seen))
+            self.optimizer.build(self.known_as(seen))
 
     def make_slots_apart(self, own, others, creator):
         raise NotImplementedError("Updates are shared in TF 1 graphs, where Keras 3 does not train.")

@@ -177,11 +177,12 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             explain_global_step()
         self._last_step = step
         step.grads_and_vars = grads_and_vars
+        given = step.gradients
         if step.updated:
             self._inner.prepare(step.updated)
         update = self._pipeline.apply(step, lambda pairs: self._inner.apply_gradients(pairs, global_step, name))
         collections.publish_learning_rate(self._inner.optimizer)
-        collections.publish(collections.GRADIENTS, [grad for grad, _ in grads_and_vars if grad is not None])
+        collections.publish(collections.GRADIENTS, given)
         return update
 
     def decide_together(self):

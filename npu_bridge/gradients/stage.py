@@ -9,7 +9,7 @@ from typing import Any, Callable
 from npu_bridge.base.errors import KnownKeywords, message
 from npu_bridge.base.flat_tensors import mapped
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.gradients.arithmetic import map_values
+from npu_bridge.gradients.arithmetic import as_gradient, map_values
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
 from npu_bridge.gradients.losses import Losses, sum_of_pairs
 
@@ -62,6 +62,11 @@ class Step:
     group: TrainedGroup | None = None
     is_due: tf.Tensor | None = None
     notes: dict = dataclasses.field(default_factory=dict)
+
+    def __setattr__(self, name, value):
+        if name == "grads_and_vars":
+            value = [(as_gradient(grad, variable), variable) for grad, variable in value]
+        super().__setattr__(name, value)
 
     @property
     def loss_scale(self) -> tf.Tensor | None:

@@ -69,6 +69,45 @@ def test_gradients_of_an_unscaled_loss_are_taken_as_they_are(caplog):
     assert "the loss was not scaled" in caplog.text
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_gradients_may_be_arrays_and_variables(wrapper):
+    updated = []
+    for optimizer in (keras.optimizers.Adam(0.5), WRAPPERS[wrapper](keras.optimizers.Adam(0.5))):
+        variables = [keras.Variable([[1.0, 2.0], [3.0, 4.0]]) for _ in range(3)]
+        for gradient in (np.array([[0.5, 0.25], [1.0, -1.0]]), keras.Variable([[0.5, 1.0], [2.0, 3.0]])):
+            optimizer.apply([gradient, tf.IndexedSlices(np.ones([1, 2], np.float32), [1], (2, 2)), None], variables)
+        updated.append([variable.numpy() for variable in variables])
+    np.testing.assert_array_equal(updated[1], updated[0])
+
+
+def test_a_number_can_be_scaled():
+    assert float(dynamic(sgd(), init=8.0).scale_loss(2.0)) == 16.0
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_weights_are_set_once_it_is_built(wrapper):
+    first, second = (WRAPPERS[wrapper](keras.optimizers.Adam()) for _ in range(2))
+    variable = keras.Variable([[1.0, 2.0], [3.0, 4.0]])
+    first.apply([np.ones([2, 2])], [variable])
+    with pytest.raises(ValueError, match="has not yet been built"):
+        second.set_weights(first.variables)
+    second.build([variable])
+    second.set_weights(first.variables)
+    np.testing.assert_equal([each.numpy() for each in second.variables], [each.numpy() for each in first.variables])
+
+
+def test_slots_can_start_as_the_weights_that_fit_makes():
+    """Of a model without an input, the weights are made in the function of the first batch."""
+    trained = []
+    for wrap in (lambda optimizer: optimizer, npu_keras_optimizer):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.compile(wrap(keras.optimizers.ScheduleFreeAdamW(0.01)), loss="mse")
+        model.fit(np.ones([8, 3]), np.zeros([8, 2]), batch_size=4, epochs=2, verbose=0)
+        trained.append(model.get_weights())
+    np.testing.assert_equal(trained[1], trained[0])
+
+
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_the_loss_scale_moves_as_keras_own_does(run_eagerly):
     """Eighteen batches, of which some overflow: the same scales, updates, weights and slots after each."""

@@ -13,6 +13,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
 )
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage, Step
 from npu_bridge.gradients.stages.accumulation import Accumulate
@@ -161,6 +162,32 @@ def test_minimize_with_a_callable_loss(name, decorate):
     ours = trained(lambda optimizer: NPUOptimizer(optimizer, manager, is_distributed=True, is_loss_scale=True))
     np.testing.assert_array_equal(ours, trained(lambda optimizer: optimizer))
     assert manager.get_loss_scale().numpy() == 2.0**11
+
+
+@pytest.mark.parametrize("wrap", [NPUOptimizer, NPULossScaleOptimizer, npu_keras_optimizer])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_gradients_may_be_arrays_as_with_the_optimizer_alone(name, wrap):
+    def trained(optimizer):
+        variables = [tf.Variable([1.0, -2.0]), tf.Variable([[1.0], [2.0]])]
+        for _ in range(2):
+            rows = tf.IndexedSlices(tf.constant([[0.5]]), np.array([1]), (2, 1))
+            optimizer.apply_gradients([(np.float32([0.25, 3.0]), variables[0]), (rows, variables[1])])
+        return [variable.numpy() for variable in variables]
+
+    optimizer = OPTIMIZERS[name]()
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer) == (wrap is npu_keras_optimizer):
+        pytest.skip("takes optimizers of the other library")
+    ours = wrap(optimizer, loss_scale_manager=FixedLossScaleManager(8.0))
+    np.testing.assert_equal(trained(ours), trained(OPTIMIZERS[name]()))
+
+
+def test_a_checkpoint_of_a_legacy_optimizer_names_the_class_to_write(tmp_path):
+    variable, legacy = tf.Variable(1.0), tf.keras.optimizers.legacy.Adam()
+    legacy.apply_gradients([(tf.constant(1.0), variable)])
+    path = tf.train.Checkpoint(variable=variable, optimizer=legacy).write(str(tmp_path / "old"))
+    current = npu_keras_optimizer(tf.keras.optimizers.Adam())
+    with pytest.raises(ValueError, match=r"optimizers\.legacy\.Adam`"):
+        tf.train.Checkpoint(variable=variable, optimizer=current).read(path)
 
 
 def test_the_loss_scale_rule_is_the_same_eagerly_and_in_functions():

@@ -32,6 +32,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
     "tensorflow.keras.optimizers.Optimizer": (
         "_build_learning_rate",
         "_compute_current_learning_rate",
+        "_create_or_restore_slot_variable",
         "_distributed_apply_gradients_fn",
         "_index_dict",
         "_learning_rate",

@@ -95,6 +95,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         return {**super().get_config(), "is_legacy_optimizer": False}
 
     _compute_current_learning_rate = delegated("_compute_current_learning_rate")
+    _create_or_restore_slot_variable = delegated("_create_or_restore_slot_variable")  # a message with the class
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")

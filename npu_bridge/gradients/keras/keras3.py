@@ -43,7 +43,10 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             problem = "loss scaling must be outside the reduction, and happen once"
             expected = "npu_keras_optimizer(opt, loss_scale_manager) outside of all other optimizers"
             got = f"loss_scale_factor={value!r} from LossScaleOptimizer, which compile adds in mixed_float16, or others"
-            fix = "Pass a loss_scale_manager to npu_keras_optimizer, or auto_scale_loss=False to compile."
+            fix = (
+                "Pass a loss_scale_manager to npu_keras_optimizer, or auto_scale_loss=False to compile. "
+                "Put it around a MultiOptimizer, not into it."
+            )
             raise ValueError(message(self._settings.documented_name, problem, expected, got, fix))
         super().__setattr__(name, value)
 

@@ -14,6 +14,7 @@ from npu_bridge.base.tf_internals.callers import model_in_training
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.arithmetic import as_gradient
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
@@ -135,7 +136,8 @@ class KerasPipeline:
             step = self.pipeline.begin()
             self.pipeline.scale(tf.ones([]), step)
             step.losses.values.clear()
-        pairs = [(grad, _UnknownVariable(position, grad)) for position, grad in enumerate(gradients)]
+        given = [as_gradient(grad, None) for grad in gradients]
+        pairs = [(grad, _UnknownVariable(position, grad)) for position, grad in enumerate(given)]
         return [grad for grad, _ in self._combine(step, pairs, has_variables=False)]
 
     def _combine(self, step, grads_and_vars, has_variables=True, may_be_left=False):

@@ -67,6 +67,7 @@ class LossScaling(Stage):
     def scale_loss(self, loss, step):
         if not step.losses.scales:
             self._read_scales(step)
+        loss = tf.convert_to_tensor(loss)
         return loss * tf.cast(step.losses.scales[step.losses.latest], loss.dtype)
 
     def _read_scales(self, step):
