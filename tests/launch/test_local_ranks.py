@@ -330,3 +330,31 @@ def test_a_machine_that_ranks_cannot_find_is_told_before_they_start(tmp_path, pr
     ran = subprocess.run(command, cwd=tmp_path, env=names, capture_output=True, text=True, check=False)
     assert ran.stderr.splitlines()[1:] == [f"npu-run: {problem}"] and ran.returncode == 2
     assert not (tmp_path / "started").exists()
+
+
+OWN_LOOP = """
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import npu_keras_optimizer
+
+model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
+optimizer = npu_keras_optimizer(tf.keras.optimizers.Adam(0.1))
+
+
+@tf.function
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+
+for _ in range(3):
+    step(tf.ones([4, 2]), tf.ones([4, 1]))
+print("trained")
+"""
+
+
+def test_an_own_loop_ends_without_errors_of_objects_that_outlive_their_modules(tmp_path):
+    write_script(tmp_path, OWN_LOOP)
+    code, text = npu_run("-np", 2, "train.py", cwd=tmp_path)
+    assert (code, text.count("trained")) == (0, 2) and "Exception ignored" not in text

@@ -7,6 +7,7 @@ however it dies, the link closes and the rank ends itself.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -45,6 +46,7 @@ class RankLink:
         self._stop_request = stop_request.of_this_process()
         self._stop_request.attach(self.send)
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
+        atexit.register(self._sampler.end)  # registered first, so it comes after whatever waits for ranks there
         name_horovods_threads()
         threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
 

@@ -114,6 +114,9 @@ def _without_collections() -> Iterator[None]:
     gc.disable()
     try:
         yield
+        if (launched() or _ALONE).size > 1:
+            # What is frozen stays, garbage too, and may hold frames that were sampled: all that the script has made.
+            gc.collect()
         gc.freeze()  # later collections leave these objects out
     finally:
         if was_enabled:

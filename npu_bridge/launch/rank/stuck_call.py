@@ -56,6 +56,11 @@ class MainThreadSampler:
         self._processor_secs: float | None = None
         self._blocked = 0
         self._told: dict[str, Any] | None = None
+        self._is_over = False
+
+    def end(self) -> None:
+        """Lets the last frame go, and what the script had in it: TensorFlow cannot delete it after its modules."""
+        self._is_over, self._frame = True, None
 
     def sample(self, now: float) -> dict[str, Any] | None:
         """Samples the thread; to be called about once a second.
@@ -69,7 +74,7 @@ class MainThreadSampler:
         """
         frames = frames_of_threads()
         frame = frames.get(self._thread)
-        if frame is None:
+        if frame is None or self._is_over:
             return None
         if frame is not self._frame or frame.f_lasti != self._instruction:
             was_told, self._told = self._told is not None, None
