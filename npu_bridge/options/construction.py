@@ -132,7 +132,8 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
     if bool(cluster) != (values["distribute"] is not None):
         problem = "does not fit TF_CONFIG, which " + ("describes a cluster" if cluster else "describes no cluster")
         expected = "a ParameterServerStrategy exactly when TF_CONFIG has a cluster"
-        raise _conflict("distribute", values, problem, expected, "Set both or none.")
+        left = " Another launcher may have left TF_CONFIG: unset it (env -u TF_CONFIG)." if cluster else ""
+        raise _conflict("distribute", values, problem, expected, f"Set both or none.{left}")
     if cluster and not values["mix_compile_mode"]:
         raise _conflict(
             "mix_compile_mode", values, "is off although TF_CONFIG describes a cluster", "True", "Set it to True."

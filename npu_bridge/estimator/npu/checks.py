@@ -190,7 +190,10 @@ def tell_uncounted() -> None:
     explain_global_step()
     if collective.current().rank == 0:
         problem = "no step is counted: a number of steps is never reached, and every checkpoint is one of step 0"
-        fix = "Write optimizer.minimize(loss, tf.train.get_global_step()), or pass it to apply_gradients."
+        fix = (
+            "Write optimizer.minimize(loss, tf.train.get_global_step()), or pass it to apply_gradients. If the "
+            "optimizer ignores it, as BERT's does: tf.group(train_op, tf.train.get_global_step().assign_add(1))."
+        )
         text = message("global_step", problem, "a training step that increases global_step", "one that does not", fix)
         say_once(logging.WARNING, text)
 
