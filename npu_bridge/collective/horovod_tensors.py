@@ -160,7 +160,9 @@ def prevent_merging(result: tf.Tensor) -> tf.Tensor:
     if not tf.executing_eagerly():
         run_iterations_in_turn(result.op)
         if is_branch_or_body(result.graph):
-            never_pruned(result)  # the next iteration waits for all that is stateful
+            kept = never_pruned(result)  # the next iteration waits for all that is stateful
+            if not tf.compat.v1.executing_eagerly_outside_functions():
+                result.graph.control_outputs.append(kept)  # TensorFlow does so outside of TF 1 graphs alone
         mark = attr_value_pb2.AttrValue(s=result.op.name.encode())
         set_attribute(result.op, "_npu_bridge_transfer", mark)
     return result

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from npu_bridge.collective import current
@@ -32,9 +34,9 @@ def test_the_mean_is_trained_on(on_ranks):
                 assert steps == 3
 
 
-def sum_in_turn():
-    """On a rank: sums over the ranks of numbers that do not wait for one another."""
-    with tf.Graph().as_default(), classic_control_flow():
+def sum_in_turn(is_classic):
+    """On a rank: sums over the ranks of numbers that do not wait for one another, in a TF 1 graph."""
+    with tf.Graph().as_default(), classic_control_flow() if is_classic else contextlib.nullcontext():
 
         def body(i, sums):
             return i + 1, sums.write(i, hccl_ops.allreduce(tf.cast([i], tf.float32), "sum"))
@@ -45,8 +47,9 @@ def sum_in_turn():
             return session.run(sums.concat())
 
 
-def test_a_sum_in_a_loop_is_sent_in_each_iteration(on_ranks):
-    for sums in on_ranks(2, sum_in_turn):
+@pytest.mark.parametrize("is_classic", [True, False])
+def test_a_sum_in_a_loop_is_sent_in_each_iteration(on_ranks, is_classic):
+    for sums in on_ranks(2, sum_in_turn, is_classic):
         np.testing.assert_array_equal(sums, np.arange(40) * 2)
 
 
