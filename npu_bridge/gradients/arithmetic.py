@@ -106,6 +106,8 @@ def squared_halves(gradients) -> list:
         if isinstance(grad, tf.IndexedSlices):
             grad = sum_repeated_rows(grad)  # their sum may overflow where no row does
         values = values_of(grad)
+        if values.dtype.is_complex:
+            values = tf.stack([tf.math.real(values), tf.math.imag(values)])
         if values.dtype.size < tf.float32.size:
             values = tf.cast(values, tf.float32)
         terms_of.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))

@@ -181,6 +181,14 @@ def test_gradients_may_be_arrays_as_with_the_optimizer_alone(name, wrap):
     np.testing.assert_equal(trained(ours), trained(OPTIMIZERS[name]()))
 
 
+@pytest.mark.parametrize("poison", [1.0, np.inf])
+def test_gradients_may_be_complex(poison):
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(0.5), FixedLossScaleManager(8.0))
+    variable = tf.Variable([1.0 + 2.0j], dtype=tf.complex64)
+    optimizer.minimize(lambda: tf.reduce_sum(tf.abs(variable) ** 2) * poison, [variable])
+    np.testing.assert_array_equal(variable.numpy(), [0.0 if poison == 1.0 else 1.0 + 2.0j])
+
+
 def test_a_checkpoint_of_a_legacy_optimizer_names_the_class_to_write(tmp_path):
     variable, legacy = tf.Variable(1.0), tf.keras.optimizers.legacy.Adam()
     legacy.apply_gradients([(tf.constant(1.0), variable)])
