@@ -12,7 +12,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import after_import
@@ -30,6 +30,7 @@ _TIME_LIMIT = 4
 # How often to look, and how often something may move meanwhile.
 _LEAST_GLANCES, _MOST_GLANCES, _MOST_MOVES = 20, 300, 2
 _GLANCE_SECS = 0.001
+_FIRST_SWITCHES = 2
 
 
 def name_horovods_threads() -> None:
@@ -61,23 +62,30 @@ def processor_secs() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def is_blocked() -> bool:
+def is_blocked(in_python: Collection[int]) -> bool:
     """Whether nothing in this process can go on by itself: every thread waits for another one, or for other ranks.
 
     A thread that sleeps, reads, writes or listens may go on, a thread of Python also one that waits with a time limit,
     and so may a child process. Nor is a process blocked while Horovod moves data: its threads sleep between cycles, and
     not during one. The calling thread does not count, nor does the one that renews locks on folders.
 
+    Args:
+      in_python: identifiers of the threads that execute Python code, as in `threading.get_ident()`.
     Returns:
       False also where the system does not say in which system calls threads are.
     """
     wait, sleeps = _CALLS.get(platform.machine(), ("", set()))
-    of_python = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    known = [thread for thread in threading.enumerate() if thread.ident in in_python]
+    if len(known) < len(in_python):
+        return False  # TensorFlow has called a function of Python, which may sleep
+    of_python = {str(thread.native_id): thread.name for thread in known}
     left_out = {str(threading.get_native_id()), *(number for number, name in of_python.items() if name == THREAD)}
 
     def is_waiting(thread):
         call = _call(thread)
-        return call[0] == wait and (thread not in of_python or call[_TIME_LIMIT] == "0x0")
+        if call[0] != wait:
+            return call[0] in sleeps and thread not in of_python and _has_always_slept(thread)
+        return thread not in of_python or call[_TIME_LIMIT] == "0x0"
 
     try:
         threads = [thread for thread in os.listdir(_TASKS) if thread not in left_out]
@@ -95,9 +103,15 @@ def is_blocked() -> bool:
             if is_seen_asleep and glance >= _LEAST_GLANCES:
                 return True
             time.sleep(_GLANCE_SECS)
-    except (OSError, IndexError):
+    except (OSError, IndexError, ValueError):
         pass
     return False
+
+
+def _has_always_slept(thread):
+    """Whether a thread has slept since it began, as one of TensorFlow 2.21 does that has something to do much later."""
+    switches = _read(thread, "status").rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]
+    return int(switches) <= _FIRST_SWITCHES
 
 
 def _call(thread):

@@ -84,7 +84,7 @@ class MainThreadSampler:
         if now - began < enough_secs:
             return None
         busy_at = self._last_busy(now)
-        self._blocked = self._blocked + 1 if busy_at < now and self._told is not None and is_blocked() else 0
+        self._blocked = self._blocked + 1 if busy_at < now and self._told is not None and is_blocked(frames) else 0
         stuck = {
             "since": self._since,
             "where": _position(frame),
