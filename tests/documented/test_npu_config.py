@@ -254,19 +254,27 @@ def test_unknown_parameter_is_a_type_error_with_the_nearest_spelling(name, near)
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "value"),
     [
-        "experimental_distribute",
-        "device_fn",
-        "protocol",
-        "experimental_max_worker_delay_secs",
-        "session_creation_timeout_secs",
-        "checkpoint_save_graph_def",
+        ("experimental_distribute", None),
+        ("device_fn", lambda op: "/cpu:0"),
+        ("protocol", "grpc"),
+        ("experimental_max_worker_delay_secs", 3),
+        ("session_creation_timeout_secs", 60),
+        ("checkpoint_save_graph_def", False),
     ],
 )
-def test_other_parameters_of_the_base_class_are_unknown(name):
-    with pytest.raises(TypeError, match=name):
-        NPURunConfig(**{name: None})
+def test_other_parameters_of_the_base_class_are_taken_as_there(name, value):
+    given = {name: value}
+    stock = tf.estimator.RunConfig(**given)
+    read = getattr(stock, name, value)
+    assert getattr(NPURunConfig(**given), name, value) == read
+    assert name not in inspect.signature(NPURunConfig).parameters  # on an NPU it is unknown
+
+
+def test_a_misspelt_parameter_is_refused():
+    with pytest.raises(TypeError, match="save_checkpoint_steps"):
+        NPURunConfig(save_checkpoint_steps=50)
 
 
 def test_parameter_of_a_helper_says_where_it_belongs():
