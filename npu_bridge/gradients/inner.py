@@ -8,6 +8,7 @@ they hold.
 from __future__ import annotations
 
 import abc
+import contextlib
 from typing import Any, Callable
 
 from npu_bridge.base.own_tensorflow import tf
@@ -280,6 +281,11 @@ class _KerasOptimizer(_KerasFamily):
         return slots
 
 
+def _have_values(variables):
+    with tf.init_scope():
+        return not tf.executing_eagerly() or all(bool(variable.is_initialized()) for variable in variables)
+
+
 class _Keras3Optimizer(_KerasFamily):
     """Pipelines see the variables of TensorFlow behind those of Keras; the optimizer is given Keras' own."""
 
@@ -307,7 +313,9 @@ class _Keras3Optimizer(_KerasFamily):
             for value, stand_in in zip(variables, seen):
                 if stand_in is not value:
                     keras3.constrain(stand_in, self._known.get(value.ref()))
-            self.optimizer.build(self.known_as(seen))
+            # Slots have their values at once, for ranks to compare; but not where the first batch makes the weights.
+            with tf.init_scope() if _have_values(seen) else contextlib.nullcontext():
+                self.optimizer.build(self.known_as(seen))
 
     def make_slots_apart(self, own, others, creator):
         raise NotImplementedError("Updates are shared in TF 1 graphs, where Keras 3 does not train.")
