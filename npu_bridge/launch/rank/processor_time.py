@@ -1,7 +1,8 @@
 """Tells a rank that computes from one that waits, by its threads, those of Horovod apart.
 
 A rank that waits in a collective uses a twentieth of a core all the same, because Horovod's own threads look for work
-all the time. They can be told apart by a name: a thread gives its name to the threads it starts.
+all the time. They can be told apart by a name: a thread gives its name to the threads it starts. What Horovod's threads
+start later, when they go on with a step of TensorFlow, inherits the name and is none of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from npu_bridge.base.horovod_internals import BASICS_MODULE, change_init
 __all__ = ["is_blocked", "name_horovods_threads", "processor_secs"]
 
 _NAME = "horovod"
+_horovods: set[str] = set()  # numbers of the threads of that name which were there when Horovod had started
 _TASKS = "/proc/self/task"
 # Numbers of system calls, by processor: of a wait for another thread, and of the sleeps between Horovod's cycles.
 _CALLS = {"x86_64": ("202", {"35", "230"}), "aarch64": ("98", {"101", "115"})}
@@ -54,7 +56,7 @@ def processor_secs() -> float | None:
         for thread in os.listdir(_TASKS):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
                 name, _, fields = _read(thread, "stat").partition("(")[2].rpartition(")")
-                if name != _NAME:
+                if name != _NAME or thread not in _horovods:
                     user, system = fields.split()[11:13]
                     ticks += int(user) + int(system)
     except (OSError, ValueError):
@@ -89,7 +91,7 @@ def is_blocked(in_python: Collection[int]) -> bool:
 
     try:
         threads = [thread for thread in os.listdir(_TASKS) if thread not in left_out]
-        horovods = [thread for thread in threads if _read(thread, "comm").rstrip() == _NAME]
+        horovods = _horovods.intersection(_threads_named(_NAME))
         others = set(threads).difference(horovods)
         if any(_read(thread, "children") for thread in threads):
             return False
@@ -106,6 +108,14 @@ def is_blocked(in_python: Collection[int]) -> bool:
     except (OSError, IndexError, ValueError):
         pass
     return False
+
+
+def _threads_named(name):
+    found = set()
+    for thread in os.listdir(_TASKS):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found |= {thread} if _read(thread, "comm").rstrip() == name else set()
+    return found
 
 
 def _has_always_slept(thread):
@@ -138,3 +148,5 @@ def _named() -> Iterator[None]:
         if before:
             with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
                 file.write(before)
+        with contextlib.suppress(OSError):
+            _horovods.update(_threads_named(_NAME))
