@@ -406,6 +406,7 @@ def test_a_job_is_over_at_once_when_every_rank_is_blocked():
     assert ends({0: blocked, 1: blocked})
     assert ends({0: blocked, 1: blocked._replace(waits=False)})  # it waits for a thread of its own that trains
     assert not ends({0: blocked, 1: WAITS}) and not ends({0: blocked, 1: None}) and not ends({})
+    assert not HangDetector(None, pytest.fail).is_hung({0: blocked}, [], [RAISED], 20.0)  # the other one has ended
     assert not ends({0: blocked, 1: blocked}, limit=0) and not ends({0: blocked, 1: blocked}, stopped=[1])
     assert "They wait in different places" in describe_hang({0: blocked, 1: blocked}, [], [], 12.0)
 

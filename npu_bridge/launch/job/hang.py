@@ -97,7 +97,7 @@ class HangDetector:
           calls, stopped, endings, input_ends: as of `describe_hang`.
           now: seconds on the monotonic clock.
         """
-        if self._limit_secs != 0 and is_certain(calls, stopped):
+        if self._limit_secs != 0 and not endings and is_certain(calls, stopped):
             return True
         since = waiting_since(calls)
         if since is None:

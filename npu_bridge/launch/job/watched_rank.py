@@ -130,7 +130,7 @@ class WatchedRank:
             elif "stopped_after" in message:
                 self._has_stopped, self.stopped_after = True, message["stopped_after"]
             elif "finished" in message:
-                self._has_finished = True
+                self._has_finished, self.stuck = True, None
             else:
                 self._report = message["ending"]
                 self._report["when"] += lead_secs
