@@ -130,7 +130,7 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
     if values["distribute"] is not None:
         OPTIONS["distribute"].check(values["distribute"], IN_OBJECT)
     if bool(cluster) != (values["distribute"] is not None):
-        problem = "does not fit TF_CONFIG, which " + ("describes a cluster" if cluster else "describes no cluster")
+        problem = f"does not fit TF_CONFIG, which describes {'a' if cluster else 'no'} cluster"
         expected = "a ParameterServerStrategy exactly when TF_CONFIG has a cluster"
         left = " Another launcher may have left TF_CONFIG: unset it (env -u TF_CONFIG)." if cluster else ""
         raise _conflict("distribute", values, problem, expected, f"Set both or none.{left}")
