@@ -68,7 +68,7 @@ class ProfilingHook(tf.estimator.SessionRunHook):
 
     def give_way(self, run_context):
         """Ends the trace before a run of which the script asks for one: TensorFlow makes one at a time."""
-        options = run_context.original_args.options
+        options = run_context and run_context.original_args.options
         if options is not None and options.trace_level > options.NO_TRACE:
             self.end(None)
 
