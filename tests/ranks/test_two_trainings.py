@@ -143,6 +143,10 @@ def trained_in_threads(way, seed, folder, is_made_there):
     return ends
 
 
+@pytest.mark.few_fast(
+    [f"{way}-made_before" for way in ("session", "estimator", "own_loop")] + ["session-made_in_the_thread"],
+    "the other ways are trained fifty times",
+)
 @pytest.mark.parametrize("is_made_there", [False, True], ids=["made_before", "made_in_the_thread"])
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_train_each_model_with_its_own_gradients(on_ranks, tmp_path, way, is_made_there):
