@@ -25,7 +25,7 @@ from npu_bridge.collective.horovod_tensors import (
 )
 from npu_bridge.collective.wire_names import placed
 
-# What makes transfers of trainings beside the first one, where they are executed eagerly.
+# Functions that make the eager transfers of all trainings but the first.
 _FUNCTIONS: dict[tuple, Callable] = {}
 _NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
@@ -159,7 +159,7 @@ class HorovodCommunicator(Communicator):
         return [_HorovodGroup(self._hvd, numbers[tuple(members)], self.rank, members) for members in groups]
 
     def _transfer(self, kind, name, *tensors, **settings):
-        """What a function of Horovod returns, by a name that is the same on every rank."""
+        """Calls a function of Horovod with a name that is the same on every rank; returns what it returns."""
 
         def send(*given):
             with placed(name) as named:

@@ -59,7 +59,7 @@ class Owner:
 
     @property
     def label(self) -> str:
-        """What is put in front of the names of its transfers."""
+        """The label in front of the names of its transfers."""
         if self._label is None:
             self._label = _next_label("restored", _numbers)
         return self._label
@@ -105,7 +105,7 @@ def set_owner(optimizer: Any, owner: Owner) -> None:
 
 
 def label() -> str:
-    """Returns what is put in front of the names of the caller's transfers, to tell trainings of a process apart."""
+    """Returns the label in front of the names of the caller's transfers, which tells trainings of a process apart."""
     in_force = _in_force.get()
     if in_force is not None:
         return in_force if isinstance(in_force, str) else label_of(in_force)
@@ -115,7 +115,7 @@ def label() -> str:
 
 
 def label_of(graph: tf.Graph) -> str:
-    """Returns the same for the transfers of a TF 1 graph."""
+    """Returns the label of the transfers of a TF 1 graph."""
     names, in_force = _names_in(graph), _in_force.get()
     if names.label is None and isinstance(in_force, str):
         names.label = in_force
@@ -201,7 +201,7 @@ def _root_graph():
 
 
 def _of_model():
-    """The label of the optimizer of the Keras model that is being trained; "" for none."""
+    """Returns the label of the optimizer of the Keras model that is being trained; "" for none."""
     optimizer = getattr(model_in_training(), "optimizer", None)
     owner = None if optimizer is None else _OWNERS.get(optimizer)
     return "" if owner is None else owner.label
@@ -213,7 +213,7 @@ def _label_of_owner():
 
 
 def _next_label(row, numbers):
-    """A label of its own for each that asks, the same on all ranks; "" for the first one of the main thread."""
+    """Returns a new label, the same on all ranks; "" for the first one of the main thread."""
     if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later would begin to count
         return ""
     thread = _thread()
@@ -225,7 +225,7 @@ def _next_label(row, numbers):
 
 
 def _thread():
-    """What tells a thread from others on all ranks; "" for the main thread.
+    """Returns a text that tells the calling thread from others, the same on all ranks; "" for the main thread.
 
     Threads without a name of their own are numbered through by Python, and a rank may have started more of them than
     another. So they go by their place among those that ran the same function.
