@@ -318,10 +318,13 @@ class _Job:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""
         calls, stopped, input_ends = self._stuck_calls(), self._stopped(), self._input_ends()
         certain = is_certain(calls, stopped)
-        if not certain and short_since(calls, stopped, input_ends) is not None:
-            self._stop(signal.SIGTERM)
-            self.say(describe_short(first_short(input_ends), input_ends, len(self.ranks), 1))
-            return 1
+        short = ""
+        if short_since(calls, stopped, input_ends) is not None:
+            short = describe_short(first_short(input_ends), input_ends, len(self.ranks), 1)
+            if not certain:
+                self._stop(signal.SIGTERM)
+                self.say(short)
+                return 1
         now = time.monotonic()
         secs = now - (waiting_since(calls) or now)
         for rank in self.ranks:
@@ -336,7 +339,7 @@ class _Job:
         positions = {rank.rank: rank.position for rank in self.ranks}
         text = describe_hang(calls, endings, stopped, secs, positions, self._input_ends())
         self._say_who_was_refused()
-        self.say(f"{text} All ranks were stopped.")
+        self.say(f"{text} {f'Likely cause: {short}' if short else 'All ranks were stopped.'}")
         return 1 if certain else HANG_EXIT_CODE
 
     def _stuck_calls(self) -> dict[int, StuckCall | None]:

@@ -85,6 +85,7 @@ class MainThreadSampler:
             return None
         busy_at = self._last_busy(now)
         self._blocked = self._blocked + 1 if busy_at < now and self._told is not None and is_blocked(frames) else 0
+        self._processor_secs = processor_secs()  # looking takes some, too
         stuck = {
             "since": self._since,
             "where": _position(frame),
