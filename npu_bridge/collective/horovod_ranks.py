@@ -159,7 +159,7 @@ class HorovodCommunicator(Communicator):
         return [_HorovodGroup(self._hvd, numbers[tuple(members)], self.rank, members) for members in groups]
 
     def _transfer(self, kind, name, *tensors, **settings):
-        """Calls a function of Horovod with a name that is the same on every rank; returns what it returns."""
+        """Calls a function of Horovod with a name that is the same on every rank, and returns its result."""
 
         def send(*given):
             with placed(name) as named:
@@ -168,8 +168,7 @@ class HorovodCommunicator(Communicator):
         label = wire_names.label() if tf.executing_eagerly() else ""
         if not label:
             return send(*tensors)
-        # Executed eagerly, all transfers of a kind have one name, that of their operator. In functions they have
-        # their own.
+        # Eager transfers of a kind all have the name of their operator. In functions they keep their own names.
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
         key = (kind, label, name, self._process_set.process_set_id, str(specs), *settings.items())
         if key not in _FUNCTIONS:

@@ -126,7 +126,7 @@ def label_of(graph: tf.Graph) -> str:
 
 @contextlib.contextmanager
 def labelled(whose: str | tf.Graph) -> Iterator[None]:
-    """Inside, all transfers have this label, or that of this TF 1 graph, which gets one when there is a transfer."""
+    """Inside, all transfers have this label. A TF 1 graph stands for its label, which its first transfer makes."""
     before = _in_force.set(whose)
     try:
         yield

@@ -22,7 +22,7 @@ _MEETING = "adapted_layers"
 
 
 def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
-    """Has layers take what one rank's have learnt, and derive anew what they compute with.
+    """Gives all ranks the adapted layers of one rank, and derives their constants anew.
 
     What `fit`, `evaluate` and `predict` have compiled holds the old constants; the next call compiles anew.
 
@@ -56,7 +56,7 @@ def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
 
 
 def _kept_besides(layer):
-    """Returns what a layer has learnt and keeps in no variable that is sent."""
+    """Returns the vocabulary, weights and boundaries that a layer keeps outside of variables."""
     kept: dict = {}
     if hasattr(layer, "lookup_table"):
         kept["vocabulary"] = np.asarray(layer.get_vocabulary()).tolist()

@@ -10,7 +10,7 @@ from npu_bridge.base.errors import message, say_once
 
 # A scale falls to 1 in some dozens of steps; who skips as many again at one scale has another problem (ours).
 MOST_IN_A_ROW = 100
-# As many in a row are told where the scale is no cause (ours): a batch or two may be bad.
+# So many skipped steps in a row are reported where the scale is not the cause (ours). One or two batches may be bad.
 MOST_IN_VAIN = 10
 
 

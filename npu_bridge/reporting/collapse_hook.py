@@ -30,7 +30,7 @@ class LossScaleCollapseError(RuntimeError):
 
 
 class _LocalValues(NamedTuple):
-    """What the operators gave that one run needs on this rank alone: the loss, and of each tensor the worst it has."""
+    """Results of the operators that one run needs on this rank alone: the loss, and the worst value of each tensor."""
 
     ops: tuple
     fed: list

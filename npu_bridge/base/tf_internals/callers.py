@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from npu_bridge.base.tf_internals import keras3
@@ -13,40 +15,34 @@ if TYPE_CHECKING:
 
 
 def model_in_training() -> tf.keras.Model | None:
-    """The model whose `train_step` the caller runs in, or None; optimizers are not told (Keras 2.15)."""
+    """Returns the model whose `train_step` or `fit` the caller runs in; None elsewhere (Keras 2.15)."""
     import tensorflow as tf
 
-    frame = sys._getframe(1)
-    while frame is not None:
-        model = frame.f_locals.get("self")
-        if isinstance(model, tf.keras.Model) or keras3.is_model(model):
-            return model
-        frame = frame.f_back
-    return None
+    callers = (frame.f_locals.get("self") for frame in _frames())
+    return next((each for each in callers if isinstance(each, tf.keras.Model) or keras3.is_model(each)), None)
 
 
 def callbacks_in_training() -> list:
-    """Returns the callbacks of the `fit` that the caller is called by (`CallbackList.callbacks`, Keras 2.15 and 3.15).
+    """Returns the callbacks of the `fit` that the caller runs in (`CallbackList.callbacks`, Keras 2.15 and 3.15).
 
-    They may be changed. A loop of somebody's own has none.
+    The list may be changed. It is empty in a loop without `fit`.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if type(caller).__name__ == "CallbackList":
-            return caller.callbacks
-        frame = frame.f_back
-    return []
+    callers = (frame.f_locals.get("self") for frame in _frames())
+    return next((each.callbacks for each in callers if type(each).__name__ == "CallbackList"), [])
 
 
 def builds_evaluation() -> bool:
-    """Returns whether an Estimator builds the caller's graph, and not to train it.
+    """Returns whether an Estimator builds the caller's graph to evaluate, predict or export.
 
-    Rank 0 may evaluate alone, and many a model function builds its optimizer even then.
+    Rank 0 may evaluate alone, and many model functions build their optimizer even then.
     """
-    frame = sys._getframe(1)
+    modes = (frame.f_locals.get("mode") for frame in _frames() if frame.f_code.co_name == MODEL_OF_ESTIMATOR)
+    return next(modes, "train") != "train"
+
+
+def _frames() -> Iterator[types.FrameType]:
+    """Yields the frames of the caller and of its callers, from the inside."""
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == MODEL_OF_ESTIMATOR:
-            return frame.f_locals.get("mode") != "train"
+        yield frame
         frame = frame.f_back
-    return False

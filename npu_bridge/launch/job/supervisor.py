@@ -317,7 +317,7 @@ class _Job:
     def _end_hung(self) -> int:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""
         calls, stopped, input_ends = self._stuck_calls(), self._stopped(), self._input_ends()
-        certain = is_certain(calls, stopped)
+        certain = is_certain(calls, stopped) and len(calls) == len(self.ranks)
         short = ""
         if short_since(calls, stopped, input_ends) is not None:
             short = describe_short(first_short(input_ends), input_ends, len(self.ranks), 1)

@@ -1,8 +1,8 @@
 """Tells a rank that computes from one that waits, by its threads, those of Horovod apart.
 
 A rank that waits in a collective uses a twentieth of a core all the same, because Horovod's own threads look for work
-all the time. They can be told apart by a name: a thread gives its name to the threads it starts. What Horovod's threads
-start later, when they go on with a step of TensorFlow, inherits the name and is none of them.
+all the time. They can be told apart by a name: a thread gives its name to the threads it starts. Threads that Horovod's
+start later, while they continue a step of TensorFlow, inherit the name but do not count as Horovod's.
 """
 
 from __future__ import annotations
