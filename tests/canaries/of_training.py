@@ -252,19 +252,20 @@ def _():
         step, v = v1.train.get_or_create_global_step(), v1.get_variable("v", [])
         return tf.estimator.EstimatorSpec(mode, loss=v * v, train_op=v1.assign_add(step, 1))
 
-    train = tf.estimator.Estimator._train_with_estimator_spec
-    tf.estimator.Estimator._train_with_estimator_spec = getattr(train, "__wrapped__", train)
+    kind = v1.estimator.Estimator
+    train = kind._train_with_estimator_spec
+    kind._train_with_estimator_spec = getattr(train, "__wrapped__", train)
     try:
         training.let_write(tf.estimator.RunConfig, lambda: False)
         config = tf.estimator.RunConfig(log_step_count_steps=1, save_checkpoints_steps=1, save_summary_steps=1)
         with tempfile.TemporaryDirectory() as folder:
-            estimator = tf.estimator.Estimator(model, folder, config)
+            estimator = kind(model, folder, config)
             listeners = [v1.train.CheckpointSaverListener()]
             estimator.train(lambda: tf.data.Dataset.from_tensors(1.0).repeat(), steps=2, saving_listeners=listeners)
             expect(not os.listdir(folder), f"it has written {os.listdir(folder)}")
         expect(estimator.config.save_checkpoints_steps == 1, "the configuration is another one afterwards")
     finally:
-        tf.estimator.Estimator._train_with_estimator_spec = train
+        kind._train_with_estimator_spec = train
 
 
 @canary_of(training.expect_steps_per_run)

@@ -205,6 +205,7 @@ def test_15_to_17_run_it_on_two_ranks(name, desk):
     assert lines[0] == f"npu-run: starting 2 ranks of two_{name}.py"
     before = before_first_step([line for line in lines if not line.startswith("[rank 1]")], FIRST_LINES[name])
     assert len(before) <= MOST_LINES, lines
+    assert not any("save into one folder" in line for line in lines), lines
     shown(lines, LAST_LINES[name])
 
 

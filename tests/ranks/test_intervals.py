@@ -45,7 +45,8 @@ def train_and_read(folder, kind, has_listeners):
         save_summary_steps=2,
         log_step_count_steps=2,
     )
-    estimator = {"npu": NPUEstimator, "plain": tf.estimator.Estimator}[kind](model_fn, config=config)
+    kinds = {"npu": NPUEstimator, "plain": tf.estimator.Estimator, "of version 1": tf1.estimator.Estimator}
+    estimator = kinds[kind](model_fn, config=config)
     seen += [numbers(config), numbers(estimator.config)]
     listeners = [Listening()] if has_listeners else None
     data = lambda: tf.data.Dataset.from_tensors([1.0]).repeat()  # noqa: E731
@@ -57,7 +58,7 @@ def train_and_read(folder, kind, has_listeners):
 
 
 @pytest.mark.parametrize("has_listeners", [False, True])
-@pytest.mark.parametrize("kind", ["npu", "plain"])
+@pytest.mark.parametrize("kind", ["npu", "plain", "of version 1"])
 def test_numbers_are_the_scripts_on_every_rank(on_ranks, tmp_path, kind, has_listeners):
     results = on_ranks(2, train_and_read, str(tmp_path), kind, has_listeners)
     for seen, _, _ in results:

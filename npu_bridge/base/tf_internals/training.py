@@ -389,7 +389,8 @@ def let_write(kind: type, may_write: Callable[[], bool]) -> None:
     """
     import tensorflow as tf
 
-    train = tf.estimator.Estimator._train_with_estimator_spec
+    base = tf.compat.v1.estimator.Estimator  # also of tf.estimator.Estimator
+    train = base._train_with_estimator_spec
     if hasattr(train, "__wrapped__"):
         return
 
@@ -411,7 +412,7 @@ def let_write(kind: type, may_write: Callable[[], bool]) -> None:
         finally:
             self._config = config
 
-    tf.estimator.Estimator._train_with_estimator_spec = trained
+    base._train_with_estimator_spec = trained
 
 
 def shared_event_writer(folder: str) -> Any:
