@@ -157,23 +157,6 @@ PLACES = (
     "record",
 )
 
-# What the hooks and attributes of a stage were called before there were eight of them.
-_FORMER_NAMES = {
-    "begin": "scale_loss",
-    "scale": "scale_loss",
-    "computed": "accumulate",
-    "prepare": "create_variables",
-    "make_variables": "create_variables",
-    "collect": "accumulate",
-    "local": "before_reduce",
-    "reduce": "all_reduce",
-    "reduced": "after_reduce",
-    "after": "after_update",
-    "describe": "agreed_settings",
-    "stands_before": "the order of the list",
-    "stands_after": "the order of the list",
-}
-
 
 class Stage(KnownKeywords):
     """One gradient transformation. Every hook leaves what it gets unchanged unless a stage overrides it.
@@ -230,13 +213,6 @@ class Stage(KnownKeywords):
     differ_between_ranks: tuple = ()
     copes_with_left_out = False
     pipeline: tuple = ()
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        for name, name_now in _FORMER_NAMES.items():
-            if name in vars(cls):
-                problem, fix = f"the stage defines {name}, which nothing calls", f"Use {name_now} instead."
-                raise TypeError(message(cls.__name__, problem, "the hooks of npu_bridge.stages.Stage", name, fix))
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())

@@ -25,7 +25,6 @@ from npu_bridge.launch.command_line import (
     ScriptCommand,
     announce_settings,
     fail,
-    old_option,
     say,
     script_arguments,
     settings_option,
@@ -43,7 +42,7 @@ from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.launch.remote.task_agent import find_task, serve_first_task
 from npu_bridge.launch.remote.tasks import leading
 from npu_bridge.launch.repeat import WAYS, Repeats
-from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
+from npu_bridge.launch.source_choice import SourceChoice
 from npu_bridge.launch.timeline import FILES, Recording
 from npu_bridge.options.rank_table import MOST_RANKS
 
@@ -78,8 +77,6 @@ def main(arguments: list[str] | None = None) -> None:
 class _Launcher(ScriptCommand):
     """`npu-run` itself: its help lists the commands, and its options in groups."""
 
-    takes_late_options = False
-
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Both forms."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] SCRIPT [ARGS]...")
@@ -108,14 +105,6 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     if number is not None and not math.isfinite(number):
         raise click.BadParameter(f"expected seconds, 0 for never; got {number}.")
     return number
-
-
-def _refuse_split(context: click.Context, option: click.Parameter, given: str | None) -> None:
-    if given is not None:
-        fail(
-            "npu-run: --split is gone, as the best split saved no more than 3 % of a measured step: leave it out, or "
-            "set the split that npu-run plan finds."
-        )
 
 
 @click.command(
@@ -186,10 +175,6 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
 )
 @settings_option
 @source_options
-@old_option("--log-dir", "--logs --out DIR", metavar="DIR")
-@old_option("--timeline-dir", "--out DIR", metavar="DIR")
-@old_option("--report", "npu-run check --run --out FILE SCRIPT", metavar="FILE")
-@click.option("--split", hidden=True, expose_value=False, callback=_refuse_split)
 @click.version_option(__version__, prog_name="npu-run")
 @script_arguments
 def run_script(
@@ -212,9 +197,6 @@ def run_script(
     settings: tuple[str, ...],
     era: int | None,
     trees: tuple[str, ...],
-    log_dir: str | None,
-    timeline_dir: str | None,
-    report: str | None,
     script: str,
     arguments: tuple[str, ...],
 ):
@@ -233,13 +215,13 @@ def run_script(
             if not os.path.isfile(script):
                 raise LaunchError(missing_script(script))
             announce_settings(settings)
-            log_dir = log_dir or ((out or "logs") if logs else None)
-            recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
+            log_dir = (out or "logs") if logs else None
+            recording = None if timeline is None else Recording.of_text(timeline, out or "timeline")
             plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
             elastic, plan = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
-            _take_outputs(outputs, plan, log_dir, repeats, recording, report)
-            SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
+            _take_outputs(outputs, plan, log_dir, repeats, recording)
+            SourceChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
             if recording is not None:
                 recording.announce(plan.size)
             if restarts or elastic:
@@ -294,12 +276,10 @@ def _take_outputs(
     log_dir: str | None,
     repeats: Repeats | None,
     recording: Recording | None,
-    report: str | None,
 ) -> None:
     """Holds the folders that the job writes to, until `outputs` is closed; before anything is started."""
     # Where another launcher has started one npu-run for each rank, they share these folders.
     holds = plan.size > 1 or environment.launched() is None
-    check_file(report, "--report", REPORT_FILES)
     taken: dict[str, OwnFolder] = {}
 
     def take(folder: str) -> OwnFolder:

@@ -8,7 +8,6 @@ import glob
 import io
 import json
 import os
-import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from npu_bridge.base import environment
-from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import echo, flush_or_silence, in_line, json_text, silence
 from npu_bridge.launch.commands import missing_script
 from npu_bridge.launch.errors import LaunchError
@@ -33,7 +31,6 @@ __all__ = [
     "is_quiet",
     "json_option",
     "launcher_options",
-    "old_option",
     "print_json",
     "say",
     "script_arguments",
@@ -49,7 +46,7 @@ VERDICTS = ("fine", "no", "unknown")
 # For the libraries of TensorFlow, Horovod's connections, pipes to ranks, and the files of a script (ours); systems give
 # a thousand.
 LEAST_OPEN_FILES = 64
-_QUIET, _VERBOSE, _OLD_FORMS = (f"npu_bridge.{name}" for name in ("quiet", "verbose", "old_forms"))
+_QUIET, _VERBOSE = (f"npu_bridge.{name}" for name in ("quiet", "verbose"))
 
 
 class Command(click.Command):
@@ -102,21 +99,11 @@ class Command(click.Command):
             if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
                 environment.write_variable(environment.VERBOSE, 1)
                 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
-            for text in ctx.meta.get(_OLD_FORMS, ()):
-                if environment.probable_rank() == 0:
-                    say(f"{_title(self)}: {text}")
             return super().invoke(ctx)
 
 
 class ScriptCommand(Command):
-    """A command with an argument SCRIPT: the words behind it are the script's, of which a first `--` is left out.
-
-    Attributes:
-      takes_late_options: whether its own options were once understood behind SCRIPT, and still are where the script
-        cannot mean them: nothing else is there, and its text does not name them.
-    """
-
-    takes_late_options = True
+    """A command with an argument SCRIPT: the words behind it are the script's, of which a first `--` is left out."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         settings = {"allow_interspersed_args": False, **(keywords.pop("context_settings", None) or {})}
@@ -133,15 +120,6 @@ class ScriptCommand(Command):
             own += options
             words += rest[:1]
             rest = rest[1:]
-        takes_late = self.takes_late_options and words and "--run" not in own
-        late = self._late_options(ctx, words[-1], rest) if takes_late else []
-        if late:
-            own += late
-            rest = rest[len(late) :]
-            shown = " ".join(late)
-            text = f"{shown} stands behind SCRIPT, where words are the script's; it is still taken for npu-run's. "
-            if words[-1].endswith(".py"):
-                ctx.meta.setdefault(_OLD_FORMS, []).append(f"{text}Write it before SCRIPT.")
         return super().parse_args(ctx, [*own, *words, *rest[rest[:1] == ["--"] :]])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list:
@@ -156,38 +134,12 @@ class ScriptCommand(Command):
         own = list(words[: len(words) - len(rest)])
         return own[: -1 if own[-1:] == ["--"] else None], rest
 
-    def _late_options(self, ctx: click.Context, script: str, words: Sequence[str]) -> list[str]:
-        late = list(words[: words.index("--")] if "--" in words else words)
-        try:
-            if self._split(ctx, late)[1]:
-                return []
-        except click.UsageError:
-            return []
-        text = ""
-        with contextlib.suppress(OSError), open_file(script, errors="replace") as file:
-            text = file.read()
-        names = [re.escape(word.partition("=")[0].strip("-")) for word in late if word.startswith("-")]
-        named = "|".join(names).replace(r"\-", "[-_]")
-        return [] if re.search(rf"""['"]-*({named})['"=]""", text) else late
-
 
 def _flag(short: str, name: str, key: str, doc: str) -> click.Option:
     def note(context: click.Context, option: click.Parameter, given: bool) -> None:
         context.meta[key] = given
 
     return click.Option([short, name], is_flag=True, expose_value=False, callback=note, help=doc)
-
-
-def old_option(name: str, new: str, **keywords: Any) -> Callable:
-    """An option in its old form, which is not in the help; whoever uses it is told the new one."""
-
-    def note(context: click.Context, option: click.Parameter, given: Any) -> Any:
-        if given is not None:
-            text = f"{name} is now written {new}; the old form still works."
-            context.meta.setdefault(_OLD_FORMS, []).append(text)
-        return given
-
-    return click.option(name, hidden=True, callback=note, **keywords)
 
 
 def is_quiet() -> bool:

@@ -10,7 +10,7 @@ import click
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import echo, in_line
-from npu_bridge.launch.command_line import Command, json_option, old_option, print_json
+from npu_bridge.launch.command_line import Command, json_option, print_json
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import MADE_BY, check_file, own_output
 from npu_bridge.reporting.page import PAGE_FILES
@@ -35,15 +35,14 @@ __all__ = ["compare"]
     help="Largest relative error of tensors. Default: by dtype, 1e-4 for float32.",
 )
 @click.option("--names", metavar="FILE", help="CSV with operators of A and what they are called in B, a pair a line.")
-@click.option("-o", "--out", metavar="FILE", help="The page. Default: compare.html.")
-@old_option("--output", "--out FILE", metavar="FILE")
+@click.option("-o", "--out", default="compare.html", metavar="FILE", help="The page. Default: compare.html.")
 @json_option
 @click.option(
     "--write-names",
     metavar="DIR",
     help="Compare nothing: write the dump in A to DIR as op_name.output_index.timestamp.npy.",
 )
-def compare(a, b, only, tag, tolerance, names, out, output, as_json, write_names):
+def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
     """Compares B with A: folders of trainings, of repeats that npu-run --repeat made, or of dumped tensors.
 
     The exit code is 0 where B agrees with A, 1 where it does not, and 2 where it cannot be told. docs/compare.md says
@@ -54,7 +53,6 @@ def compare(a, b, only, tag, tolerance, names, out, output, as_json, write_names
     from npu_bridge.reporting.compare.page import render_comparison
     from npu_bridge.reporting.compare.verdict import WORDS, CannotTell
 
-    page = out or output or "compare.html"
     try:
         if write_names is not None:
             with own_output(write_names, "--write-names", "npu-run compare") as own:
@@ -65,7 +63,7 @@ def compare(a, b, only, tag, tolerance, names, out, output, as_json, write_names
             return
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
-        check_file(page, "--out", PAGE_FILES)
+        check_file(out, "--out", PAGE_FILES)
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
     except (CannotTell, LaunchError, OSError) as error:
         if as_json:
@@ -73,15 +71,15 @@ def compare(a, b, only, tag, tolerance, names, out, output, as_json, write_names
         else:
             echo(f"cannot be told: {in_line(str(error))}")
         sys.exit(2)
-    written = Secondary(f"the page {page}", say=found.notes.append)
-    is_written = written.attempt(write_whole, page, render_comparison(found), PAGE_FILES)
+    written = Secondary(f"the page {out}", say=found.notes.append)
+    is_written = written.attempt(write_whole, out, render_comparison(found), PAGE_FILES)
     if as_json:
-        print_json(found.exit_code, {**found.plain(), "page": os.path.abspath(page) if is_written else None})
+        print_json(found.exit_code, {**found.plain(), "page": os.path.abspath(out) if is_written else None})
     else:
         for verdict in found.verdicts:
             echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {in_line(verdict.sentence)}")
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
             echo(f"note: {in_line(note)}")
         if is_written:
-            echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
+            echo(f"{os.path.relpath(out)} ({os.path.getsize(out) / 1000:.0f} kB)")
     sys.exit(found.exit_code)

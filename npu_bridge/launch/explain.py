@@ -7,7 +7,7 @@ import click
 from npu_bridge.base.environment import overlapped_steps, read_variable, write_variable
 from npu_bridge.base.terminal import echo
 from npu_bridge.collective.cost_model import LEAST_WAIT
-from npu_bridge.launch.command_line import Command, ending_on, json_option, old_option, print_json
+from npu_bridge.launch.command_line import Command, ending_on, json_option, print_json
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.units import parse_count
@@ -17,36 +17,23 @@ __all__ = ["explain"]
 
 
 @click.command(cls=Command)
-@click.argument("file", required=False)
-@old_option("--config", "npu-run explain FILE", metavar="FILE")
+@click.argument("file")
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Ranks that train.")
 @click.option("--params", default="1M", show_default=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
 @click.option("-o", "--out", metavar="FILE", help="Draw it, too (SVG).")
-@old_option("--svg", "--out FILE", metavar="FILE")
 @json_option
-def explain(
-    file: str | None,
-    config: str | None,
-    ranks: int,
-    params: str,
-    out: str | None,
-    svg: str | None,
-    as_json: bool,
-):
+def explain(file: str, ranks: int, params: str, out: str | None, as_json: bool):
     """Lists the stages between backward pass and update: their order, needs and gifts, and bytes that a rank sends.
 
     FILE is a TOML file that NPURunConfig.from_file reads. Its stages are shown in an NPUOptimizer that averages
     gradients over the ranks and scales the loss.
     """
-    path = config or file
-    if path is None:
-        raise click.UsageError("Missing argument 'FILE'.")
     with ending_on(LaunchError, OSError, TypeError, ValueError):
         count = parse_count(params, "--params")
-        check_file(out or svg, "--out", PICTURE_FILES)
+        check_file(out, "--out", PICTURE_FILES)
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
             write_variable("TF_CPP_MIN_LOG_LEVEL", 2)
-        _explain(path, ranks, count, out or svg, as_json)
+        _explain(file, ranks, count, out, as_json)
 
 
 def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: bool) -> None:

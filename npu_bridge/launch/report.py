@@ -7,7 +7,7 @@ import os
 import click
 
 from npu_bridge.base.terminal import echo
-from npu_bridge.launch.command_line import Command, ending_on, old_option
+from npu_bridge.launch.command_line import Command, ending_on
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 
@@ -17,13 +17,12 @@ __all__ = ["report"]
 @click.command(cls=Command)
 @click.argument("folder")
 @click.option("-o", "--out", metavar="FILE", help="The page. Default: FOLDER/report.html.")
-@old_option("--output", "--out FILE", metavar="FILE")
 @click.option(
     "--timeline",
     metavar="DIR",
     help="Folder that npu-run --timeline wrote to. Default: FOLDER or FOLDER/timeline, if it is there.",
 )
-def report(folder: str, out: str | None, output: str | None, timeline: str | None):
+def report(folder: str, out: str | None, timeline: str | None):
     """Makes report.html of the training that wrote to FOLDER: curves, options, ranks, environment, how to repeat it.
 
     The page needs no other file and no network. Every NPUEstimator makes it when a training ends; docs/reporting.md
@@ -32,9 +31,8 @@ def report(folder: str, out: str | None, output: str | None, timeline: str | Non
     from npu_bridge.reporting.page import PAGE_FILE, PAGE_FILES, write_page
     from npu_bridge.reporting.page.run_folder import NoRunError
 
-    page = out or output
     with ending_on(LaunchError, NoRunError, OSError):
-        if page is not None or os.path.isdir(folder):
-            check_file(page or os.path.join(folder, PAGE_FILE), "--out", PAGE_FILES)
-        made = write_page(folder, page, timeline)
+        if out is not None or os.path.isdir(folder):
+            check_file(out or os.path.join(folder, PAGE_FILE), "--out", PAGE_FILES)
+        made = write_page(folder, out, timeline)
     echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")

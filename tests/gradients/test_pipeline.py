@@ -75,12 +75,6 @@ def test_the_protocol_stays_small():
     assert len(dataclasses.fields(Step)) <= 10
 
 
-@pytest.mark.parametrize("name", ["reduced", "local", "stands_before"])
-def test_a_stage_with_a_hook_that_nothing_calls_is_refused_where_it_is_defined(name):
-    with pytest.raises(TypeError, match=f"{name}, which nothing calls.* Use "):
-        type("Old", (Stage,), {name: lambda self, step: None})
-
-
 def test_gradients_are_reduced_once():
     with pytest.raises(ValueError, match="AllReduce, AllReduce"):
         Pipeline([AllReduce("a"), AllReduce("b")])

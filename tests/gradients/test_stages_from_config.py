@@ -169,7 +169,7 @@ def test_the_command_without_stages_on_one_rank_and_on_files_that_are_wrong(tmp_
     path = tmp_path / "run.toml"
     path.write_text("save_checkpoints_steps = 5\n")
     assert "sends 4 MB; 4 MB without stages." in explained(path).output
-    facts = json.loads(explained("--config", path, "--json").stdout)  # as it was once written
+    facts = json.loads(explained(path, "--json").stdout)
     assert (facts["verdict"], facts["ranks"], facts["sent_bytes"]) == ("fine", 2, 4e6)
     assert [stage["name"] for stage in facts["stages"]][:3] == ["LossScaling", "AllReduce", "OverflowCheck"]
     assert "One rank sends nothing." in explained(path, "--ranks", 1).output

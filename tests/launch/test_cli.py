@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from npu_bridge.launch import cli
 from npu_bridge.launch.commands import COMMANDS, GROUPS, find_command
 from tests.launch.launching import ROOT, needs_horovod, npu_run, write_script
-from tests.reporting.test_page import write_history
 
 SHOW_ARGUMENTS = """
     import json, os, sys
@@ -121,7 +120,7 @@ def test_help_and_version():
     for group, entries in GROUPS.items():
         at = lines.index(f"{group}:")
         assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(entries)]] == list(entries)
-    assert any(line.startswith("  -np N ") for line in lines) and not any("--log-dir" in line for line in lines)
+    assert any(line.startswith("  -np N ") for line in lines)
     assert CliRunner().invoke(cli.run_script, ["--version"]).output.startswith("npu-run, version ")
 
 
@@ -171,7 +170,6 @@ OWN = {"record": ["--steps", "3"], "replay": ["recorded", "--out", "o"], "bisect
 
 @pytest.mark.parametrize("name", [*OWN, "npu-run", "effects"])
 def test_what_follows_the_script_is_its_own_in_every_command(name, tmp_path):
-    """With `--` and without; options of a command that its script cannot mean are the command's, as before."""
     script = str(write_script(tmp_path, "parser.add_argument('--steps')"))
     command = find_command(name) if name in COMMANDS else cli.run_script
     for words in (
@@ -179,44 +177,13 @@ def test_what_follows_the_script_is_its_own_in_every_command(name, tmp_path):
         ["data", "--low", "--", "x"],
         ["--steps", "7"],
         ["--", "--tf1"],
+        ["--tf1", "-q", "--json"],
         ["--nothing"],
     ):
         context = command.make_context(name, [*OWN.get(name, []), script, *words])
         given = words[1:] if words[0] == "--" else words
         assert (context.params["script"], list(context.params["arguments"])) == (script, given)
         assert context.params["era"] is None if "era" in context.params else True
-    if name != "npu-run":
-        context = command.make_context(name, [*OWN.get(name, []), script, "--tf1", "-q", "--", "--tf2"])
-        assert list(context.params["arguments"]) == ["--tf2"] and context.params["era"] in (1, "--tf1")
-
-
-OLD = {
-    "--log-dir old train.py": ("--logs --out DIR", "old/rank_0.log"),
-    "--timeline 0:1 --timeline-dir old train.py": ("--out DIR", "old/.npu_bridge.json"),
-    "--report old.json train.py": ("npu-run check --run --out FILE SCRIPT", "old.json"),
-    "report a --output old.html": ("--out FILE", "old.html"),
-    "compare a a --output old.html": ("--out FILE", "old.html"),
-    "plan --params 1M --bandwidth 1Gbit --picture old.png": ("--out FILE", "old.png"),
-    "check train.py --json": ("Write it before SCRIPT.", "train.py"),
-}
-
-
-@pytest.mark.parametrize("words", OLD)
-def test_an_old_form_works_and_is_told_the_new_one_in_one_line(words, tmp_path, monkeypatch):
-    new, made = OLD[words]
-    write_script(tmp_path, "print('ran')")
-    (tmp_path / "a").mkdir()
-    write_history(str(tmp_path / "a"), [3.0, 2.0, 1.0])
-    monkeypatch.chdir(tmp_path)
-    name, *rest = words.split()
-    for quiet in ([], ["-q"]) if name == "check" else ([],):
-        if name in COMMANDS:
-            told = CliRunner().invoke(find_command(name), [*quiet, *rest])
-            code, output = told.exit_code, told.output
-        else:
-            code, output = npu_run(*words.split(), cwd=tmp_path)
-        lines = [line for line in output.splitlines() if new in line]
-        assert code == 0 and len(lines) == (not quiet) and (tmp_path / made).exists(), output
 
 
 def test_one_folder_takes_all_that_a_job_writes(tmp_path):
@@ -229,7 +196,7 @@ def test_one_folder_takes_all_that_a_job_writes(tmp_path):
 COMPLETED = {  # what was typed: what must be offered, what must not
     "ch": (["check"], ["compare"]),
     "": (["doctor", "bisect", "train.py"], ["--out"]),
-    "--re": (["--repeat", "--restarts"], ["--report"]),
+    "--re": (["--repeat", "--restarts"], []),
     "check --t": (["--tf1", "--tree"], ["--timeline"]),
     "check tr": (["train.py"], ["tree.txt"]),
     "-np 2 tr": (["train.py"], []),

@@ -351,7 +351,7 @@ def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tm
     )
     (tmp_path / "repeats").mkdir()
     for number in range(2):
-        code, output = npu_run("--repeat", 2, "--log-dir", "logs", "train.py", "train.py", cwd=tmp_path)
+        code, output = npu_run("--repeat", 2, "--logs", "--out", "logs", "train.py", "train.py", cwd=tmp_path)
         assert code == 0 and output.count("begun") == 2, output
         (tmp_path / "repeats" / f"notes_{number}.txt").write_text("mine")
         (tmp_path / "logs" / f"notes_{number}.txt").write_text("mine")

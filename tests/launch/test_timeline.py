@@ -139,16 +139,6 @@ def test_a_script_without_sessions_is_told_apart(tmp_path):
     assert "Expected session runs that train; got none." in output.splitlines()[-1]
 
 
-def test_the_option_split_is_gone_and_said_to_be(tmp_path):
-    write_script(tmp_path, "print('nothing is trained')")
-    code, output = npu_run("--split", "timeline/tail.json", "train.py", cwd=tmp_path)
-    assert code == 2
-    assert output.splitlines() == [
-        "npu-run: --split is gone, as the best split saved no more than 3 % of a measured step: leave it out, or "
-        "set the split that npu-run plan finds."
-    ]
-
-
 @pytest.mark.parametrize("text", ["20", "25:20", "5:5", "-1:4", "a:b", "1:2:3", ""])
 def test_a_text_that_is_no_range_is_refused(text):
     with pytest.raises(LaunchError, match="Expected FIRST:LAST with FIRST < LAST") as refused:

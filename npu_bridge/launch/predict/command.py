@@ -7,7 +7,7 @@ import click
 from npu_bridge.base.arguments import is_number
 from npu_bridge.base.reading import read_json
 from npu_bridge.collective.cost_model import Link, Training, predict
-from npu_bridge.launch.command_line import Command, ending_on, json_option, old_option, print_json
+from npu_bridge.launch.command_line import Command, ending_on, json_option, print_json
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.page import as_facts, print_plan
@@ -38,15 +38,13 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
     help="Gradients a host packs, adds up and unpacks.",
 )
 @click.option("-o", "--out", metavar="FILE", help="Draw step time and exposed communication over ranks (PNG).")
-@old_option("--picture", "--out FILE", metavar="FILE")
 @json_option
-def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, as_json, out, picture, **step_time):
+def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, as_json, out, **step_time):
     """Predicts step time, exposed communication and the best gradient split for numbers of ranks.
 
     Every rank trains a batch of its own, so that n ranks do n times the work of one. docs/plan.md says what is
     behind the numbers and how far they were right.
     """
-    picture = out or picture
     with ending_on(LaunchError):
         training = Training(
             parse_count(params, "--params") * _VALUE_BYTES,
@@ -60,9 +58,9 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
             host_bytes_per_sec=parse_bytes_per_sec(host_bytes_per_sec, "--host-bytes-per-sec"),
         )
         predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
-        if picture:
-            check_file(picture, "--out", PLAN_FILES)
-            _draw(predictions, training, picture)
+        if out:
+            check_file(out, "--out", PLAN_FILES)
+            _draw(predictions, training, out)
     if as_json:
         print_json(0, as_facts(predictions, training, link))
     else:
