@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import importlib
 import os
+import sys
 import tempfile
+import threading
+import time
 import types
 
 import numpy as np
@@ -224,6 +229,36 @@ def _():
     expect(training.warm_start_settings(estimator) == settings, "it starts from something else")
     expect(callable(training.model_function(estimator)), "there is no model function")
     expect(callable(getattr(estimator, names.INPUT_OF_ESTIMATOR, None)), f"there is no {names.INPUT_OF_ESTIMATOR}")
+
+
+@canary_of(names.is_execution)
+def _():
+    graph_queue, session = v1.FIFOQueue(4, tf.float32, []), v1.Session()
+    taken, put = graph_queue.dequeue(), graph_queue.enqueue(1.0)
+
+    def waits(take, give):
+        thread = threading.Thread(target=take)
+        thread.start()
+        end, found = time.monotonic() + 60, False
+        while not found and thread.is_alive() and time.monotonic() < end:
+            frame = sys._current_frames().get(thread.ident)
+            found = frame is not None and names.is_execution(frame.f_globals["__name__"], frame.f_code.co_name)
+        give()
+        thread.join()
+        return found
+
+    give = lambda: session.run(put)  # noqa: E731
+    expect(waits(lambda: session.run(taken), give), "a run of a session is another function")
+    expect(waits(session.make_callable(taken), give), "a call of a session is another function")
+
+    def eagerly():
+        queue = tf.queue.FIFOQueue(4, tf.float32, [])
+        give = functools.partial(queue.enqueue, 1.0)
+        expect(waits(queue.dequeue, give), "an operator is executed in another function")
+        expect(waits(tf.function(queue.dequeue), give), "a function is executed in another function")
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        threads.submit(eagerly).result()  # a thread begins without a graph
 
 
 @canary_of(training.session_config, training.set_session_config)

@@ -349,6 +349,7 @@ def work_by_turns():  # one thread computes while the other waits for it
 
 others = {
     "nobody": lambda: held.acquire(),
+    "frees an object": lambda: held.acquire(),
     "sleeps": lambda: time.sleep(600),
     "waits for a while": lambda: threading.Event().wait(600),
     "reads": lambda: sys.stdin.read(),
@@ -364,7 +365,8 @@ threading.Thread(target=others[sys.argv[1]], daemon=True).start()
 
 def look():
     time.sleep(0.3)
-    print(sum(is_blocked(sys._current_frames()) for _ in range(5)), flush=True)
+    is_wait = lambda frame: sys.argv[1] != "frees an object"
+    print(sum(is_blocked(sys._current_frames(), is_wait) for _ in range(5)), flush=True)
     held.release()
 
 threading.Thread(target=look).start()
@@ -377,6 +379,7 @@ held.acquire()
     ("other", "found"),
     [
         ("nobody", {5}),
+        ("frees an object", {0}),
         ("sleeps", {0}),
         ("waits for a while", {0}),
         ("reads", {0}),

@@ -166,11 +166,22 @@ def fit_generator():
     model.fit(tf.data.Dataset.from_generator(lambda: rows, output_signature=kinds).batch(2), verbose=0)
 
 
+def close_session():  # TensorFlow may wait for the next turn of the thread that tunes an iterator
+    if rank == 1:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            iterators = [tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.range(10**9)) for _ in range(40)]
+            rows, end = [iterator.get_next() for iterator in iterators], time.monotonic() + 8
+            while time.monotonic() < end:
+                session.run(rows)
+    fit(lambda batch: None)
+
+
 ways = {
     "sleeps": lambda: fit(sleep),
     "computes": lambda: fit(compute),
     "sleeps in an operator": lambda: step(tf.ones([2, 4])),
     "reads slowly": fit_generator,
+    "closes a session": close_session,
 }
 ways[sys.argv[1]]()
 print("trained", flush=True)
@@ -178,7 +189,7 @@ print("trained", flush=True)
 
 
 @pytest.mark.slow("each waits for twenty seconds")
-@pytest.mark.parametrize("way", ["sleeps", "computes", "sleeps in an operator", "reads slowly"])
+@pytest.mark.parametrize("way", ["sleeps", "computes", "sleeps in an operator", "reads slowly", "closes a session"])
 def test_a_rank_that_takes_twenty_seconds_longer_ends_no_job(tmp_path, way):
     code, output = npu_run("-np", "2", write_script(tmp_path, SLOW), way, cwd=tmp_path)
     assert code == 0 and output.count("trained") == 2 and "no progress" not in output

@@ -37,3 +37,15 @@ INPUT_OF_ESTIMATOR = "_call_input_fn"  # the method in which an Estimator calls 
 # Methods of `tf.keras.optimizers.legacy.Optimizer` by which Keras takes gradients and adds them up over replicas.
 LEGACY_COMPUTE = "_compute_gradients"
 LEGACY_AGGREGATE = "_aggregate_gradients"
+
+
+def is_execution(module: str, function: str) -> bool:
+    """Whether a function of TensorFlow executes operators and waits for them, in a session or eagerly."""
+    return function in _EXECUTIONS.get(module, ()) or module.startswith(_OPERATORS)
+
+
+_EXECUTIONS = {
+    SESSION_MODULE: ("_call_tf_sessionrun", "_call_tf_sessionprun", "__call__"),
+    "tensorflow.python.eager.execute": ("quick_execute", "execute_with_cancellation"),
+}
+_OPERATORS = "tensorflow.python.ops.gen_"

@@ -13,7 +13,8 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Collection, Iterator
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import after_import
@@ -64,7 +65,7 @@ def processor_secs() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def is_blocked(in_python: Collection[int]) -> bool:
+def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.FrameType], bool]) -> bool:
     """Whether nothing in this process can go on by itself: every thread waits for another one, or for other ranks.
 
     A thread that sleeps, reads, writes or listens may go on, a thread of Python also one that waits with a time limit,
@@ -72,16 +73,21 @@ def is_blocked(in_python: Collection[int]) -> bool:
     not during one. The calling thread does not count, nor does the one that renews locks on folders.
 
     Args:
-      in_python: identifiers of the threads that execute Python code, as in `threading.get_ident()`.
+      frames: the innermost frames of the threads that execute Python code, by `threading.get_ident()`.
+      is_wait: whether a frame is one in which a thread waits for another one or for operators. TensorFlow also waits in
+        destructors, up to a minute for the thread that tunes an iterator, and then goes on.
     Returns:
       False also where the system does not say in which system calls threads are.
     """
     wait, sleeps = _CALLS.get(platform.machine(), ("", set()))
-    known = [thread for thread in threading.enumerate() if thread.ident in in_python]
-    if len(known) < len(in_python):
+    known = [thread for thread in threading.enumerate() if thread.ident in frames]
+    if len(known) < len(frames):
         return False  # TensorFlow has called a function of Python, which may sleep
-    of_python = {str(thread.native_id): thread.name for thread in known}
-    left_out = {str(threading.get_native_id()), *(number for number, name in of_python.items() if name == THREAD)}
+    of_python = {str(thread.native_id) for thread in known}
+    judged = [thread for thread in known if thread.ident != threading.get_ident() and thread.name != THREAD]
+    left_out = of_python.difference(str(thread.native_id) for thread in judged)
+    if not all(is_wait(frames[thread.ident]) for thread in judged):
+        return False
 
     def is_waiting(thread):
         call = _call(thread)

@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 from npu_bridge.base.machine import is_installed
-from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR
+from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR, is_execution
 from npu_bridge.launch.rank.processor_time import is_blocked, processor_secs
 
 __all__ = ["MainThreadSampler", "frames_of_threads"]
@@ -31,6 +31,7 @@ _BUSY_SHARE = 0.02
 # on a machine that stands still.
 _BLOCKED_SAMPLES = 4
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tf_keras", "tensorflow_estimator")
+_LOCKS = ("threading", "queue")  # where Python waits for another thread of the process
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
 # Where TensorFlow puts the functions that it generates for operators of other libraries, such as Horovod's.
@@ -57,10 +58,16 @@ class MainThreadSampler:
         self._blocked = 0
         self._told: dict[str, Any] | None = None
         self._is_over = False
+        self._is_collecting = False
+        gc.callbacks.append(self._note_collection)
+
+    def _note_collection(self, phase: str, info: dict[str, int]) -> None:
+        self._is_collecting = phase == "start"
 
     def end(self) -> None:
         """Lets the last frame go, and what the script had in it: TensorFlow cannot delete it after its modules."""
         self._is_over, self._frame = True, None
+        gc.callbacks.remove(self._note_collection)
 
     def sample(self, now: float) -> dict[str, Any] | None:
         """Samples the thread; to be called about once a second.
@@ -84,7 +91,8 @@ class MainThreadSampler:
         if now - began < enough_secs:
             return None
         busy_at = self._last_busy(now)
-        self._blocked = self._blocked + 1 if busy_at < now and self._told is not None and is_blocked(frames) else 0
+        is_idle = busy_at < now and self._told is not None and not self._is_collecting
+        self._blocked = self._blocked + 1 if is_idle and is_blocked(frames, _is_wait) else 0
         self._processor_secs = processor_secs()  # looking takes some, too
         stuck = {
             "since": self._since,
@@ -139,6 +147,13 @@ def _waits_for_ranks(innermost: types.FrameType) -> bool:
     if frame is not None and _module_of(frame).partition(".")[0] in _RUNTIMES:
         return True
     return any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost))
+
+
+def _is_wait(innermost: types.FrameType) -> bool:
+    """Whether a thread waits for another thread of Python, or for operators."""
+    module, code = _module_of(innermost), innermost.f_code
+    is_horovod = code.co_filename == _GENERATED or module.partition(".")[0] == "horovod"
+    return is_horovod or module in _LOCKS or is_execution(module, code.co_name)
 
 
 def _module_of(frame: types.FrameType) -> str:
