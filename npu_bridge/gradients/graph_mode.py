@@ -31,7 +31,15 @@ def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
             run()
             return True
 
-        return tf.cond(condition, applied_in_function, lambda: False)
+        if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+            return tf.cond(condition, applied_in_function, lambda: False)
+
+        def applied_by_strategy(strategy, condition):
+            call = strategy.extended.call_for_each_replica
+            return tf.cond(condition, lambda: call(applied_in_function), lambda: False)
+
+        # A mirrored variable is assigned to where its strategy sees all replicas, which it cannot in a branch of theirs.
+        return tf.distribute.get_replica_context().merge_call(applied_by_strategy, args=(condition,))
     with classic_control_flow():
         return tf.cond(condition, _in_this_scope(run), tf.no_op)
 
