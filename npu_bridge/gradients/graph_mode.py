@@ -38,7 +38,7 @@ def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
             call = strategy.extended.call_for_each_replica
             return tf.cond(condition, lambda: call(applied_in_function), lambda: False)
 
-        # A mirrored variable is assigned to where its strategy sees all replicas, which it cannot in a branch of theirs.
+        # A mirrored variable is assigned to by its strategy, which a replica can ask for outside of branches only.
         return tf.distribute.get_replica_context().merge_call(applied_by_strategy, args=(condition,))
     with classic_control_flow():
         return tf.cond(condition, _in_this_scope(run), tf.no_op)

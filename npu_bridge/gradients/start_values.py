@@ -157,7 +157,7 @@ class _GraphCheck(first_run.CheckOfTransfers):
         super().__init__()
         self.watched: list[tuple[str, Callable, Callable]] = []
         self._done: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._looks_at_batch, self._has_looked = False, False
+        self._has_looked = False
 
     def is_due(self, session):
         return len(self.watched) > self._done.get(session, 0)
@@ -174,19 +174,15 @@ class _GraphCheck(first_run.CheckOfTransfers):
             is_changed = _start_alike(new[0][0], variables, *_in_session(session, variables), _IN_GRAPH)
             _spread(kept, *_in_session(session, kept))
         except tf.errors.FailedPreconditionError:
-            return  # a variable has no value yet, which the run itself will say
+            return None  # a variable has no value yet, which the run itself will say
         self._done[session] = len(self.watched)
-        self._looks_at_batch, self._has_looked = not self._has_looked, True
         if is_changed and slots is not None:
             run_quietly(session, targets=slots.distributions())
-
-    def fetched_along(self, session, run):
-        return same_batches.batch_of(run) if self._looks_at_batch else []
+        has_looked, self._has_looked = self._has_looked, True
+        return None if has_looked else same_batches.batch_of(run)
 
     def see(self, fetched, fed):
-        if self._looks_at_batch:
-            self._looks_at_batch = False
-            same_batches.compare([*fetched, *fed])
+        same_batches.compare([*fetched, *fed])
 
 
 def _in_session(session, variables):

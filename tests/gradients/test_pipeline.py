@@ -183,6 +183,34 @@ def test_gradients_may_be_complex(poison):
     np.testing.assert_array_equal(variable.numpy(), [0.0 if poison == 1.0 else 1.0 + 2.0j])
 
 
+@pytest.mark.parametrize("family", [tf.keras.optimizers, tf.keras.optimizers.legacy], ids=["keras", "legacy"])
+def test_an_optimizer_of_a_script_may_apply_gradients_without_a_name(family):
+    class Own(family.SGD):
+        def apply_gradients(self, grads_and_vars):
+            return super().apply_gradients(grads_and_vars)
+
+    variable = tf.Variable(1.0)
+    npu_keras_optimizer(Own(0.5), FixedLossScaleManager(8.0)).apply_gradients([(tf.constant(1.0), variable)])
+    assert variable.numpy() == 0.5
+
+
+@pytest.mark.parametrize("family", [tf.keras.optimizers, tf.keras.optimizers.legacy], ids=["keras", "legacy"])
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_mirrored_strategy_of_one_device_skips_and_counts(family, in_function):
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+        optimizer = npu_keras_optimizer(family.SGD(0.5, momentum=0.5), ExponentialUpdateLossScaleManager(8.0, 3))
+
+    def update(grad):
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([grad]), [variable]))
+
+    step = tf.function(update) if in_function else update
+    for grad, value, counter in ((8.0, 0.5, 1), (np.inf, 0.5, 0), (8.0, -0.25, 1)):
+        strategy.run(step, args=(tf.constant(grad),))
+        assert (variable.numpy(), int(optimizer.dynamic_counter)) == (value, counter)
+
+
 def test_a_checkpoint_of_a_legacy_optimizer_names_the_class_to_write(tmp_path):
     variable, legacy = tf.Variable(1.0), tf.keras.optimizers.legacy.Adam()
     legacy.apply_gradients([(tf.constant(1.0), variable)])

@@ -47,8 +47,8 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
                 pairs, lambda trained: self._pipeline.inner.apply_gradients(trained, None, name)
             )
         keywords = {"skip_gradients_aggregation": True} if is_skipping else {}
-        keywords.update(kwargs)
-        self._pipeline.apply(pairs, lambda trained: self._optimizer.apply_gradients(trained, name=name, **keywords))
+        keywords.update(kwargs, **({} if name is None else {"name": name}))  # a script's own class may take none
+        self._pipeline.apply(pairs, lambda trained: self._optimizer.apply_gradients(trained, **keywords))
         return self.iterations
 
     def get_updates(self, loss, params):

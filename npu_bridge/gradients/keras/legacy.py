@@ -57,9 +57,8 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
             pairs = self._aggregate_gradients(pairs)
         self._make_variables(pairs)
         keywords = {} if experimental_aggregate_gradients else {"experimental_aggregate_gradients": False}
-        return self._pipeline.apply(
-            pairs, lambda trained: self._optimizer.apply_gradients(trained, name=name, **keywords)
-        )
+        keywords.update({} if name is None else {"name": name})  # a script's own class may take none
+        return self._pipeline.apply(pairs, lambda trained: self._optimizer.apply_gradients(trained, **keywords))
 
     def _make_variables(self, pairs):
         """Makes in a function what would else be made inside the gate, and be named after it."""

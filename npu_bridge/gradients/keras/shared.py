@@ -233,6 +233,12 @@ class LossScaleMixin:
         return constants.get("incr_every_n_steps", constants.get("growth_interval"))
 
     @property
+    def dynamic_counter(self) -> tf.Tensor | None:
+        """How many good steps there were in a row, an int32 scalar; None where the scale does not grow by them."""
+        counters = [each for each in getattr(self._managers[0], "variables", ()) if "good_steps" in each.name]
+        return tf.convert_to_tensor(counters[0]) if counters else None
+
+    @property
     def dynamic(self) -> bool:
         """Whether the scale can move."""
         return any(getattr(manager, "variables", ()) for manager in self._managers)
