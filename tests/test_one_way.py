@@ -205,3 +205,32 @@ def test_sizes_of_tensors_are_read_in_one_way():
                 found += [] if path in SHAPES_OTHERWISE else [f"{path}:{node.lineno}: {ast.unparse(node)}"]
     assert not found, "read shape.as_list(), or shape.num_elements() of a vector"
     assert seen == SHAPES_OTHERWISE, "no longer done there; take it off the list"
+
+
+OF_SESSIONS = {"partial_run", "partial_run_setup", "run", "make_callable", "close", "_make_callable_from_options"}
+OF_SESSIONS |= {"_call_tf_sessionprun", "_call_tf_sessionrun", "_do_run", "__init__"}
+
+
+def patched(node):
+    """(object, name) of attributes that a statement or a call gives to an object; a name that is computed is ""."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        yield ast.unparse(node.value), node.attr
+    elif isinstance(node, ast.Call) and name_of(node) in ("setattr", "delattr", "__setattr__"):
+        yield ast.unparse(node.args[0]), getattr(node.args[1], "value", "")
+
+
+def test_sessions_are_changed_in_one_place():
+    """Methods of one session, or of a class of sessions, whatever name the class has there."""
+    found = []
+    packages = [REPOSITORY / name for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")]
+    for path in (path for package in packages for path in sorted(package.rglob("*.py"))):
+        for part in ast.parse(path.read_text()).body:
+            is_about_sessions = "ession" in ast.unparse(part)
+            for target, name in (pair for node in ast.walk(part) for pair in patched(node)):
+                is_method = name in OF_SESSIONS and is_about_sessions and target != "self"
+                if is_method or target.endswith("Session"):
+                    found.append(f"{path.relative_to(REPOSITORY)}: {target}.{name}")
+    assert sorted(found) == [
+        "npu_bridge/base/session_wrapper.py: kind.__init__",
+        "npu_bridge/base/session_wrapper.py: module.BaseSession.",
+    ], "add a SessionEngine with npu_bridge.base.session_wrapper"

@@ -20,16 +20,15 @@ def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int,
       folder: for a file of each contender and rank.
       rank: this rank; all ranks call it.
     """
-    from tensorflow.python.client.session import BaseSession
-
+    from npu_bridge.base.session_wrapper import add_engine
     from npu_bridge.reporting.step_recorder import StepRecorder
     from npu_bridge.session.hooked_session import WatchOfTraining
 
     recorded = range(_STEPS.start * in_a_row, _STEPS.stop * in_a_row)
     for name, step in steps.items():
-        watch = WatchOfTraining([StepRecorder(recorded, str(_file_of(folder, name, rank)), rank)])
+        add_engine(session, WatchOfTraining([StepRecorder(recorded, str(_file_of(folder, name, rank)), rank)]))
         for _ in range(_STEPS.stop):
-            watch.run(BaseSession.run, session, step)
+            session.run(step)
 
 
 def draw_steps(folder: str, names: tuple[str, str], ranks: int, picture: str) -> None:

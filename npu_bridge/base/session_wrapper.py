@@ -1,25 +1,30 @@
-"""The one class that wraps live sessions, and asks engines what to do before, around and after each run.
+"""The one place that changes sessions. It asks engines what to do before, around and after each run.
 
 An engine changes what sessions do: repeats a training step, builds executors in another precision, calls hooks. It is a
-`SessionEngine` that is added to a session with `add_engine`; whatever the session is asked for then goes through all of
-its engines, from `Place.HOOKS` inwards, and ends in TensorFlow's own session.
+`SessionEngine` that is added to one session or to all of them with `add_engine`. Whatever a session is asked for then
+goes through its own engines, from `Place.HOOKS` inwards, then through those of all sessions, and ends in TensorFlow's
+own method. Nothing here needs TensorFlow, which a script may load later.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
+import types
 from typing import Any, Callable, NamedTuple, TypeVar
 
-from npu_bridge.base.classes import change_class
+from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.tf_internals.names import SESSION_MODULE
 
 
 class Place(enum.IntEnum):
     """Where an engine stands; the innermost one, next to TensorFlow, comes first."""
 
-    DETERMINISM = 0
-    PRECISION = 1
-    LOOPS = 2  # around the precision, which then decides once for all steps of a run
-    HOOKS = 3
+    ALL_SESSIONS = 0
+    DETERMINISM = 1
+    PRECISION = 2
+    LOOPS = 3  # around the precision, which then decides once for all steps of a run
+    HOOKS = 4
 
 
 class Request(NamedTuple):
@@ -38,19 +43,29 @@ class Request(NamedTuple):
     options: Any = None
     metadata: Any = None
 
+    @property
+    def asked(self) -> list:
+        """The operators and tensors that are run for it."""
+        return [*self.targets, *self.fetches]
+
+    @property
+    def fed(self) -> list:
+        """The tensors whose values are given."""
+        return [reference.deref() for reference in self.feeds]
+
 
 class SessionEngine:
-    """What stands around the work of one session; here everything is passed on to the next one.
+    """What stands around the work of sessions; here everything is passed on to the next one.
 
     A subclass overrides the methods it has something to do for, and calls those of `self.inner` as it needs. All get
     the session; an engine that kept it would keep it open.
 
     Attributes:
-      place: where it stands; of two in one place the later one is the outer one.
+      place: where it stands among the engines of one session; of two in one place the later one is the outer one.
       inner: the next engine towards TensorFlow; set by `add_engine`.
     """
 
-    place: Place
+    place = Place.ALL_SESSIONS
     inner: SessionEngine
 
     def run(self, session: Any, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
@@ -88,80 +103,114 @@ _Engine = TypeVar("_Engine", bound=SessionEngine)
 def add_engine(session: Any, engine: SessionEngine) -> None:
     """Lets an engine stand around everything a session does from now on.
 
-    The class of the session becomes a subclass of what it was; the engine was added nowhere yet.
+    Args:
+      session: one that exists; None for all, of which a script may have made some already.
+      engine: it was added nowhere yet. Of engines of all sessions the later one is the outer one.
     """
-    if not isinstance(session, _WrappedSession):
-        session._npu_bridge_engines = ()
-        session._npu_bridge_outermost = _TensorFlow()
-        change_class(session, type(type(session).__name__, (_WrappedSession, type(session)), {}))
-    engines = sorted((*session._npu_bridge_engines, engine), key=lambda each: each.place)
-    inner: SessionEngine = _TensorFlow()
+    _change_sessions()
+    if session is None:
+        engine.inner, _OF_ALL.inner = _OF_ALL.inner, engine
+        return
+    engines = sorted((*_engines_of(session), engine), key=lambda each: each.place)
+    inner = _OF_ALL
     for each in engines:
         each.inner, inner = inner, each
-    session._npu_bridge_engines, session._npu_bridge_outermost = tuple(engines), inner
+    session._npu_bridge_engines = tuple(engines)
 
 
 def find_engine(session: Any, kind: type[_Engine]) -> _Engine | None:
     """The engine of a kind that was added to a session; None without one."""
-    engines = session._npu_bridge_engines if isinstance(session, _WrappedSession) else ()
-    return next((engine for engine in engines if isinstance(engine, kind)), None)
+    return next((engine for engine in _engines_of(session) if isinstance(engine, kind)), None)
 
 
-class _WrappedSession:
-    """Mixed into the class of a session."""
+def change_constructors(change: Callable[[Callable], Callable]) -> list[Any]:
+    """Puts `change(constructor)` in place of the constructors of `Session` and `InteractiveSession`; returns these."""
+    import tensorflow as tf
 
-    _npu_bridge_engines: tuple[SessionEngine, ...]
-    _npu_bridge_outermost: SessionEngine
+    kinds = (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)
+    for kind in kinds:
+        kind.__init__ = change(kind.__init__)
+    return [kind.__init__ for kind in kinds]
+
+
+def _engines_of(session: Any) -> tuple[SessionEngine, ...]:
+    return getattr(session, "_npu_bridge_engines", ())
+
+
+def _outermost(session: Any) -> SessionEngine:
+    return (_OF_ALL, *_engines_of(session))[-1]
+
+
+class _Methods:
+    """They stand in place of those of `BaseSession`, the class of all sessions."""
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        return self._npu_bridge_outermost.run(self, fetches, feed_dict, options, run_metadata)
+        return _outermost(self).run(self, fetches, feed_dict, options, run_metadata)
 
     def _do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
         if handle is not None:  # the next part of a partial run
-            return super()._do_run(handle, target_list, fetch_list, feed_dict, options, run_metadata)
+            return _STOCK["_do_run"](self, handle, target_list, fetch_list, feed_dict, options, run_metadata)
         request = Request(fetch_list, target_list, feed_dict, options, run_metadata)
-        return self._npu_bridge_outermost.execute(self, request)
+        return _outermost(self).execute(self, request)
 
     def make_callable(self, fetches, feed_list=None, accept_options=False):
-        return self._npu_bridge_outermost.make_callable(self, fetches, feed_list, accept_options)
+        return _outermost(self).make_callable(self, fetches, feed_list, accept_options)
 
     def _make_callable_from_options(self, callable_options):
-        return self._npu_bridge_outermost.prepare_call(self, callable_options)
+        return _outermost(self).prepare_call(self, callable_options)
 
     def partial_run_setup(self, fetches, feeds=None):
-        return self._npu_bridge_outermost.set_up_partial_run(self, fetches, feeds)
+        return _outermost(self).set_up_partial_run(self, fetches, feeds)
 
     def _call_tf_sessionrun(self, *arguments):
-        return self._npu_bridge_outermost.call_kernels(self, super()._call_tf_sessionrun, *arguments)
+        return _outermost(self).call_kernels(self, _STOCK["_call_tf_sessionrun"], self, *arguments)
 
     def _call_tf_sessionprun(self, *arguments):
-        return self._npu_bridge_outermost.call_kernels(self, super()._call_tf_sessionprun, *arguments)
+        return _outermost(self).call_kernels(self, _STOCK["_call_tf_sessionprun"], self, *arguments)
 
     def close(self):
-        self._npu_bridge_outermost.close(self)
+        _outermost(self).close(self)
 
 
 class _TensorFlow(SessionEngine):
-    """The innermost one: what the session did before it was wrapped."""
+    """The innermost one: what sessions do by themselves."""
 
     def run(self, session, fetches, feed_dict, options, run_metadata):
-        return super(_WrappedSession, session).run(fetches, feed_dict, options, run_metadata)
+        return _STOCK["run"](session, fetches, feed_dict, options, run_metadata)
 
     def execute(self, session, request):
         fetches, targets, feeds, options, metadata = request
-        return super(_WrappedSession, session)._do_run(None, targets, fetches, feeds, options, metadata)
+        return _STOCK["_do_run"](session, None, targets, fetches, feeds, options, metadata)
 
     def make_callable(self, session, fetches, feed_list, accept_options):
-        return super(_WrappedSession, session).make_callable(fetches, feed_list, accept_options)
+        return _STOCK["make_callable"](session, fetches, feed_list, accept_options)
 
     def prepare_call(self, session, callable_options):
-        return super(_WrappedSession, session)._make_callable_from_options(callable_options)
+        return _STOCK["_make_callable_from_options"](session, callable_options)
 
     def set_up_partial_run(self, session, fetches, feeds):
-        return super(_WrappedSession, session).partial_run_setup(fetches, feeds)
+        return _STOCK["partial_run_setup"](session, fetches, feeds)
 
     def call_kernels(self, session, call, *arguments):
         return call(*arguments)
 
     def close(self, session):
-        super(_WrappedSession, session).close()
+        _STOCK["close"](session)
+
+
+_STOCK: dict[str, Callable] = {}  # methods of `BaseSession` as TensorFlow has them
+_OF_ALL = SessionEngine()  # its `inner` are the engines of all sessions
+_OF_ALL.inner = _TensorFlow()
+
+
+@functools.cache
+def _change_sessions() -> None:
+    """Changes the class of all sessions, once, as soon as TensorFlow has loaded it."""
+
+    def change(module: types.ModuleType) -> None:
+        for name, method in vars(_Methods).items():
+            if callable(method):
+                _STOCK[name] = getattr(module.BaseSession, name)
+                setattr(module.BaseSession, name, functools.wraps(_STOCK[name])(method))
+
+    when_loaded(SESSION_MODULE, change)

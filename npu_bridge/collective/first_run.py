@@ -1,8 +1,8 @@
 """Runs checks before a session runs certain operators, such as collectives, for the first time.
 
 Sessions are looked at from outside, because what must be done takes runs of its own (reading all variables, say), and
-nothing is to be added to the step that trains. The class of all sessions is changed when the first check is added,
-which happens with several ranks only.
+nothing is to be added to the step that trains. Sessions are watched from when the first check is added, which happens
+with several ranks only.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import weakref
 
 import tensorflow as tf
 
-from npu_bridge.base.tf_internals.sessions import put_around_sessions
+from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.collective import wire_names
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.run import Run, run_of, run_of_call
 
 _MARK = "_npu_bridge_transfer"  # set by `horovod_tensors.prevent_merging`; copies of an operator keep it
 
@@ -32,12 +32,12 @@ class Check(abc.ABC):
         """Whether it is to be done before this run; asked while it is due."""
 
     @abc.abstractmethod
-    def act(self, session: tf.compat.v1.Session, run: Run) -> None:
-        """Does it before this run. May run the session with `run_quietly`."""
+    def act(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor] | None:
+        """Does it before this run. May run the session with `run_quietly`.
 
-    def fetched_along(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor]:
-        """Tensors whose values are to be fetched with a run that `act` was called for; by default none."""
-        return []
+        Returns:
+          Tensors to fetch along with the run, whose values `see` then gets; None where there is nothing to see.
+        """
 
     def see(self, fetched: list, fed: list) -> None:
         """Gets those values after the run, and those that it was fed; not in calls that were prepared before."""
@@ -71,53 +71,57 @@ def add_check(graph: tf.Graph | None, check: Check) -> None:
 
 @functools.cache
 def _watch_sessions() -> None:
-    """Changes the class of all sessions, once."""
+    add_engine(None, _Audit())
 
-    def checked_run(do_run, session, handle, targets, fetches, feeds, options, metadata):
-        acted = _check(session, [*targets, *fetches], [reference.deref() for reference in feeds or ()])
-        along = [tensor for _, tensors in acted for tensor in tensors]
-        results = do_run(session, handle, targets, [*fetches, *along], feeds, options, metadata)
-        for check, tensors in reversed(acted):
+
+class _Audit(SessionEngine):
+    """Makes the checks that are due before runs of all sessions."""
+
+    def execute(self, session, request):
+        to_see = _check(session, lambda: run_of(session.graph, request.asked, request.fed))
+        along = [tensor for _, tensors in to_see for tensor in tensors]
+        results = self.inner.execute(session, request._replace(fetches=[*request.fetches, *along]))
+        for check, tensors in reversed(to_see):
             own = len(results) - len(tensors)
             with wire_names.labelled(session.graph):
-                check.see(results[own:], list((feeds or {}).values()))
+                check.see(results[own:], list(request.feeds.values()))
             results = results[:own]
         return results
 
-    def make_checked(make, session, fetches, feed_list=None, accept_options=False):
-        return _checked(session, make(session, fetches, feed_list, accept_options), fetches, feed_list)
+    def make_callable(self, session, fetches, feed_list, accept_options):
+        made = self.inner.make_callable(session, fetches, feed_list, accept_options)
+        return _checked(session, made, lambda: run_of(session.graph, fetches, feed_list))
 
-    def make_checked_from_options(make, session, options):
-        asked = [*options.fetch, *options.target, *(pair.from_tensor for pair in options.tensor_connection)]
-        return _checked(session, make(session, options), asked, options.feed)
+    def prepare_call(self, session, callable_options):
+        made = self.inner.prepare_call(session, callable_options)
+        return _checked(session, made, lambda: run_of_call(session.graph, callable_options))
 
-    put_around_sessions(
-        do_run=checked_run, make_callable=make_checked, make_callable_from_options=make_checked_from_options
-    )
+    def set_up_partial_run(self, session, fetches, feeds):
+        _check(session, lambda: run_of(session.graph, fetches, feeds))
+        return self.inner.set_up_partial_run(session, fetches, feeds)
 
 
-def _checked(session, function, fetches, feeds):
+def _checked(session, function, find_run):
     """A function that runs a session, with the checks before it; TF 1 Keras trains by such functions."""
 
     def run(*arguments, **keywords):
-        _check(session, fetches, feeds)
+        _check(session, find_run)
         return function(*arguments, **keywords)
 
     return run
 
 
-def _check(session, fetches, feeds):
-    """Makes the checks that are due, and gives them, each with the tensors that it wants to see."""
-    acted: list[tuple[Check, list[tf.Tensor]]] = []
+def _check(session, find_run):
+    """Makes the checks that are due; returns those with something to see, each with the tensors to fetch for it."""
     due = [check for check in (*_CHECKS_OF_ALL, *_CHECKS.get(session.graph, ())) if check.is_due(session)]
-    if due:
-        run = run_of(session.graph, fetches, feeds)
-        for check in due:
-            if check.concerns(run):
-                with wire_names.labelled(session.graph):
-                    check.act(session, run)
-                acted.append((check, check.fetched_along(session, run)))
-    return acted
+    run = find_run() if due else None
+    to_see: list[tuple[Check, list[tf.Tensor]]] = []
+    for check in due:
+        if check.concerns(run):
+            with wire_names.labelled(session.graph):
+                tensors = check.act(session, run)
+            to_see += [] if tensors is None else [(check, tensors)]
+    return to_see
 
 
 def _transfers_of(run: Run) -> set[str]:

@@ -135,6 +135,13 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
     return kept.runs.setdefault(key, Run(graph, asked, fed))
 
 
+def run_of_call(graph: tf.Graph, callable_options: Any) -> Run:
+    """As `run_of`, of each call of a function that a session makes of a CallableOptions."""
+    pairs = callable_options.tensor_connection
+    asked = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
+    return run_of(graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
+
+
 def note_gradients(ys: Any, gradients: Any) -> None:
     """Remembers scalars that gradients are taken of, for `Run.loss`; made for `watch_gradients`."""
     made = frozenset(part.op for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None)

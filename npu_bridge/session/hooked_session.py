@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Callable
 
 import tensorflow as tf
 
 from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.run import Run, run_of, run_of_call
 
 
 def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.SessionRunHook]) -> None:
@@ -39,8 +38,8 @@ class HookOfTraining(tf.estimator.SessionRunHook):
         """A session that has trained is about to close."""
 
 
-class WatchOfTraining:
-    """Stands around `Session.run` of all sessions of a process, and calls hooks, in order, around the runs that train.
+class WatchOfTraining(SessionEngine):
+    """Calls hooks, in order, around the runs that train, of all sessions of a process.
 
     What hooks ask for is fetched along, what they feed wins over the script.
     """
@@ -50,37 +49,37 @@ class WatchOfTraining:
         self._begun: weakref.WeakSet = weakref.WeakSet()
         self._inside = threading.local()  # runs of hooks are their own
 
-    def run(self, run: Callable, session: Any, fetches: Any, feed_dict=None, options=None, run_metadata=None) -> Any:
-        """A session's run, by the `run` it had, as the script has called it; hooks are called if it trains."""
+    def run(self, session, fetches, feed_dict, options, run_metadata):
         is_idle = hasattr(self._inside, "session") or all(hook.is_over for hook in self._hooks)
         training = None if is_idle else run_of(session.graph, fetches, feed_dict)
         if training is None or not training.trains:
-            return run(session, fetches, feed_dict, options, run_metadata)
+            return self.inner.run(session, fetches, feed_dict, options, run_metadata)
         self._inside.session = session
         try:
             self._begin(session, training)
-            return _hooked_run(run, self._hooks, session, fetches, feed_dict, options, run_metadata)
+            return _hooked_run(self.inner.run, self._hooks, session, fetches, feed_dict, options, run_metadata)
         finally:
             del self._inside.session
 
-    def make_callable(self, make: Callable, session: Any, options: Any) -> Callable:
-        """A session's `_make_callable_from_options`: what Keras trains through in a graph becomes runs with hooks."""
-        call, asked = make(session, options), [*options.fetch, *options.target]
-        if options.tensor_connection:
+    def prepare_call(self, session, callable_options):
+        """A function through which Keras trains in a graph: its calls become runs with hooks."""
+        call = self.inner.prepare_call(session, callable_options)
+        if callable_options.tensor_connection:
             return call
 
         def run_or_call(*values, run_metadata=None):
             graph = session.graph
-            elements = [graph.as_graph_element(name) for name in asked]
-            if hasattr(self._inside, "session") or not run_of(graph, elements, list(options.feed)).trains:
+            if hasattr(self._inside, "session") or not run_of_call(graph, callable_options).trains:
                 return call(*values, run_metadata=run_metadata)
-            feeds = dict(zip(options.feed, values))
-            return session.run(elements, feeds, options.run_options, run_metadata)[: len(options.fetch)]
+            fetched, options = callable_options.fetch, callable_options.run_options
+            asked = [graph.as_graph_element(name) for name in (*fetched, *callable_options.target)]
+            feeds = dict(zip(callable_options.feed, values))
+            return session.run(asked, feeds, options, run_metadata)[: len(fetched)]
 
         return run_or_call
 
-    def close(self, close: Callable, session: Any) -> None:
-        """A session's `close`: the last time that hooks can ask for its variables."""
+    def close(self, session):
+        """The last time that hooks can ask for its variables."""
         if session in self._begun and not hasattr(self._inside, "session"):
             self._inside.session = session
             try:
@@ -88,7 +87,7 @@ class WatchOfTraining:
                     hook.before_close(session)
             finally:
                 del self._inside.session
-        close(session)
+        self.inner.close(session)
 
     def end(self) -> None:
         """When the script is over."""

@@ -121,12 +121,11 @@ class _Loops(SessionEngine):
 
     def _earlier_steps_of(self, session, request):
         """What trains the steps before the last one of a run; None for a run that does not train."""
-        asked = [*request.targets, *request.fetches]
-        fed = tuple(sorted(reference.deref().name for reference in request.feeds))
-        kind = (tuple(element.name for element in asked), fed)
+        fed = tuple(sorted(tensor.name for tensor in request.fed))
+        kind = (tuple(element.name for element in request.asked), fed)
         if kind not in self._steps_of_run:
             names = {ITERATION_OP, *session.graph.get_collection(_KEY)}
-            ops = run_of(session.graph, asked, fed).ops
+            ops = run_of(session.graph, request.asked, fed).ops
             self._steps_of_run[kind] = tuple(op.name for op in ops if op.name in names)
         step = self._steps_of_run[kind]
         if not step:

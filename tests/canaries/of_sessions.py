@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import tempfile
@@ -11,44 +10,53 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge.base.tf_internals import names, sessions
+from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
+from npu_bridge.base.tf_internals import sessions
 from tests.canaries import canary_of, expect
 
 v1 = tf.compat.v1
 
 
-@canary_of(sessions.put_around_sessions, sessions.run_quietly, sessions.run_options_buffer, sessions.read_content)
+class _Seen(SessionEngine):
+    """Keeps what TensorFlow asks for."""
+
+    place = Place.HOOKS
+
+    def __init__(self):
+        self.requests, self.made_of, self.kernels = [], [], 0
+
+    def execute(self, session, request):
+        self.requests.append(request._replace(options=sessions.read_content(request.options)))
+        return self.inner.execute(session, request)
+
+    def prepare_call(self, session, callable_options):
+        self.made_of.append(callable_options)
+        return self.inner.prepare_call(session, callable_options)
+
+    def call_kernels(self, session, call, *arguments):
+        self.kernels += 1
+        return self.inner.call_kernels(session, call, *arguments)
+
+
+@canary_of(sessions.run_quietly, sessions.run_options_buffer, sessions.read_content)
 def _():
-    base = importlib.import_module(names.SESSION_MODULE).BaseSession
-    before, seen, made_of = {**vars(base)}, [], []
-
-    def do_run(run, session, handle, target_list, fetch_list, feed_dict, options, run_metadata):
-        seen.append((handle, target_list, fetch_list, feed_dict, sessions.read_content(options)))
-        return run(session, handle, target_list, fetch_list, feed_dict, options, run_metadata)
-
-    def make_callable_from_options(make, session, options):
-        made_of.append(options)
-        return make(session, options)
-
-    sessions.put_around_sessions(do_run=do_run, make_callable_from_options=make_callable_from_options)
-    try:
-        fed = v1.placeholder(tf.float32, [])
-        doubled, target, constant = fed * 2, tf.no_op(), tf.constant(1.0)
-        options = v1.RunOptions(timeout_in_ms=60000)
-        asked = config_pb2.CallableOptions(fetch=[constant.name])
-        with v1.Session() as session:
-            values = session.run([doubled, target], {fed: 3.0}, options)
-            with sessions.run_options_buffer(options) as buffer:
-                expect(sessions.read_content(buffer) == options.SerializeToString(), "a buffer holds something else")
-            again = sessions.run_quietly(session, [doubled], [target], {fed: np.array(4, np.float32)})
-            made = session._make_callable_from_options(asked)()
-    finally:
-        for name in ("_do_run", "_make_callable_from_options"):
-            setattr(base, name, before[name])
+    seen = _Seen()
+    fed = v1.placeholder(tf.float32, [])
+    doubled, target, constant = fed * 2, tf.no_op(), tf.constant(1.0)
+    options = v1.RunOptions(timeout_in_ms=60000)
+    asked = config_pb2.CallableOptions(fetch=[constant.name])
+    with v1.Session() as session:
+        add_engine(session, seen)
+        values = session.run([doubled, target], {fed: 3.0}, options)
+        with sessions.run_options_buffer(options) as buffer:
+            expect(sessions.read_content(buffer) == options.SerializeToString(), "a buffer holds something else")
+        again = sessions.run_quietly(session, [doubled], [target], {fed: np.array(4, np.float32)})
+        made = session._make_callable_from_options(asked)()
     expect(values == [6.0, None] and again == [8.0] and made == [1.0], "runs give other values")
-    expect(made_of == [asked], "a callable is asked for in another form")
-    ((handle, targets, fetches, feeds, given),) = seen
-    expect(handle is None and targets == [target] and fetches[0] is doubled, "a run is asked for in another form")
+    expect(seen.made_of == [asked], "a callable is asked for in another form")
+    expect(seen.kernels == 2, "kernels are called another way")
+    ((fetches, targets, feeds, given, _),) = seen.requests
+    expect(targets == [target] and fetches[0] is doubled, "a run is asked for in another form")
     expect([reference.deref() for reference in feeds] == [fed], "feeds come in another form")
     expect(v1.RunOptions.FromString(given) == options, "run options come in another form")
 

@@ -7,6 +7,7 @@ import json
 
 import tensorflow as tf
 
+from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.launch.trials.record import RecordSteps
 from npu_bridge.options import read_session_config
 from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsHook, ReportHook, TensorBoardHook
@@ -116,9 +117,9 @@ def run_with(*hooks):
         step = tf.compat.v1.train.get_or_create_global_step()
         weight = tf.compat.v1.get_variable("weight", [])
         train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(weight**2, global_step=step)
-        watch = WatchOfTraining(list(hooks))
         with tf.compat.v1.Session() as session:
             session.run(tf.compat.v1.global_variables_initializer())
+            add_engine(session, WatchOfTraining(list(hooks)))
             for _ in range(3):
-                watch.run(tf.compat.v1.Session.run, session, train)
+                session.run(train)
             return int(session.run(step))

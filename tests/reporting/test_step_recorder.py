@@ -6,8 +6,8 @@ import json
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.client.session import BaseSession
 
+from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.launch.timeline import Recording
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session import name_step, train_in_loops
@@ -30,8 +30,9 @@ def record(graph, tmp_path):
         recorder = StepRecorder(steps, str(tmp_path / "trace.json"), rank=0)
         watch = WatchOfTraining([recorder])
         with tf1.Session(graph=graph) as session:
+            add_engine(session, watch)
             for each in fetches:
-                watch.run(BaseSession.run, session, each)
+                session.run(each)
         recorder.finish()
         facts = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]
         return [step["step"] for step in facts["steps"]], facts["last_step_seen"]
@@ -96,8 +97,9 @@ def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         train_in_loops(session, 4)
+        add_engine(session, watch)
         for _ in range(2):
-            watch.run(BaseSession.run, session, train)
+            session.run(train)
         assert session.run(tf1.train.get_global_step()) == 8
     (step,) = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]["steps"]
     assert step["step"] == 3
@@ -111,8 +113,9 @@ def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(g
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         train_in_loops(session, 4)
+        add_engine(session, watch)
         for _ in range(2):
-            watch.run(BaseSession.run, session, train)
+            session.run(train)
     said = recording.conclude(1)
     assert said.startswith("timeline: nothing was recorded of steps 4-5. Of a run of 4 steps only the last one")
     assert "got steps 3 to 7 at intervals of 4" in said and "--timeline 7:8" in said
@@ -125,7 +128,8 @@ def test_options_of_the_script_are_kept(graph, tmp_path):
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         metadata = tf1.RunMetadata()
-        watch.run(BaseSession.run, session, train, options=options, run_metadata=metadata)
+        add_engine(session, watch)
+        session.run(train, options=options, run_metadata=metadata)
     assert options == tf1.RunOptions(timeout_in_ms=60_000, report_tensor_allocations_upon_oom=True)
     assert metadata.step_stats.dev_stats
 
@@ -143,7 +147,8 @@ def test_what_cannot_be_written_does_not_end_the_training(graph, tmp_path, caplo
     train = minimized()
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
+        add_engine(session, watch)
         for _ in range(2):
-            watch.run(BaseSession.run, session, train)
+            session.run(train)
         assert session.run(tf1.train.get_global_step()) == 2
     assert caplog.text.count("the timeline of rank 3 in") == caplog.text.count("is not written any more") == 1

@@ -1,4 +1,4 @@
-"""Engines around a session: their order, what goes through them, and one place that changes the class of sessions."""
+"""Engines around sessions: their order, what goes through them, and one place that changes the class of an object."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 import npu_bridge
+from npu_bridge.base import session_wrapper
 from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
 
 tf1 = tf.compat.v1
@@ -58,6 +59,21 @@ def test_engines_stand_in_their_order_whenever_they_were_added(graph):
     assert session._make_callable_from_options(config_pb2.CallableOptions(fetch=[value.name]))() == [3.0]
     session.close()
     assert told == [(what, name) for what in ("call_kernels", "prepare_call", "close") for name in names]
+
+
+def test_engines_of_all_sessions_stand_inside_those_of_one_and_around_sessions_that_exist(graph, monkeypatch):
+    monkeypatch.setattr(session_wrapper._OF_ALL, "inner", session_wrapper._OF_ALL.inner)  # for this test alone
+    value, told = tf.constant(3.0), []
+    sessions = [tf1.Session()]
+    add_engine(sessions[0], Recorded(Place.DETERMINISM, told))
+    for place in (Place.LOOPS, Place.HOOKS):
+        add_engine(None, Recorded(place, told))
+    sessions.append(tf1.Session())
+    for session, names in zip(sessions, (["DETERMINISM", "HOOKS", "LOOPS"], ["HOOKS", "LOOPS"])):
+        told.clear()
+        assert session.run(value) == 3.0
+        assert told == [(what, name) for what in ("run", "execute", "call_kernels") for name in names]
+        assert find_engine(session, Recorded) is (None if len(names) == 2 else session._npu_bridge_engines[0])
 
 
 def test_an_engine_is_found_by_its_kind_and_keeps_no_session_open(graph):

@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import types
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable
-
-from npu_bridge.base.after_import import when_loaded
-from npu_bridge.base.tf_internals.names import SESSION_MODULE
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_METHODS = {"do_run": "_do_run", "make_callable_from_options": "_make_callable_from_options"}
-
-
-def put_around_sessions(**around: Callable) -> None:
-    """Puts functions around methods of the class of all sessions, as soon as TensorFlow has loaded it.
-
-    Seen in TF 2.15: `BaseSession._do_run` and `_make_callable_from_options`.
-
-    Args:
-      **around: by method; each is called with what the method was, the session, and the method's arguments.
-        run, make_callable: `Session.run`, `Session.make_callable`.
-        do_run: runs what `run` was asked for. Arguments: handle, list of target operators, list of tensors to fetch,
-          values by tensor reference, run options and run metadata as buffers.
-        make_callable_from_options: `make_callable` for a CallableOptions.
-    """
-
-    def change(module: types.ModuleType) -> None:
-        for name, function in around.items():
-            attribute = _METHODS.get(name, name)
-            setattr(module.BaseSession, attribute, _surrounded(getattr(module.BaseSession, attribute), function))
-
-    when_loaded(SESSION_MODULE, change)
-
-
-def _surrounded(method: Callable, function: Callable) -> Callable:
-    @functools.wraps(method)
-    def surrounded(*arguments, **keywords):
-        return function(method, *arguments, **keywords)
-
-    return surrounded
-
 
 def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), feeds: dict | None = None) -> list:
-    """Runs a session past its hooks, and past what `put_around_sessions` has put there (`_do_run`, TF 2.15).
+    """Runs a session past its hooks and engines, but for those that call kernels (`BaseSession._do_run`, TF 2.15).
 
     Feeds are values by tensor; what is returned are the values of `fetches`.
     """

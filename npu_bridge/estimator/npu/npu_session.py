@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from npu_bridge import session as effects
 from npu_bridge.base.environment import imposed_options
+from npu_bridge.base.session_wrapper import change_constructors
 from npu_bridge.base.tf_internals.sessions import mark_as_not_begun
 from npu_bridge.estimator.npu.checks import check_steps_are_counted
 from npu_bridge.gradients.collections import STEP_SKIPPED
@@ -100,9 +101,5 @@ def decorate_sessions(places_softly: bool = False) -> None:
     Args:
       places_softly: whether all sessions made from now on place softly, also those without an entry.
     """
-    for session_class in (tf.compat.v1.Session, tf.compat.v1.InteractiveSession):
-        constructor = session_class.__init__
-        decorated: Any = decorator_tf_session(constructor)
+    for decorated in change_constructors(decorator_tf_session):
         decorated.places_softly = decorated.places_softly or places_softly
-        if decorated is not constructor:
-            session_class.__init__ = decorated

@@ -13,8 +13,8 @@ import weakref
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.names import KERAS_MODEL_MODULES
-from npu_bridge.base.tf_internals.sessions import put_around_sessions
 
 __all__ = ["watch_input"]
 
@@ -28,13 +28,13 @@ def watch_input(send: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
       To be called when the script has come to its end.
     """
     watch = _Watch(send)
-    put_around_sessions(do_run=watch.run)
+    add_engine(None, watch)
     for name in KERAS_MODEL_MODULES:
         when_loaded(name, watch.change_fit)
     return watch.tell_exit
 
 
-class _Watch:
+class _Watch(SessionEngine):
     def __init__(self, send: Callable[[dict[str, Any]], None]):
         self._send = send
         self._counts: dict[tuple, int] = {}
@@ -43,20 +43,19 @@ class _Watch:
         self._graph: Callable[[], Any] = lambda: None
         self._asked: dict[tuple, list[str]] = {}  # what it was asked for, by the kind of run
 
-    def run(self, do_run: Callable, session: Any, handle: Any, targets: list, fetches: list, *rest: Any) -> Any:
-        """In place of a session's run."""
-        kind = (id(session), *map(id, targets), *(fetch.name for fetch in fetches))
+    def execute(self, session, request):
+        kind = (id(session), *map(id, request.targets), *(fetch.name for fetch in request.fetches))
         try:
-            results = do_run(session, handle, targets, fetches, *rest)
+            results = self.inner.execute(session, request)
         except Exception as error:
             if type(error).__name__ == _END:
-                self._note_run(session, [*targets, *fetches], kind)
+                self._note_run(session, request.asked, kind)
             raise
         self._counts[kind] = self._counts.get(kind, 0) + 1
         if self._session() is not session:
             self._note_session(session)
         if kind not in self._asked:
-            self._asked[kind] = [element.name for element in (*targets, *fetches)]
+            self._asked[kind] = [element.name for element in request.asked]
         self._take_back(kind)
         return results
 

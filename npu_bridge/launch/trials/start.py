@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 from npu_bridge.base.after_import import when_loaded
 from npu_bridge.base.environment import imposed_options
+from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.names import ESTIMATOR_MODULE, KERAS, KERAS_MODEL_MODULES
-from npu_bridge.base.tf_internals.sessions import put_around_sessions
 from npu_bridge.launch.trials.trial import Trial
 
 _KERASES = {"keras", KERAS}
@@ -49,24 +49,37 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
       A function to call when the script is over.
     """
 
-    @functools.cache
-    def watch() -> Any:
+    watch = _Watch(make_hooks)
+    add_engine(None, watch)
+    return watch.end
+
+
+class _Watch(SessionEngine):
+    """A `WatchOfTraining` that is made when a session first runs."""
+
+    def __init__(self, make_hooks: Callable[[], list]):
+        self._make_hooks = make_hooks
+
+    def run(self, session, *arguments):
+        return self._made.run(session, *arguments)
+
+    def prepare_call(self, session, callable_options):
+        return self._made.prepare_call(session, callable_options)
+
+    def close(self, session):
+        vars(self).get("_made", self.inner).close(session)
+
+    def end(self) -> None:
+        if "_made" in vars(self):
+            self._made.end()
+
+    @functools.cached_property
+    def _made(self) -> Any:
         from npu_bridge.session.hooked_session import WatchOfTraining
 
-        return WatchOfTraining(make_hooks())
-
-    def end() -> None:
-        if watch.cache_info().currsize:
-            watch().end()
-
-    def of_watch(name: str) -> Callable:
-        return lambda *arguments, **keywords: getattr(watch(), name)(*arguments, **keywords)
-
-    def close(close_session: Callable, session: Any) -> None:
-        watch().close(close_session, session) if watch.cache_info().currsize else close_session(session)
-
-    put_around_sessions(run=of_watch("run"), make_callable_from_options=of_watch("make_callable"), close=close)
-    return end
+        made = WatchOfTraining(self._make_hooks())
+        made.inner = self.inner
+        return made
 
 
 def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> None:

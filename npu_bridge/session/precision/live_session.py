@@ -25,7 +25,7 @@ from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, fi
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
 from npu_bridge.base.tf_internals.sessions import is_remote, read_content, run_options_buffer
 from npu_bridge.gradients.collections import LOSS_SCALE
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.run import Run, run_of, run_of_call
 from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import FLOAT16, Policy
 from npu_bridge.session.precision.policy import Precision
@@ -168,10 +168,7 @@ class _Executors(SessionEngine):
     def prepare_call(self, session, callable_options):
         """A function whose every call follows the precision of the moment; TF 1 Keras trains by such functions."""
         self.round_new_operators()
-        pairs = callable_options.tensor_connection
-        names = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
-        asked = [self.graph.as_graph_element(name) for name in names]
-        kind = run_of(self.graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
+        kind = run_of_call(self.graph, callable_options)
         made: dict[Policy, Callable] = {}
 
         def of_this_moment():
@@ -216,7 +213,7 @@ class _Executors(SessionEngine):
             given = tf.compat.v1.RunOptions.FromString(read_content(request.options))
             debug_options = given.debug_options.SerializeToString()
         names = [tuple(element.name for element in asked) for asked in (request.fetches, request.targets)]
-        fed = tuple(sorted(reference.deref().name for reference in request.feeds))
+        fed = tuple(sorted(tensor.name for tensor in request.fed))
         key = (*names, fed, debug_options)
         if key not in self._kinds:
             self._kinds[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.contrib import write_profile
 
 
@@ -49,18 +51,12 @@ class ProfileContext:
 
     def __enter__(self):
         if self._is_enabled:
-            self._run = tf.Session.run
-            context, run = self, self._run
-
-            def traced(session, fetches, feed_dict=None, options=None, run_metadata=None):
-                return context._traced(run, session, fetches, feed_dict, options, run_metadata)
-
-            tf.Session.run = traced
+            _watch().entered.append(self)
         return self
 
     def __exit__(self, *_):
         if self._is_enabled:
-            tf.Session.run = self._run
+            _watch().entered.remove(self)
 
     def _traced(self, run, session, fetches, feed_dict, options, run_metadata):
         step, self._step = self._step, self._step + 1
@@ -84,3 +80,24 @@ class ProfileContext:
             write_profile(self._profiler, os.path.join(self._folder, f"profile_{step}"))
         self._wants_next = self._dumps_next = False
         return values
+
+
+class _Watch(SessionEngine):
+    """Hands runs to the contexts that are entered."""
+
+    def __init__(self):
+        self.entered = []
+
+    def run(self, session, *asked):
+        run = self.inner.run
+        for context in self.entered:
+            run = functools.partial(context._traced, run)
+        return run(session, *asked)
+
+
+@functools.cache
+def _watch():
+    """The one of this process."""
+    watch = _Watch()
+    add_engine(None, watch)
+    return watch
