@@ -47,7 +47,7 @@ class Exchanges(NamedTuple):
 
 def so_far() -> Exchanges:
     """The exchanges of this process, counted from the first call on; none but on rank 0 of several ranks."""
-    if not _is_asked():
+    if not is_looking():
         return Exchanges()
     _COUNT.watch()
     return _COUNT.exchanges
@@ -61,7 +61,7 @@ def watch_updates() -> bool:
     """
     # Variables that contradict each other are told by whoever needs ranks.
     with contextlib.suppress(ValueError):
-        if _is_asked():
+        if is_looking():
             _watch_once()
             return True
     return False
@@ -74,7 +74,7 @@ def note_update(before: Exchanges, variables: Iterable[Any]) -> None:
       before: what `so_far` gave when the optimizer was made.
       variables: those that are updated.
     """
-    if not _is_asked():
+    if not is_looking():
         return
     is_small = all(variable.shape.num_elements() == 1 for variable in variables)
 
@@ -109,7 +109,7 @@ def uncounted() -> Iterator[None]:
     try:
         yield
     finally:
-        if _is_asked():
+        if is_looking():
             _COUNT.exchanges = before
 
 
@@ -145,7 +145,8 @@ def say_apart() -> None:
     _say_once(place_in_job()[1])
 
 
-def _is_asked():
+def is_looking() -> bool:
+    """Whether this is rank 0 of several ranks, which alone looks and speaks."""
     rank, size = place_in_job()
     return rank == 0 and size > 1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import functools
 import weakref
+from typing import Any, Callable, TypeVar
 
 import tensorflow as tf
 
@@ -44,6 +45,9 @@ class Check(abc.ABC):
         return
 
 
+_Kind = TypeVar("_Kind", bound=Check)
+
+
 class CheckOfTransfers(Check):
     """Something to do before transfers of one graph run, when all ranks are about to run them.
 
@@ -58,15 +62,24 @@ class CheckOfTransfers(Check):
         return bool(self.transfers & _transfers_of(run))
 
 
-_CHECKS_OF_ALL: list[Check] = []
-_CHECKS: weakref.WeakKeyDictionary[tf.Graph, list[Check]] = weakref.WeakKeyDictionary()
+_CHECKS_OF_ALL: dict[Any, Check] = {}
+_CHECKS: weakref.WeakKeyDictionary[tf.Graph, dict[Any, Check]] = weakref.WeakKeyDictionary()
 _TRANSFERS: weakref.WeakKeyDictionary[Run, set[str]] = weakref.WeakKeyDictionary()
 
 
-def add_check(graph: tf.Graph | None, check: Check) -> None:
-    """Has a check made before each run of a session that it concerns, while it is due; None is for every graph."""
-    _watch_sessions()
-    (_CHECKS_OF_ALL if graph is None else _CHECKS.setdefault(graph, [])).append(check)
+def check_of(graph: tf.Graph | None, key: Any, make: Callable[[], _Kind]) -> _Kind:
+    """The check of a key, made before each run of a session that it concerns, while it is due.
+
+    Args:
+      graph: of the sessions; None is for every graph.
+      key: tells the check from others of the graph.
+      make: makes it, when the key is asked for first.
+    """
+    checks: dict = _CHECKS_OF_ALL if graph is None else _CHECKS.setdefault(graph, {})
+    if key not in checks:
+        _watch_sessions()
+        checks[key] = make()
+    return checks[key]
 
 
 @functools.cache
@@ -113,7 +126,8 @@ def _checked(session, function, find_run):
 
 def _check(session, find_run):
     """Makes the checks that are due; returns those with something to see, each with the tensors to fetch for it."""
-    due = [check for check in (*_CHECKS_OF_ALL, *_CHECKS.get(session.graph, ())) if check.is_due(session)]
+    checks = [*_CHECKS_OF_ALL.values(), *_CHECKS.get(session.graph, {}).values()]
+    due = [check for check in checks if check.is_due(session)]
     run = find_run() if due else None
     to_see: list[tuple[Check, list[tf.Tensor]]] = []
     for check in due:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import weakref
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -99,9 +98,8 @@ def announce(communicator: Communicator, what: str, tensor: tf.Tensor, may_diffe
     graph = wire_names.counting_graph()
     if communicator.size > 1 and graph is not None and not graph.building_function:
         known = tensor.shape.rank is not None and not may_differ
-        _list_of(graph, communicator).add(
-            Transfer(what, tensor.dtype.name, tensor.shape.as_list() if known else None), name
-        )
+        plan = first_run.check_of(graph, communicator.members, lambda: _GraphList(communicator))
+        plan.add(Transfer(what, tensor.dtype.name, tensor.shape.as_list() if known else None), name)
     return name
 
 
@@ -129,14 +127,3 @@ class _GraphList(first_run.CheckOfTransfers):
         agreement.of_this_process().check(
             self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS, wire_names.label()
         )
-
-
-_LISTS: weakref.WeakKeyDictionary[tf.Graph, dict] = weakref.WeakKeyDictionary()
-
-
-def _list_of(graph, communicator):
-    lists = _LISTS.setdefault(graph, {})
-    if communicator.members not in lists:
-        lists[communicator.members] = _GraphList(communicator)
-        first_run.add_check(graph, lists[communicator.members])
-    return lists[communicator.members]

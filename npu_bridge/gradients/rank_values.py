@@ -125,13 +125,12 @@ class GivenBack:
     def __init__(self, values: RankValues, transfers: set[str]):
         graph = tf.compat.v1.get_default_graph()
         self._has_none: weakref.WeakSet = weakref.WeakSet()
-        self._before_training = _Before(self._is_due, self._act)
-        self._before_training.transfers.update(transfers)
-        self._filling = _Before(lambda session: session in self._has_none, self._has_none.discard)
+        before = first_run.check_of(graph, (self, "before training"), lambda: _Before(self._is_due, self._act))
+        before.transfers.update(transfers)
+        filling = _Before(lambda session: session in self._has_none, self._has_none.discard)
+        self._filling = first_run.check_of(graph, (self, "filling"), lambda: filling)
         with tf.init_scope():
             self._take = tf.group(values.take())
-        first_run.add_check(graph, self._before_training)
-        first_run.add_check(graph, self._filling)
         _GIVEN_BACK.setdefault(graph, []).append(self)
 
     def watch(self, transfers: set[str]) -> None:

@@ -76,12 +76,9 @@ def watch_graph(
     """
     if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later come to no first step of the others
         return
-    graph = tf.compat.v1.get_default_graph()
-    if graph not in _CHECKS:
-        _CHECKS[graph] = _GraphCheck()
-        first_run.add_check(graph, _CHECKS[graph])
-    _CHECKS[graph].transfers.update(transfers)
-    _CHECKS[graph].watched.append((owner, variables, kept))
+    check = first_run.check_of(tf.compat.v1.get_default_graph(), _GraphCheck, _GraphCheck)
+    check.transfers.update(transfers)
+    check.watched.append((owner, variables, kept))
 
 
 def variables_in_training(model: Any, optimizer: Any = None) -> list:
@@ -209,9 +206,6 @@ def _in_session(session, variables):
             left = later
 
     return read, write
-
-
-_CHECKS: weakref.WeakKeyDictionary[tf.Graph, _GraphCheck] = weakref.WeakKeyDictionary()
 
 
 def _start_alike(owner, variables, read, write, line):

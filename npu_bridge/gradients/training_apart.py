@@ -18,7 +18,6 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.training import watch_gradients
 from npu_bridge.collective import exchanges, first_run
-from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import producers
@@ -32,9 +31,8 @@ _BROADCAST = re.compile(r"HorovodBroadcast")
 
 def watch_sessions() -> None:
     """Has all sessions of this process looked at, if this is rank 0 of several ranks; again is as good as once."""
-    rank, size = place_in_job()
-    if rank == 0 and size > 1:
-        _watch_once()
+    if exchanges.is_looking():
+        first_run.check_of(None, _FirstTraining, _FirstTraining)
 
 
 def watch_trainings() -> None:
@@ -49,11 +47,6 @@ def watch_trainings() -> None:
 @functools.cache
 def _watch_gradients_once() -> None:
     watch_gradients(note_gradients)
-
-
-@functools.cache
-def _watch_once() -> None:
-    first_run.add_check(None, _FirstTraining())
 
 
 class _FirstTraining(first_run.Check):
