@@ -1,4 +1,4 @@
-"""Finds the step that gradients belong to, when `apply_gradients` gets what `compute_gradients` returned."""
+"""Finds the step of gradients that `compute_gradients` returned and `apply_gradients` gets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from npu_bridge.gradients.stage import Step
 class OpenSteps:
     """The steps of one optimizer whose gradients were computed and not yet applied.
 
-    An optimizer hands gradients to its caller and takes them back, changed perhaps, as plain pairs. A step is found
-    again by its gradients or its variables, in the function (or graph, or eager execution) that made it. Of a Keras
-    optimizer it is also found in a branch inside, and gone once it is taken: gradients that are not recognised are
-    averaged over the ranks once more, which changes no mean, whereas gradients wrongly recognised would never be.
+    An optimizer returns gradients to its caller and gets them back, possibly changed, as plain pairs. Their step is
+    found by the gradients or the variables, in the function (or graph, or eager execution) that made the step. A step
+    of a Keras optimizer is also found in a branch inside that function, and is closed once it is taken. Gradients that
+    are not recognised are averaged over the ranks again, which changes no mean; gradients recognised by mistake would
+    never be averaged.
     """
 
     def __init__(self):
@@ -25,13 +26,13 @@ class OpenSteps:
         self._combined = []
 
     def keep_scaled(self, step: Step) -> None:
-        """Keeps a step whose loss was scaled; its gradients are still to come."""
+        """Keeps a step whose loss was scaled and whose gradients are not computed yet."""
         place = _place()
         self._scaled = [(other, kept) for other, kept in self._scaled if other is not place and other in _places()]
         self._scaled.append((place, step))
 
     def take_scaled(self, is_nested: bool = False) -> Step | None:
-        """The step whose loss was scaled here, if there is one; with `is_nested` also in a function around this one."""
+        """Removes and returns the step whose loss was scaled here (`is_nested`: or in a function around), or None."""
         places = _places() if is_nested else [_place()]
         for position, (place, step) in enumerate(self._scaled):
             if place in places:
@@ -41,25 +42,27 @@ class OpenSteps:
 
     @property
     def has_scaled(self) -> bool:
-        """Whether there is a step whose loss was scaled, here or elsewhere."""
+        """Whether a loss was scaled, here or elsewhere, and its gradients are not computed yet."""
         return bool(self._scaled)
 
     def keep(self, step: Step, variables: Sequence[Any] | None, may_be_left: bool = False) -> None:
-        """Keeps a step whose gradients, of `variables` if these are known yet, went through the pipeline.
+        """Keeps a step whose gradients went through the pipeline.
 
         Args:
-          may_be_left: its caller may never apply it and come with the gradients of the next step instead, as Keras'
-            own loss scaling does after an overflow. Then, executed eagerly, `find` knows it by its gradients alone.
+          step: the step.
+          variables: the variables of its gradients; None when they are not known yet.
+          may_be_left: whether the caller can leave the step and apply the next one, as Keras' own loss scaling does
+            after an overflow. Executed eagerly, `find` then recognises the step by its gradients alone.
         """
         known = None if variables is None else frozenset(map(id, variables))
         self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
         self._combined.append(_Kept(_place(), step, known, may_be_left, _context()))
 
     def latest_of(self, variables: Sequence[Any]) -> Step | None:
-        """The latest step made here for at least these variables, or None; it stays open, to be applied again.
+        """Returns the latest step made here for at least these variables, or None; the step stays open.
 
-        Not one that was made in a TF 1 loop or branch that is left: its tensors cannot be read, and those of a branch
-        that is not taken are never computed.
+        Steps of a TF 1 loop or branch that was left are passed over: their tensors cannot be read, and a branch that is
+        not taken never computes them.
         """
         given = set(map(id, variables))
         contexts = [None, *contexts_around(_context())]
@@ -71,14 +74,14 @@ class OpenSteps:
         return dataclasses.replace(here[0].step, notes=dict(here[0].step.notes)) if here else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
-        """The step these gradients belong to, or None; it stays open."""
+        """Returns the step of these gradients, or None; the step stays open."""
         kept = self._search(grads_and_vars)
         if kept is not None and kept.may_be_left and kept.place is None and not kept.delivered_any_of(grads_and_vars):
             return None
         return kept and kept.step
 
     def take(self, grads_and_vars: Sequence) -> Step | None:
-        """The step these gradients belong to, which ends its being open, or None."""
+        """Closes and returns the step of these gradients, or returns None."""
         kept = self._search(grads_and_vars)
         if kept is not None:
             self._combined.remove(kept)
@@ -101,7 +104,7 @@ class _Kept:
     context: Any
 
     def is_still_open(self, newer_ids):
-        """False when this place is left, or a newer step here takes this one's place."""
+        """Returns False when this place was left, or a newer step replaces this one."""
         if self.place is not _place():
             return self.place in _places()
         if self.variable_ids is None or newer_ids is None:
@@ -119,17 +122,17 @@ class _Kept:
 
 
 def _place():
-    """The function or graph being built; None when executing eagerly."""
+    """Returns the function or graph being built; None when executing eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _context():
-    """The TF 1 condition or loop being built; None outside of these."""
+    """Returns the TF 1 condition or loop being built; None outside of these."""
     return None if tf.executing_eagerly() else current_control_flow_context(_place())
 
 
 def _places():
-    """That place and those around it, innermost first."""
+    """Returns the function or graph being built and those around it, innermost first."""
     place, places = _place(), []
     while place is not None:
         places.append(place)

@@ -1,4 +1,4 @@
-"""Calls gradient transformations (stages) in their order, around a backward pass and an update."""
+"""Calls gradient transformations (stages) in order, around a backward pass and an update."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from npu_bridge.gradients.start_values import SeenVariables, make_plan, watch_gr
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 from npu_bridge.graph.variables import global_step_of
 
+# Key of the operators of a graph that must have run before the state of stages is read or changed.
+_AWAITED = "awaited"
+
 
 def _transferring(method):
-    """A method whose transfers belong to its pipeline."""
+    """Labels the collectives of a method as those of its pipeline."""
 
     @functools.wraps(method)
     def named(self, *arguments, **keywords):
@@ -34,24 +37,24 @@ def _transferring(method):
 
 
 class Pipeline:
-    """The stages of one optimizer; they are put in the order of `stage.PLACES`.
+    """The stages of one optimizer, in the order of `stage.PLACES`.
 
     One pipeline serves every way to train: TF 1 graphs through `PipelineOptimizer`, and a Keras `train_step` or any
     `tf.function` loop directly.
 
     Args:
       stages: the stages, in any order; at most one of them communicates.
-      owner: what they are stages of, for messages.
+      owner: name of the optimizer's class, for messages.
     Attributes:
-      optimizer_variables: gives the variables of the optimizer that updates; set by the wrapper around it, so that
-        ranks compare these too before the first step.
-      combined: joins gradients into flat tensors, by what the optimizer says of its variables; None for none.
-      restored_optimizer: gives what object-based checkpoints save as the optimizer; set by the same.
-      slots_of: gives the optimizer's slots of variables, making those that do not exist yet; set by the same.
-      transfers: tells its transfers from those of other optimizers.
+      optimizer_variables: returns the variables of the optimizer, which ranks compare before the first step; set by the
+        wrapper around the optimizer.
+      combined: joins the gradients of variables that the optimizer updates together into flat tensors; or None.
+      restored_optimizer: returns the object that object-based checkpoints save as the optimizer; set by the wrapper.
+      slots_of: returns the optimizer's slots of variables and creates the missing ones; set by the wrapper.
+      transfers: the label that distinguishes its collectives from those of other optimizers.
     Raises:
-      TypeError: something is not a stage.
-      ValueError: more than one stage communicates, two stages stand at one place, or a stage lacks what it needs.
+      TypeError: an element of `stages` is not a stage.
+      ValueError: two stages communicate, two stages stand at one place, or a stage lacks another that it needs.
     Example:
       >>> step = pipeline.begin()
       >>> with tf.GradientTape() as tape:
@@ -86,17 +89,17 @@ class Pipeline:
 
     @property
     def scales_loss(self) -> bool:
-        """True when a stage changes the loss before it is differentiated."""
+        """Whether a stage changes the loss before it is differentiated."""
         return any(stage.scales_loss for stage in self._stages)
 
     @property
     def scales_gradients(self) -> bool:
-        """True when gradients come with a loss scale, be it that of the loss or those of groups of variables."""
+        """Whether gradients carry a loss scale, of the loss or of groups of variables."""
         return bool(self.loss_scale_managers)
 
     @property
     def communicates(self) -> bool:
-        """True when a stage exchanges gradients between ranks."""
+        """Whether a stage exchanges values between ranks."""
         return any(stage.communicates for stage in self._stages)
 
     @property
@@ -111,7 +114,7 @@ class Pipeline:
 
     @property
     def needs_true_units(self) -> bool:
-        """True when a stage works on gradients that must be those of the unscaled loss."""
+        """Whether a stage needs gradients of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
         return any(
             stage.needs_true_units or stage.place in places or changes_after_verdict(stage) for stage in self._stages
@@ -119,22 +122,22 @@ class Pipeline:
 
     @property
     def is_gated(self) -> bool:
-        """True when a stage decides whether an update happens."""
+        """Whether a stage decides if an update runs."""
         return any(type(stage).gate is not Stage.gate for stage in self._stages)
 
     @property
     def only_communicates(self) -> bool:
-        """True when there is nothing but the one stage that exchanges gradients."""
+        """Whether the only stage is the one that exchanges gradients."""
         return self.communicates and len(self._stages) == 1
 
     def decide_together(self) -> None:
-        """Makes decisions of this rank alone those of all ranks."""
+        """Has all ranks decide together about each step, where each rank decided alone."""
         for stage in self._stages:
             if isinstance(stage, OverflowCheck):
                 stage.is_joint = True
 
     def state(self) -> dict:
-        """What belongs into an object-based checkpoint, by name."""
+        """Returns the state to save in an object-based checkpoint, by name."""
         state = {name: value for stage in self._stages for name, value in stage.state().items()}
         if self._rank_values is not None:
             state["of_ranks"] = self._rank_values.module
@@ -148,7 +151,7 @@ class Pipeline:
         return variables_of(self.state())
 
     def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
-        """Makes what stages keep for each trained variable; arguments as of `Stage.create_variables`."""
+        """Creates the state of stages for each trained variable; arguments as in `Stage.create_variables`."""
         for stage in self._stages:
             stage.create_variables(variables, gradients)
         if self._rank_values is not None:
@@ -167,7 +170,7 @@ class Pipeline:
 
     @tf.autograph.experimental.do_not_convert
     def scale(self, loss: tf.Tensor, step: Step, loss_id: int = 0) -> tf.Tensor:
-        """The loss to differentiate instead of `loss`; `loss_id` is the position of its manager among several."""
+        """Returns the loss to differentiate in place of `loss`; `loss_id` is the position of its manager."""
         step.losses.latest = loss_id
         step.losses.values.append(loss)
         for stage in self._stages:
@@ -177,21 +180,25 @@ class Pipeline:
 
     @tf.autograph.experimental.do_not_convert
     def gradients(self, step: Step, tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence) -> list:
-        """What `tape.gradient` gives; in a `tf.function` gradients that the step does not need are not computed.
+        """Returns `tape.gradient(loss, variables)`; a `tf.function` leaves out gradients that the step does not need.
 
         Args:
           step: the step that `begin` returned.
-          tape: has recorded the loss.
-          loss: what `scale` returned.
-          variables: what to differentiate by.
+          tape: the tape that recorded the loss.
+          loss: the result of `scale`.
+          variables: the variables to differentiate by.
         Returns:
-          List of gradients, to be given to `combine`; a None stays None.
+          List of gradients to pass to `combine`; a None stays None.
         """
         step.losses.scaled.append(loss)
         return [grad for grad, _ in self.own_gradients(step, zip(tape.gradient(loss, variables), variables))]
 
     def own_gradients(self, step: Step, grads_and_vars: Sequence) -> list:
-        """Takes gradients that were just computed, and that nobody else uses, before `combine`; returns such pairs."""
+        """Prepares gradients for `combine` right after the backward pass, while no other code uses them.
+
+        Returns:
+          List of (gradient, variable) in the same order.
+        """
         step.grads_and_vars = list(grads_and_vars)
         step.losses.is_backward_own = True
         for stage in self._stages:
@@ -202,7 +209,7 @@ class Pipeline:
     @tf.autograph.experimental.do_not_convert
     @_transferring
     def combine(self, step: Step, grads_and_vars: Sequence) -> list:
-        """Takes this rank's gradients of the scaled loss to the gradients of the job, in true units.
+        """Turns this rank's gradients of the scaled loss into the gradients of the job, in true units.
 
         Args:
           step: the step that `begin` returned.
@@ -217,7 +224,7 @@ class Pipeline:
         self._compare_with_other_ranks(step)
         with wire_names.noted() as transfers:
             self._prepare(step)
-            with tf.control_dependencies(step.notes[self]):
+            with tf.control_dependencies(step.notes[_AWAITED]):
                 for stage in self._stages:
                     stage.accumulate(step)
                 self._reduce_if_due(step)
@@ -226,11 +233,11 @@ class Pipeline:
         return list(step.grads_and_vars)
 
     def _prepare(self, step):
-        """Makes what stages keep, and notes what must have run before that is read or changed: ops of a graph."""
+        """Creates the state of stages, and has later operators wait until this rank has restored its own values."""
         trained = [pair for pair in step.grads_and_vars if pair[0] is not None]
         self.create_variables([variable for _, variable in trained], [grad for grad, _ in trained])
         taken = None if self._rank_values is None else self._rank_values.take()
-        step.notes[self] = [] if taken is None or tf.executing_eagerly() else [taken]
+        step.notes[_AWAITED] = [] if taken is None or tf.executing_eagerly() else [taken]
 
     def _reduce(self, step):
         for stage in self._stages:
@@ -241,7 +248,7 @@ class Pipeline:
             stage.after_reduce(step)
 
     def _reduce_if_due(self, step):
-        """The same inside a condition; in other steps the gradients are zeros, and sparse ones have no rows."""
+        """Reduces inside a condition; in a step that is not due, gradients become zeros, sparse ones without rows."""
         if step.is_due is None or not step.gradients:
             self._reduce_group(step)
             return
@@ -255,7 +262,7 @@ class Pipeline:
         results.unpack(step, tensors_if(step.is_due, reduce, results.nothing))
 
     def _reduce_group(self, step):
-        """The same with the gradients of the variables alone that this step trains; others become zeros."""
+        """Reduces the gradients of the variables that this step trains; those of other variables become zeros."""
         if step.group is None or not step.gradients:
             self._reduce(step)
             return
@@ -271,8 +278,8 @@ class Pipeline:
         results.unpack(step, choose_tensors(step.group.number, branches))
 
     def _compare_with_other_ranks(self, step):
-        # In graphs, whenever gradients are computed. Functions are traced, and eager steps made, more often on some
-        # ranks than on others: then only the first time counts.
+        # A graph is compared whenever gradients are computed. Some ranks trace a function, or run eager steps, more
+        # often than others: there only the first time counts.
         is_graph = building_graph()
         if self._has_compared and not is_graph:
             return
@@ -286,14 +293,14 @@ class Pipeline:
     @tf.autograph.experimental.do_not_convert
     @_transferring
     def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
-        """Runs the update, or does not, as the stages decide; then moves their state on.
+        """Runs or skips the update, as the stages decide, then updates the state of the stages.
 
         Args:
-          step: the step, its `grads_and_vars` being what the update will use (clipped, say).
-          apply: makes the update of the pairs of gradients and variables that it is called with, or without arguments;
-            called once while the graph is built, or once for each group of variables that a stage trains in turn.
+          step: the step; its `grads_and_vars` are the gradients to update with, for example clipped ones.
+          apply: makes the update of the pairs of gradients and variables that it is called with, or without arguments.
+            It is called once while the graph is built, or once for each group of variables that a stage trains in turn.
         Returns:
-          What `apply` returned when no stage gates it; else the op that runs all of it, None when executed eagerly.
+          The result of `apply` when no stage gates it; else the op of the whole update, or None when executed eagerly.
         """
         if building_graph():
             watch_savers()
@@ -310,7 +317,7 @@ class Pipeline:
             update = update_of()
         self._give_back_replicas(set(transfers))
         collections.publish(collections.PIPELINES, self)
-        with tf.control_dependencies(step.notes.get(self, [])):
+        with tf.control_dependencies(step.notes.get(_AWAITED, [])):
             state_updates = [op for op in (stage.after_update(step) for stage in self._stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():
             return update
@@ -318,13 +325,13 @@ class Pipeline:
 
     @_transferring
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
-        """Gives all ranks the same values before the first update, where functions are traced or eager steps made.
+        """Compares the variables of all ranks before the first update, in functions and eagerly.
 
-        `apply` calls it; call it before the update where `apply` is not used.
+        `apply` calls it. Call it before the update where `apply` is not used.
 
         Args:
           grads_and_vars: the pairs of the update.
-          make_slots: gives the optimizer's slots of these variables, making those that do not exist yet.
+          make_slots: returns the optimizer's slots of these variables and creates the missing ones.
         Ranks: collective, if these variables were not compared before.
         """
         if building_graph():
@@ -346,12 +353,12 @@ class Pipeline:
 
     @_transferring
     def gather_rank_values(self) -> Any:
-        """Puts what stages keep for each rank alone, where they do, into what a checkpoint of rank 0 holds.
+        """Collects the values that stages keep on each rank, so that rank 0's checkpoint holds those of all ranks.
 
         Returns:
           The op to run in a graph; None when executed eagerly.
         Raises:
-          ValueError: no gradients went through this pipeline yet.
+          ValueError: no step has gone through this pipeline yet.
         Ranks: collective.
         """
         if not self._has_compared:
@@ -363,34 +370,34 @@ class Pipeline:
 
     @property
     def has_rank_values(self) -> bool:
-        """True when a stage keeps something for each rank alone."""
+        """Whether a stage keeps values that differ between ranks."""
         return self._rank_values is not None or self._replicas is not None
 
     def has_given_back(self, session: Any) -> bool:
-        """Whether weights that `sync_all` has averaged in a session are each rank's own again."""
+        """Whether a session has restored each rank's own weights after `sync_all` averaged them."""
         return self._given_back is not None and self._given_back.is_done(session)
 
     def _make_replicas(self, variables, slots):
-        """Makes room for what differs between ranks; `slots` gives the optimizer's slots."""
+        """Creates variables for the values of all ranks where they differ; `slots` returns the optimizer's slots."""
         if self._replicas is not None and collective.current().size > 1:
             differing = {what for stage in self._stages for what in stage.differ_between_ranks}
             own = [*(variables if "variables" in differing else []), *(slots() if "slots" in differing else [])]
             self._replicas.make([variable for variable in own if variable.shape.is_fully_defined()])
 
     def _give_back_replicas(self, transfers):
-        """Sees to it that a step finds what this rank had, where rows of all ranks were restored or written."""
+        """Has a step start from this rank's own values after the values of all ranks were restored or saved."""
         if self._replicas is not None and self._replicas.kept and building_graph():
             self._given_back = GivenBack(self._replicas, transfers)
 
     def _watch_graph(self, step, transfers):
-        """The same in a TF 1 graph: a session compares before it first runs these transfers."""
+        """Has a session compare the variables of all ranks before it first runs these collectives of a TF 1 graph."""
         if self._owner and building_graph():
             step_counter = global_step_of()
             known = [*step.updated, *([] if step_counter is None else [step_counter])]
             watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers, self.variables_of_this_rank)
 
     def variables_of_this_rank(self) -> list:
-        """What stages keep for this rank alone, such as the sums of `Accumulate`."""
+        """Returns the variables of stages that differ between ranks, such as the sums of `Accumulate`."""
         return [variable for stage in self._stages for variable in stage.variables_of_this_rank()]
 
     def _own_variables(self):
@@ -400,7 +407,7 @@ class Pipeline:
 
 
 def _noted(update):
-    """The same function, with the operators that it makes noted as those of an update."""
+    """Wraps a function so that the operators it makes are recorded as those of an update."""
 
     def update_of(*arguments):
         with collections.noting_updates():
@@ -410,5 +417,5 @@ def _noted(update):
 
 
 def variables_of(state: dict) -> list:
-    """The variables in what `Pipeline.state` gives: loss scale, its counters, skipped steps."""
+    """Returns the variables of `Pipeline.state`: loss scale, its counters, skipped steps."""
     return [var for part in state.values() for var in (part.variables if isinstance(part, tf.Module) else [part])]

@@ -1,4 +1,4 @@
-"""Makes the pipeline of every optimizer from its options: which gradient transformations it has."""
+"""Chooses the stages of an optimizer's pipeline from its options."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def build_pipeline(
     combined: CombinedGradients | None = None,
     owner: str = "Pipeline",
 ) -> Pipeline:
-    """The pipeline of one optimizer.
+    """Builds the pipeline of one optimizer.
 
     Args:
-      name: name of the optimizer, and prefix of its transfers' names.
+      name: name of the optimizer, and prefix of the names of its collectives.
       manager: the loss-scale manager, or a list of them, one for each loss; None for no loss scaling.
-      is_checked: with a manager, skip steps whose gradients overflow.
+      is_checked: skip steps whose gradients overflow; counts with a manager.
       is_distributed: average gradients over the ranks.
-      is_joint: decide about a step together with the other ranks; by default where a scaled loss is distributed or the
-        update is shared.
-      is_tailed: with a manager and several ranks, decide before the last fragment is all-reduced.
-      wire_dtype: the 16-bit dtype gradients are rounded to before they are sent, or None.
+      is_joint: decide about a step together with the other ranks. None decides so where a scaled loss is distributed
+        or the update is shared.
+      is_tailed: decide before the last fragment is all-reduced; counts with a manager and several ranks.
+      wire_dtype: the 16-bit dtype to which gradients are rounded before the all-reduce, or None.
       is_sharded: ranks share the work of the update.
-      stages: what the user adds. Each optimizer gets copies, so that one list can serve several.
-      record: a stage that remembers what was skipped, where a manager makes a step skippable.
-      first_parameters: positions of the parameters at which fragments of the gradients begin; None for the cut that is
-        set for the process.
-      combined: with a manager, joins gradients into flat tensors; None for each by itself.
-      owner: who asks, for messages.
+      stages: stages that the user adds. They are copied, so one list can serve several optimizers.
+      record: a stage that records skipped steps, with a manager.
+      first_parameters: positions of the parameters at which all-reduce fragments begin; None for the cut that is set
+        for the process.
+      combined: joins gradients into flat tensors, with a manager; None keeps each gradient by itself.
+      owner: name of the optimizer's class, for messages.
     Raises:
       TypeError: `stages` is not a list of stages.
       ValueError: the stages cannot be ordered.
@@ -75,12 +75,14 @@ def build_pipeline(
         is_judged_here = is_exchanged and all("reduced gradients" in stage.gives for stage in reducing)
         if is_joint is None:
             is_joint = is_exchanged or is_sharded
-        made.append(
-            OverflowCheck(name, is_joint, is_judged_here, decides_early=is_judged_here and is_tailed, combined=combined)
-        )
-        made += [NarrowVariableGuard()] if is_scaled else []
-        made += [record] if is_scaled and record is not None else []
-        made += [] if is_scaled else [DropNotice(_words_of_drop(wire_dtype, owner))]
+        decides_early = is_judged_here and is_tailed
+        made.append(OverflowCheck(name, is_joint, is_judged_here, decides_early=decides_early, combined=combined))
+        if not is_scaled:
+            made.append(DropNotice(_words_of_drop(wire_dtype, owner)))
+        else:
+            made.append(NarrowVariableGuard())
+            if record is not None:
+                made.append(record)
     made += [SharedUpdate()] if is_sharded else []
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):
@@ -91,7 +93,7 @@ def build_pipeline(
 
 
 def _words_of_drop(wire_dtype, owner):
-    """What is said of the first step that is dropped without a loss scale."""
+    """Returns the warning for the first step that is dropped without a loss scale."""
     if wire_dtype == tf.float16:
         return (
             f"{owner}: a step was dropped, because a gradient is not finite in float16, in which it is sent; no "
@@ -118,7 +120,7 @@ def _check_reducing(stage, is_distributed, wire_dtype, is_sharded, owner):
 
 
 def copy_stages(stages: Any, owner: str) -> list:
-    """The stages of a list, each a new object without variables.
+    """Copies the stages of a list; the copies have no variables.
 
     Raises:
       TypeError: it is not a list of stages.
