@@ -1,4 +1,4 @@
-"""The variables in which gradients of several batches are added up, and one window of such batches."""
+"""Holds the variables that sum gradients of several batches, and one window of such batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sums:
         self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
 
     def of(self, variable: Any, may_be_sparse: bool) -> _Sum:
-        """What is kept for a trained variable, made now if it does not exist yet."""
+        """Returns the sum for a trained variable; creates it if it does not exist yet."""
         kept = self._kept.get(variable.ref())
         if kept is None:
             kept = self._kept[variable.ref()] = _Sum(variable, self._owner)
@@ -67,7 +67,7 @@ class Window:
                 )
 
     def totals(self, step: Step) -> list:
-        """Pairs with the sums so far, multiplied as the gradients of this batch are."""
+        """Returns pairs with the sums so far, multiplied by the factor of this batch's gradients."""
 
         def as_computed(position, grad):
             total = self._sums[position].total()
@@ -108,7 +108,7 @@ class _Sum(tf.Module):
             self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
 
     def added(self, addend):
-        """The sum with one more gradient, which `keep` keeps."""
+        """Returns the sum with one more gradient; `keep` stores it."""
         return (_SparseSum if isinstance(addend, tf.IndexedSlices) else _DenseSum)(self, addend)
 
 
@@ -135,7 +135,7 @@ class _SparseSum:
         self._addend = addend
 
     def total(self):
-        """The rows that this window has touched, each once and in ascending order."""
+        """Returns the rows that this window has touched, each once and in ascending order."""
         indices = tf.cast(self._addend.indices, tf.int64)
         rows = tf.where(self._with_own_rows(self._kept.touched.read_value()))[:, 0]
         positions = tf.searchsorted(rows, indices)[:, tf.newaxis]

@@ -9,7 +9,7 @@ from npu_bridge.base.own_tensorflow import tf
 
 
 def as_gradient(value: Any, variable: Any) -> Any:
-    """A gradient as tensors: those that a script gives may be arrays, lists or variables; None stays None."""
+    """Converts a gradient to tensors. Scripts can pass arrays, lists or variables; None stays None."""
     if value is None or isinstance(value, tf.Tensor):
         return value
     if isinstance(value, tf.IndexedSlices):
@@ -29,17 +29,17 @@ def map_values(grad: Any, transform: Callable[[tf.Tensor], tf.Tensor]) -> Any:
 
 
 def values_of(grad: Any) -> tf.Tensor:
-    """The dense tensor itself, or the values of a sparse gradient."""
+    """Returns a dense tensor unchanged, or the values of a sparse gradient."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def parts_of(grad: Any) -> list:
-    """The tensors that a gradient is made of: itself, or values and indices."""
+    """Returns the tensors of a gradient: itself, or values and indices."""
     return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
 
 
 def rebuilt(grad: Any, variable: Any, parts: Iterator[tf.Tensor]) -> Any:
-    """A gradient of the kind and shape of `grad`, made of the next of `parts`."""
+    """Builds a gradient of the kind and shape of `grad` from the next tensors of `parts`."""
     if not isinstance(grad, tf.IndexedSlices):
         return tf.ensure_shape(next(parts), grad.shape)
     return tf.IndexedSlices(next(parts), next(parts), tf.constant(variable.shape.as_list()))
@@ -56,20 +56,20 @@ def nothing_like(grad: Any, variable: Any) -> Any:
 
 
 def sum_repeated_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same sparse gradient with every row index once: rows that share an index are added up."""
+    """Adds up the rows of a sparse gradient that share an index, so each index occurs once."""
     indices, position = tf.unique(grad.indices)
     values = tf.math.unsorted_segment_sum(grad.values, position, tf.size(indices))
     return tf.IndexedSlices(values, indices, grad.dense_shape)
 
 
 def mean_of_rows(grad: tf.IndexedSlices, gather: Callable[[tf.Tensor, str], tf.Tensor], ranks: int, name: str) -> Any:
-    """The mean of a sparse gradient over the ranks from which `gather` joins rows, each row once."""
+    """Averages a sparse gradient over the ranks whose rows `gather` joins; each row occurs once."""
     values = gather(grad.values / ranks, f"{name}_values")
     return sum_repeated_rows(tf.IndexedSlices(values, gather(grad.indices, f"{name}_indices"), grad.dense_shape))
 
 
 def in_true_units(grad, divisor):
-    """A dense or sparse gradient divided by `divisor`, in its own dtype.
+    """Divides a dense or sparse gradient by `divisor`, in its own dtype.
 
     The division is done in float32 at least: in float16 a scale above 65504 does not exist, and its reciprocal is
     zero above 2**24. It is a division because the reciprocal of 2**127 is zero on processors that flush denormals.
@@ -84,7 +84,7 @@ def in_true_units(grad, divisor):
 
 
 def has_finite_norm(gradients) -> tf.Tensor:
-    """True when the global norm of the gradients is finite in float32 (in float64 for float64 gradients).
+    """Returns True when the global norm of the gradients is finite in float32 (float64 gradients: in float64).
 
     One pass over each gradient and one op for each, which is cheaper than testing every element for finiteness.
 
@@ -115,7 +115,7 @@ def squared_halves(gradients) -> list:
 
 
 def sum_in_order(numbers: list) -> tf.Tensor:
-    """The sum of scalars of one dtype, added in the same order in every run and on every rank.
+    """Sums scalars of one dtype in the same order in every run and on every rank.
 
     `tf.add_n` begins with whichever of its inputs it may overwrite, which depends on what has been freed by then: of
     three numbers and more its last bit is a matter of chance.
@@ -124,7 +124,7 @@ def sum_in_order(numbers: list) -> tf.Tensor:
 
 
 def order_of_readiness(gradients: Sequence) -> Callable[[int], Any]:
-    """A sort key for positions: the order in which the backward pass delivers the gradients.
+    """Returns a sort key for positions: the order in which the backward pass delivers gradients.
 
     In a graph that is the order in which their ops were made, since backpropagation builds them from the loss
     down; executed eagerly, the reverse of the variables' order.

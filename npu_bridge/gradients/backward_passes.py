@@ -29,7 +29,7 @@ class BackwardPasses:
         self._owner = owner
 
     def open_step(self) -> Step:
-        """The step that passes are added to; a new one after an update."""
+        """Returns the step that backward passes are added to; a new one after an update."""
         step = self._open_steps.take_scaled() or self.pipeline.begin()
         self._open_steps.keep_scaled(step)
         return step
@@ -52,7 +52,7 @@ class BackwardPasses:
             step.add_gradients(pairs, loss_id)
 
     def finish(self) -> list:
-        """The sum of all passes, in true units and averaged over the ranks, to be applied.
+        """Returns the sum of all passes, in true units and averaged over the ranks.
 
         Raises:
           ValueError: there was no pass, or one was delayed and no other came to end that.
@@ -94,7 +94,7 @@ def checked_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
 
 
 def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[int]:
-    """The managers of several losses, by their positions.
+    """Returns the positions of the managers of several losses.
 
     Args:
       loss_id: one number for each, or None: each loss has its own manager, or all have the only one.

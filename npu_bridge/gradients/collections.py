@@ -27,13 +27,13 @@ UPDATES = ("npu_bridge", "updates")  # operators that compute new values of vari
 
 
 def gradients_of(graph: Any) -> list[Any]:
-    """The gradients that the last optimizer of a graph applies, averaged and unscaled; empty when there are none."""
+    """Returns the averaged, unscaled gradients that a graph's last optimizer applies; empty without any."""
     kept = graph.get_collection(GRADIENTS)
     return kept[-1] if kept else []
 
 
 def pipelines_in(graph: Any) -> list[Any]:
-    """The pipelines whose updates are in a graph, each once."""
+    """Returns the pipelines whose updates are in a graph, each once."""
     return list(dict.fromkeys(graph.get_collection(PIPELINES)))
 
 

@@ -57,7 +57,7 @@ class CombinedGradients:
         return [*(joined([tensors[position] for position in batch]) for batch in batches), *alone]
 
     def _batches(self, pairs):
-        """Positions of what is joined, lists of at least two."""
+        """Returns lists of positions that are joined, of at least two each."""
         batches: dict = {}
         for position, (grad, variable) in enumerate(pairs):
             if isinstance(grad, tf.Tensor) and grad.shape.is_fully_defined():

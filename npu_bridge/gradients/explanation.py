@@ -36,13 +36,13 @@ class StageRow(NamedTuple):
 
     @property
     def facts(self) -> str:
-        """What it needs, gives and sends, as text."""
+        """Formats a stage's needs, guarantees and sent bytes."""
         facts = [f"needs {need}" for need in self.needs] + [f"gives {gift}" for gift in self.gives]
         return ", ".join(facts + ([] if self.sends is None else [_told(*self.sends)]))
 
 
 def list_stages(optimizer: Any, ranks: int | None = None) -> list[StageRow]:
-    """The stages that gradients go through, in their order; arguments and errors as of `npu_bridge.stages.explain`."""
+    """Lists the stages that gradients go through, in order; arguments and errors as in `npu_bridge.stages.explain`."""
     pipelines = list_pipelines(optimizer)
     size = collective.current().size if ranks is None else ranks
     is_sent = size > 1 and any(pipeline.communicates for pipeline in pipelines)
@@ -65,13 +65,13 @@ def bytes_unchanged(ranks: int) -> float:
 
 
 def bytes_with(rows: Sequence[StageRow], ranks: int) -> float | None:
-    """The same with these stages; None if that depends on the training, 0 if nothing is sent."""
+    """Returns the bytes sent with these stages; None if they depend on the training, 0 if nothing is sent."""
     sends = [row.sends for row in rows if row.sends is not None]
     return sends[-1][1] if sends else 0.0
 
 
 def as_text(rows: Sequence[StageRow]) -> str:
-    """A line for each stage, with its number, place, class and arguments, and facts."""
+    """Formats a line for each stage, with its number, place, class, arguments and facts."""
     if not rows:
         return "Gradients go from the backward pass to the update as they are."
     rows = [(row.place, f"{row.name}({row.arguments})", row.facts) for row in rows]
@@ -84,7 +84,7 @@ def as_text(rows: Sequence[StageRow]) -> str:
 
 
 def list_pipelines(optimizer: Any) -> list:
-    """The pipelines of an optimizer, the innermost first, or a list of the one given; errors as `explain`."""
+    """Lists the pipelines of an optimizer, innermost first, or the one given; errors as in `explain`."""
     if isinstance(optimizer, Pipeline):
         return [optimizer]
     if isinstance(optimizer, PipelineMixin):

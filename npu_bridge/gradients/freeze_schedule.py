@@ -1,4 +1,4 @@
-"""Which layers are trained in which update: groups of variables, and the order in which they come."""
+"""Schedules which layers an update trains: groups of variables, and their order."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FreezeSchedule(KnownKeywords):
         self.sequence = self._made()
 
     def get_config(self) -> dict:
-        """The arguments as plain data; variables are named by regular expressions."""
+        """Returns the arguments as plain data; regular expressions name the variables."""
         config = {
             "groups": self.group_count if self._patterns is None else [list(part) for part in self._patterns],
             "kind": self._kind,
@@ -82,7 +82,7 @@ class FreezeSchedule(KnownKeywords):
 
     @classmethod
     def of(cls, given: Any) -> FreezeSchedule:
-        """The schedule itself, or the one whose arguments a table holds.
+        """Returns a schedule unchanged, or makes one from a table of its arguments.
 
         Raises:
           TypeError: it is neither.
@@ -101,15 +101,15 @@ class FreezeSchedule(KnownKeywords):
         return cls(**given)
 
     def digest(self) -> str:
-        """A short text that differs where a group of any update does."""
+        """Returns a digest of the groups of all updates."""
         return hashlib.sha256(self.sequence.astype(np.int64).tobytes()).hexdigest()[:16]
 
     def full_updates(self) -> int:
-        """How many updates of the sequence train all variables."""
+        """Counts the updates of the sequence that train all variables."""
         return int(np.count_nonzero(self.sequence == 0))
 
     def last_groups(self, names: Sequence[str]) -> list[int]:
-        """For each variable the number of the last group that trains it.
+        """Returns the last group that trains each variable.
 
         Args:
           names: those of the trained variables, in the order of the layers.
@@ -176,7 +176,7 @@ class FreezeSchedule(KnownKeywords):
 
 
 def number_blocks(names: Sequence[str]) -> list[int]:
-    """The number of each variable's block, from 0: a layer begins a new one once a block has at least 3 variables.
+    """Numbers the block of each variable from 0: a layer begins a new block once a block has 3 variables.
 
     Names are in the order of the layers; what stands before the last "/" is the layer.
     """
@@ -195,7 +195,7 @@ def _count(name, value, least=1):
 
 
 def _make_patterns(groups):
-    """For each part regular expressions."""
+    """Makes regular expressions for each part."""
     expected = "a number of groups, or a list of lists of variables or regular expressions"
     parts = []
     for part in check_list(_OWNER, "groups", groups, "Leave it out for 10 groups.", "a number or a list", expected):

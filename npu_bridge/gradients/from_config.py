@@ -14,7 +14,7 @@ _CLASS = "stage"  # the key that names it
 
 
 def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
-    """The stages of a configuration, in the order of its list.
+    """Makes the stages of a configuration, in the order of its list.
 
     Args:
       config: a mapping whose one key, "stages", holds a list of mappings; each has the name of a class as "stage", and
@@ -69,7 +69,7 @@ def _check_arguments(made_by, arguments):
 
 
 def _defined_elsewhere(base: type) -> Iterator[type]:
-    """The classes of users' own stages."""
+    """Lists the classes of users' own stages."""
     for made_by in base.__subclasses__():
         yield from _defined_elsewhere(made_by)
         if made_by.__module__.partition(".")[0] != "npu_bridge":

@@ -1,4 +1,4 @@
-"""What TF 1 graphs, functions and eager execution do differently: conditions, and state variables."""
+"""Hides the differences of TF 1 graphs, functions and eager execution: conditions and state variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npu_bridge.graph.control_flow import classic_control_flow
 
 
 def building_graph() -> bool:
-    """True while a TF 1 graph is built; False eagerly and inside a `tf.function`."""
+    """Returns True while a TF 1 graph is built; False eagerly and inside a `tf.function`."""
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
 
 
@@ -56,7 +56,7 @@ def _in_this_scope(run):
 
 
 def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
-    """The tensors that `make` gives when the condition is True, else those of `otherwise`.
+    """Returns the tensors of `make` when the condition is True, else those of `otherwise`.
 
     In a TF 1 graph each of them is there as soon as it is made, whatever else the branch still has to do. `make` is
     called first; `otherwise` gives as many tensors, of the same dtypes.
@@ -69,7 +69,7 @@ def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callab
 
 
 def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
-    """The tensors that the function at a position (int32 scalar) gives, and that alone is run.
+    """Runs only the function at a position (int32 scalar) and returns its tensors.
 
     Each function gives as many tensors, of the same dtypes; they are called in this order, eagerly only the one.
     """
@@ -137,7 +137,7 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
 
 
 def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any = None) -> tf.Variable:
-    """A variable that is saved with the model, made outside any control flow or control dependency of the caller.
+    """Creates a variable that is saved with the model, outside control flow and control dependencies of the caller.
 
     `shape` is that of all its values, where these change; by default that of the initial value.
     """
@@ -155,7 +155,7 @@ def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any
 
 
 def value_before_update(variable: Any) -> tf.Tensor:
-    """A copy of a variable's value; what updates the variable must wait for it."""
+    """Copies a variable's value; an update of the variable must wait for the copy."""
     value = tf.convert_to_tensor(variable)
     return tf.raw_ops.DeepCopy(x=value) if building_graph() else tf.identity(value)
 

@@ -1,4 +1,4 @@
-"""The optimizer that updates the variables, whatever its family, behind one small interface.
+"""Wraps optimizers of every family behind one small interface.
 
 Three families exist in TensorFlow 2.15: TF 1 optimizers, Keras legacy optimizers (tensorflow-addons' are of this
 kind) and Keras optimizers; those of Keras 3 are a fourth. Pipelines talk to `InnerOptimizer` and never ask which family
@@ -41,12 +41,12 @@ class InnerOptimizer(abc.ABC):
         self.stand_ins.of(variables)
 
     def make_slots(self, variables: list) -> list:
-        """The slots of `variables`, made now if they do not exist yet."""
+        """Returns the slots of `variables` and creates the missing ones."""
         self.prepare(variables)
         return self.slots_of(variables)
 
     def slots_of(self, variables: list) -> list:
-        """The slots that exist, in an order that depends on nothing but the optimizer and the list."""
+        """Returns the slots that exist, in an order that only the optimizer and the list determine."""
         slots = [self.get_slot(variable, name) for name in self.get_slot_names() for variable in variables]
         return [slot for slot in slots if slot is not None]
 
@@ -56,7 +56,7 @@ class InnerOptimizer(abc.ABC):
 
     @abc.abstractmethod
     def compute_gradients(self, loss: Any, **arguments: Any) -> list:
-        """Pairs of (gradient or None, variable); arguments as `tf.compat.v1.train.Optimizer.compute_gradients`."""
+        """Returns pairs of (gradient or None, variable); arguments as in `tf.compat.v1.train.Optimizer`."""
 
     def tell_losses(self, losses: list, values: list) -> None:
         """Tells an optimizer that evaluates the loss again what is minimized: the sum of losses, unscaled.
@@ -76,7 +76,7 @@ class InnerOptimizer(abc.ABC):
         """Updates the variables, then adds 1 to `global_step` unless it is None; returns the op (None eagerly)."""
 
     def get_slot(self, variable, name):
-        """The slot variable, or None when there is none of that name."""
+        """Returns the slot variable of that name, or None."""
         if name == SLOT and self.stand_ins.kept:
             return self.stand_ins.slot_of(variable)
         return self._slot(variable, name)
@@ -86,7 +86,7 @@ class InnerOptimizer(abc.ABC):
         return sorted([*self._slot_names(), *([SLOT] if self.stand_ins.kept else [])])
 
     def variables(self) -> list:
-        """The optimizer's own variables."""
+        """Returns the optimizer's own variables."""
         return [*self._variables(), *self.stand_ins.kept]
 
     def _slot(self, variable, name):
@@ -100,7 +100,7 @@ class InnerOptimizer(abc.ABC):
         return self.optimizer.variables()
 
     def combine_key(self, variable: Any) -> Any:
-        """What the variables that the optimizer updates as one flat tensor have in common; None where it has none."""
+        """Returns a key that is equal for variables that the optimizer updates as one flat tensor, or None."""
         key_of = getattr(self.optimizer, "combine_key", None)
         return None if key_of is None else key_of(variable)
 
@@ -140,7 +140,7 @@ def mark_as_distributed(optimizer: Any) -> None:
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """True for an optimizer that carries the mark, or is a Keras loss-scale optimizer around one that does."""
+    """Returns True for a marked optimizer, or a Keras loss-scale optimizer around a marked one."""
     while optimizer is not None:
         if getattr(optimizer, _MARK, False):
             return True
@@ -295,7 +295,7 @@ class _Keras3Optimizer(_KerasFamily):
         self.values_of(keras3.variables_built_with(optimizer))
 
     def values_of(self, variables):
-        """The variables of TensorFlow behind variables of Keras; others are themselves."""
+        """Returns the TensorFlow variables behind variables of Keras; other variables are returned unchanged."""
         values = list(map(keras3.value_of, variables))
         self._known.update((value.ref(), variable) for value, variable in zip(values, variables))
         return values

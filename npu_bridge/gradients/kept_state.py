@@ -1,4 +1,4 @@
-"""What trainings keep besides the model, and what becomes of it in one with other stages or another number of ranks.
+"""Matches the state of stages in a checkpoint with a training that has other stages or another number of ranks.
 
 The rule for all of it: read where it fits, begun where the checkpoint has none, dropped where nobody wants it; each is
 said once, in a line of rank 0. A variable of the model, or a step count, that is missing is an error. What each rank

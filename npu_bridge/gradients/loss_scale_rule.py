@@ -1,4 +1,4 @@
-"""The rules by which dynamic loss scales grow and shrink, for all managers, and the variables that hold them."""
+"""Implements the rules by which dynamic loss scales grow and shrink, and the variables that hold them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ScaleRule:
     counts_in_a_row: bool = False
 
     def next_state(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
-        """The state after a step.
+        """Computes the state after a step.
 
         Args:
           state: tensors, before it.
@@ -161,7 +161,7 @@ def write_values(variables: Sequence[tf.Variable], values: Sequence[Any], sessio
 
 
 def read_values(variables: Sequence[tf.Variable], session: Any, owner: str) -> list:
-    """The values of variables, as numpy knows them; arguments and errors as in `write_values`."""
+    """Reads the values of variables as numpy arrays; arguments and errors as in `write_values`."""
     if variables[0].initializer is None:
         return [variable.numpy() for variable in variables]
     return _session_of(session, owner).run(list(variables))

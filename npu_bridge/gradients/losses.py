@@ -1,4 +1,4 @@
-"""The losses of one training step, what each is multiplied by, and whether its gradients can be used."""
+"""Holds the losses of one training step, their scales, and whether their gradients are finite."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Losses:
 
 
 def least_scale(scales: Any) -> tf.Tensor:
-    """The scale of sums of gradients with several: the least of them, so that none overflows, but not below 1."""
+    """Returns the scale of sums of gradients: the least of the scales, at least 1, so no term overflows."""
     return tf.maximum(tf.reduce_min(tf.convert_to_tensor(scales)), 1.0)
 
 

@@ -56,7 +56,7 @@ def check_stage(stage: Any, owner: str) -> None:
 
 
 def name_of(stage: Stage) -> str:
-    """What messages call a stage."""
+    """Returns the name of a stage for messages."""
     return type(stage).__name__
 
 

@@ -21,7 +21,7 @@ _BY_STRATEGY, _TOGETHER = 1, 2
 
 
 def mean_or_sum(value: Any, is_mean: bool, communicator: Communicator, name: str) -> Any:
-    """The sum of one gradient over the ranks, divided by their number for a mean.
+    """Sums one gradient over the ranks, and divides it by their number for a mean.
 
     Args:
       value: dense tensor, or `tf.IndexedSlices`, whose rows are then gathered from all ranks; rows with the same index
@@ -99,7 +99,7 @@ def _reduce_one(value, reduction, communicator, name):
 
 
 def _description(position, value):
-    """What other ranks must have alike in one value."""
+    """Describes the properties of one value that must be equal on all ranks."""
     value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
     if isinstance(value, tf.IndexedSlices):  # of which ranks may have different numbers of rows
         return agreement.Gradient(f"value {position}", "", "a sparse gradient", value.dtype.name)

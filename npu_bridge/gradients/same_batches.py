@@ -31,7 +31,7 @@ _NOTHING_SEEN = 0
 
 
 def batch_of(run: Run) -> list[tf.Tensor]:
-    """The tensors that a run reads from iterators and queues, and that can be fetched along with it."""
+    """Lists the tensors that a run reads from iterators and queues and that can be fetched with it."""
     read = [tensor for op in run.ops if _READERS.fullmatch(op.type) for tensor in op.outputs]
     return [tensor for tensor in read if tensor.name in run.values and tensor.name not in run.fed_names]
 

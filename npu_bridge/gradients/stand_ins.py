@@ -1,4 +1,4 @@
-"""What an optimizer updates in place of variables of 16 bits, or of TF 1 reference variables that it does not take.
+"""Keeps float32 variables for an optimizer in place of 16-bit ones, or of TF 1 reference variables that it refuses.
 
 In bfloat16 a decay of 0.999 is 1, and a change of a thousandth of a weight is none. So an optimizer never sees a
 variable of 16 bits: it is given a stand-in, a float32 variable of that name, for which it keeps its slots, and the
@@ -71,7 +71,7 @@ class StandIns:
         self._module: Any = None
 
     def of(self, variables: Sequence) -> list:
-        """What the optimizer is given for these variables, made now where it does not exist yet."""
+        """Returns the variables that the optimizer updates for these, and creates the missing ones."""
         made = [self._stand_in_of(variable) for variable in variables]
         return [variable if own is None else own.seen for own, variable in zip(made, variables)]
 

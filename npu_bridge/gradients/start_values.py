@@ -1,4 +1,4 @@
-"""All ranks start from the same values: compared once before the first step, and taken from rank 0 where they differ.
+"""Starts all ranks from equal values: compares once before the first step, and takes rank 0's where they differ.
 
 Ranks average gradients, so they stay alike only if they start alike. Here it is seen to for scripts that broadcast
 nothing, and after a restore on one rank. In a TF 1 graph nothing is added: a session's first run that reaches the
@@ -39,7 +39,7 @@ _HELD_BYTES = 256 * 2**20
 
 
 def make_plan(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
-    """What these stages will transfer of these gradients, for ranks to compare before they do."""
+    """Plans the collectives of stages for these gradients, for ranks to compare before the first one."""
     plan = agreement.Plan(has_numbered_names=has_numbered_names)
     for stage in stages:
         plan.owner = stage.transfer_name or plan.owner
@@ -51,7 +51,7 @@ def make_plan(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_na
 
 
 def _describe_gradient(grad, variable):
-    """What other ranks must have alike in one gradient."""
+    """Describes the properties of one gradient that must be equal on all ranks."""
     shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
     if grad is None:
         return agreement.Gradient(variable.name, shape, "no gradient", "")
@@ -82,7 +82,7 @@ def watch_graph(
 
 
 def variables_in_training(model: Any, optimizer: Any = None) -> list:
-    """Everything that a training goes on from, in an order that is the same on every rank; makes the slots.
+    """Lists all values that a training resumes from, in the same order on every rank; creates the slots.
 
     Metrics are not part of it: each epoch begins them anew, and a rank that has loaded a model has made them already.
 

@@ -18,7 +18,7 @@ from npu_bridge.gradients.stage import Step
 
 
 def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
-    """A function without arguments that updates what this step trains.
+    """Makes a function without arguments that updates the variables that this step trains.
 
     Args:
       apply: makes the update of the pairs that it is called with, or, where all variables are trained, of all.

@@ -1,4 +1,4 @@
-"""What a training step tells of itself: its loss, whether it overflowed, and the loss scale it used."""
+"""Reports a training step: its loss, whether it overflowed, and its loss scale."""
 
 from __future__ import annotations
 

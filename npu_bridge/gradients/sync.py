@@ -80,7 +80,7 @@ def begin_anew(optimizer: Any) -> None:
 
 
 def differ_between_ranks(pipelines: Sequence) -> bool:
-    """Whether stages keep something that is each rank's own, so that `sync_all` comes before a checkpoint."""
+    """Returns True when stages keep values that differ between ranks, so `sync_all` must precede a checkpoint."""
     return any(pipeline.has_rank_values or _synchronising(pipeline) for pipeline in pipelines)
 
 

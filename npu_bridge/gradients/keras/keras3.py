@@ -68,7 +68,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss):
-        """The loss to differentiate, a tensor: multiplied by the loss scale where there is one."""
+        """Returns the loss to differentiate: a tensor, multiplied by the loss scale if there is one."""
         return self._pipeline.scale_loss(loss)
 
     @tf.autograph.experimental.do_not_convert
@@ -158,13 +158,13 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             variable.assign(value)
 
     def get_config(self):
-        """The inner optimizer and the settings, as JSON knows them."""
+        """Returns the inner optimizer and the settings in JSON's types."""
         inner = keras.optimizers.serialize(self._optimizer)
         return plain({"optimizer": inner, **self._settings.to_config(), "generation": "keras3"})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """The counterpart of `get_config`."""
+        """Makes an optimizer from the result of `get_config`."""
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
         # Not `keras.optimizers.deserialize`, whose list lacks Lamb (Keras 3.15).
         optimizer = keras.saving.deserialize_keras_object(inner, custom_objects)
@@ -184,7 +184,7 @@ class Keras3LossScaleOptimizer(LossScaleMixin, Keras3PipelineOptimizer, keras.op
 
 
 def _as_keras_variable(variable):
-    """A variable of TensorFlow as one of Keras; None where its shape changes."""
+    """Wraps a TensorFlow variable as one of Keras; returns None where its shape changes."""
     if not variable.shape.is_fully_defined():
         return None
     return keras.Variable(variable, trainable=False, name=variable.name.partition(":")[0].replace("/", "_"))

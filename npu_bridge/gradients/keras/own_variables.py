@@ -25,7 +25,7 @@ def note_names(store: Any, inner_count: int, state: Sequence) -> None:
 
 
 def names_by_number(inner_count: int, state: Sequence) -> list[str]:
-    """What is noted of the variables of stages: `number=name` of each."""
+    """Returns `number=name` of each variable of stages."""
     return [f"{inner_count + number}={name}" for number, name in enumerate(_names(state))]
 
 
@@ -60,7 +60,7 @@ def load_by_name(store: Any, inner: Sequence, state: Sequence, noted: Sequence[s
 
 
 def fits_all(variables: Sequence, values: Sequence[np.ndarray]) -> bool:
-    """Whether there is a value for each variable, of its shape."""
+    """Returns True when each variable has a value of its shape."""
     pairs = list(zip(variables, values))
     return len(pairs) == len(variables) and all(one.shape.is_compatible_with(value.shape) for one, value in pairs)
 

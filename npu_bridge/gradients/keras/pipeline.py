@@ -72,7 +72,7 @@ class KerasPipeline:
         return self._combine(step, self.pipeline.own_gradients(step, differentiate(scaled, tape)))
 
     def combine_once(self, grads_and_vars: Sequence) -> list:
-        """This rank's gradients to those of the job, unless they are that already; then they stay what they are."""
+        """Averages this rank's gradients over the job, unless they are averaged already."""
         pairs = list(grads_and_vars)
         if self._open_steps.find(pairs) is not None:
             return pairs
@@ -97,7 +97,7 @@ class KerasPipeline:
         return self._combine(step, pairs, may_be_left=True)
 
     def forget(self, grads_and_vars: Sequence) -> bool:
-        """True when these gradients went through the pipeline; the next time they are new ones."""
+        """Returns True when these gradients went through the pipeline, and forgets them."""
         return self._open_steps.take(list(grads_and_vars)) is not None
 
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], Any]) -> None:
@@ -113,7 +113,7 @@ class KerasPipeline:
         return self.pipeline.apply(step, lambda trained: self.inner.stand_ins.update(trained, update))
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss to differentiate with a tape of your own; a callable gives a callable."""
+        """Scales the loss to differentiate with a tape of your own; a callable gives a callable."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
         step = self.pipeline.begin()
@@ -151,7 +151,7 @@ class KerasPipeline:
         return combined
 
     def _step_of_unscaled_loss(self):
-        """A step for gradients that nobody brought here before."""
+        """Makes a step for gradients that did not go through the pipeline yet."""
         if self._open_steps.take_scaled() is not None:
             problem = "these gradients are still multiplied by the loss scale"
             expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"

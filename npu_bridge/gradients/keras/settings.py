@@ -1,4 +1,4 @@
-"""The arguments of a Keras optimizer with a pipeline, in a form that can be saved with a model."""
+"""Keeps the arguments of a Keras optimizer with a pipeline in a form that is saved with a model."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class KerasSettings:
 
     @property
     def documented_name(self) -> str:
-        """What makes such an optimizer, as it is called in scripts."""
+        """Returns the name of the function or class with which scripts make such an optimizer."""
         is_plain = self == KerasSettings(self.name)
         return "KerasDistributeOptimizer" if is_plain else "npu_keras_optimizer"
 
     def pipeline(self, optimizer: Any) -> Pipeline:
-        """The stages these settings stand for, around an optimizer."""
+        """Builds the pipeline of these settings around an optimizer."""
         is_scaled = self.manager is not None
         return build_pipeline(
             self.name,
@@ -78,7 +78,7 @@ class KerasSettings:
         )
 
     def to_config(self) -> dict:
-        """The settings as JSON knows them.
+        """Returns the settings in JSON's types.
 
         Raises:
           TypeError: the manager or a stage cannot be saved.
@@ -91,7 +91,7 @@ class KerasSettings:
 
     @classmethod
     def from_config(cls, config: dict) -> KerasSettings:
-        """The counterpart of `to_config`; other keys are left alone."""
+        """Makes settings from the result of `to_config`; other keys are left in it."""
         fields = dataclasses.fields(cls)  # of which older files do not have all
         arguments = {field.name: config[field.name] for field in fields if field.name in config}
         manager = config["manager"]

@@ -27,7 +27,7 @@ _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state
 
 # AutoGraph would translate this package when a user's tf.function calls into it: for half a minute, to no effect.
 def delegated(name: str):
-    """A method that is the inner optimizer's method of that name."""
+    """Returns a method that calls the inner optimizer's method of that name."""
 
     @tf.autograph.experimental.do_not_convert
     def method(self, *arguments, **keywords):
@@ -113,12 +113,12 @@ class PipelineMixin(delegating_trackable()):
         return self._optimizer.iterations
 
     def get_config(self) -> dict:
-        """The inner optimizer and the settings, as JSON knows them."""
+        """Returns the inner optimizer and the settings in JSON's types."""
         return plain({"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """The counterpart of `get_config`."""
+        """Makes an optimizer from the result of `get_config`."""
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
         # In .h5 files Keras takes an optimizer of a user's that is called as one of its own for that.
         made_by = tf.keras.utils.get_registered_object(
@@ -234,7 +234,7 @@ class LossScaleMixin:
 
     @property
     def dynamic_counter(self) -> tf.Tensor | None:
-        """How many good steps there were in a row, an int32 scalar; None where the scale does not grow by them."""
+        """The number of good steps in a row, an int32 scalar; None for a scale that does not grow by them."""
         counters = [each for each in getattr(self._managers[0], "variables", ()) if "good_steps" in each.name]
         return tf.convert_to_tensor(counters[0]) if counters else None
 
@@ -245,7 +245,7 @@ class LossScaleMixin:
 
     @tf.autograph.experimental.do_not_convert
     def get_scaled_loss(self, loss):
-        """The loss to differentiate with a tape of your own.
+        """Scales the loss to differentiate with a tape of your own.
 
         Args:
           loss: tensor, or a callable that returns one.

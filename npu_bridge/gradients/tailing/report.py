@@ -1,4 +1,4 @@
-"""What tail optimisation has done to a graph, as text for people and as JSON for programs."""
+"""Reports the changes of tail optimisation to a graph, as text and as JSON."""
 
 from __future__ import annotations
 
