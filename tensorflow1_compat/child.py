@@ -1,4 +1,4 @@
-"""What a script starts as `python3` is the Python that it runs in, and its files see the same TensorFlow.
+"""Has `python3`, started by a script, be the Python of the script, with the same TensorFlow for its files.
 
 A script may well prepare its data by `os.system("python3 data.py &")`. `lead` puts a `python3` first on `PATH`, which
 runs this module. Files of the user's tree and code of `-c` are prepared; anything else is plain Python.

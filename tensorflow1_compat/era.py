@@ -90,7 +90,7 @@ class Evidence(NamedTuple):
 
     @property
     def is_tensorflow_1(self) -> bool:
-        """Names of both eras are in scripts that choose by the version; there the larger part decides."""
+        """Whether a script is of TensorFlow 1. Where names of both eras occur, the more frequent era decides."""
         return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)
 
 
@@ -154,7 +154,7 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
 
 
 def _is_plain(use: Use) -> bool:
-    """Whether a name is taken from `tf` as it is imported, other than to find out its version."""
+    """Whether a name is taken from the imported `tf`, other than to read its version."""
     versions = ("tensorflow.compat", "tensorflow.__", "tensorflow.version")
     return use.alias == "tensorflow" and not use.name.startswith(versions)
 

@@ -9,7 +9,7 @@ __all__ = ["ONLY_1", "ONLY_2"]
 
 
 def _by_namespace(text: str) -> dict[str, frozenset[str]]:
-    """Names by where they are below `tf`; a word with a colon says where the next ones are."""
+    """Groups names by their module below `tf`; a word with a colon names the module of the next ones."""
     found: dict[str, set[str]] = {}
     for word in text.split():
         if word.endswith(":"):

@@ -1,4 +1,4 @@
-"""The checks behind `npu-run check`: finds what a script uses and what cannot work, without running it."""
+"""Finds the names that a script uses and those that cannot work, without running it, for `npu-run check`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Finding(NamedTuple):
 
     @property
     def severity(self) -> str:
-        """What it means for the script: it stops it, changes numbers, or is harmless."""
+        """The effect on the script: stops it, changes numbers, or is harmless."""
         return "stops it" if self.is_fatal else "changes numbers" if self.changes_numbers else "harmless"
 
 
@@ -127,7 +127,7 @@ def survey(
 
 
 def _where_reached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings; what would stop a script and is in a function that nothing calls does not."""
+    """Yields the findings; those in functions that nothing calls are not fatal."""
     definitions = {facts.path: facts.definitions for facts in files}
     reached = reached_from(list(definitions.values()))
     for finding in findings:
@@ -294,7 +294,7 @@ def _is_in(name: str, package: str) -> bool:
 
 @functools.cache
 def _modules_below(root: str) -> dict[str, list[str]]:
-    """By the names of folders and files around a script, where they are: in its own folder, below and beside it."""
+    """Maps the names of folders and files around a script to their places: in its folder, below and beside it."""
     found: dict[str, list[str]] = {}
     is_top = any(name.upper().startswith(_AT_THE_TOP) for name in os.listdir(root))
     for folder, depth in [(root, _DEEPEST), (os.path.dirname(root), 2)][: 1 if is_top else 2]:

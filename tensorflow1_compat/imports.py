@@ -1,4 +1,4 @@
-"""What imports in the user's files call: each gives what the statement would bind. `calls.py` is for what else calls.
+"""Executes the imports of the user's files: each function returns the objects that a statement binds.
 
 Modules that the user's tree has under the same name (a folder `keras` beside the script) are the user's.
 """

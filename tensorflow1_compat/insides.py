@@ -80,7 +80,7 @@ def module_around(name: str) -> str:
 
 
 def moved(base: str, name: str) -> Any:
-    """What a module such as `tensorflow.python.ops.variables` has in one of its parts now. AttributeError: in none."""
+    """Finds a name of a module such as `tensorflow.python.ops.variables` in its parts; else AttributeError."""
     for part in SPLIT.get(base.removeprefix("tensorflow.python."), "").split():
         module = importlib.import_module(f"tensorflow.python.{part}")
         if name in vars(module):

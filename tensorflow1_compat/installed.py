@@ -1,4 +1,4 @@
-"""Whether a dotted old name is found here, told from the installed files alone: TensorFlow is not started.
+"""Tells from the installed files whether a dotted old name exists here; TensorFlow is not started.
 
 The files of TensorFlow's interface are lists of imports; other modules are searched for what they define at their top.
 Where a file could define more than can be read (stars, `__getattr__`), a name counts as found.
@@ -52,7 +52,7 @@ class Located(NamedTuple):
 
 
 def find_missing(name: str) -> str | None:
-    """The shortest part of a name that is not there, as far as modules can be followed; None if all of it is."""
+    """Returns the shortest part of a name that does not exist; None if the name exists or cannot be followed."""
     return _follow(name).missing
 
 
@@ -155,12 +155,12 @@ def _file_of(module: str) -> str | None:
 
 @functools.cache
 def _names_of(module: str) -> frozenset[str]:
-    """What a module defines at its top, also inside conditions; with `*` where there may be more."""
+    """Returns the names that a module defines at its top, also in conditions; with `*` where there can be more."""
     return frozenset(_index_of(module))
 
 
 def defined_in(module: str, name: str) -> list[ast.FunctionDef | ast.ClassDef | ast.Assign | str | None]:
-    """What defines a name at the top of a module: nodes of its text, or the full name it is imported from.
+    """Returns the definitions of a name at the top of a module: syntax nodes, or the full name it is imported from.
 
     None stands for what defines it in another way.
     """
@@ -217,7 +217,7 @@ def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
 
 
 def exported_by(module: str) -> list[str]:
-    """What `from module import *` binds."""
+    """Returns the names that `from module import *` binds."""
     found = locate(module)
     index = _index_of(found.module if found and not found.inside else module)
     for node in index.get("__all__", ()):

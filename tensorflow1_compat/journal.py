@@ -1,4 +1,4 @@
-"""What a script met on its way: said once on standard error, and kept for the migration report."""
+"""Notes what a script runs into: prints it once on standard error, and keeps it for the migration report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that is started with plain `python`: repairs what it can while it runs, and says what needs `npu-run`."""
+"""Repairs scripts that are started with plain `python` while they run, and says what needs `npu-run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which functions of a script and its modules are named by code that runs: what the others need stops nobody."""
+"""Finds the functions of a script that running code names; problems in other functions are harmless."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def definitions_in(tree: ast.Module) -> Definitions:
 
 
 def reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
-    """The names that code says which may run, of a script and its modules; None where it may reach anything."""
+    """Returns the names that code which can run mentions; None where it can reach any name."""
 
     def said_by(name: str) -> Iterator[str]:
         for each in files:

@@ -146,7 +146,7 @@ def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
 
 
 def added_by(script: str) -> list[str]:
-    """Where a script that adds to `sys.path` may have more modules: the folder above its own, and the current one."""
+    """Returns the folders of further modules of a script that adds to `sys.path`: above it, and the current one."""
     with open_file(script, errors="replace") as file:
         if "sys.path" not in file.read():
             return []

@@ -1,4 +1,4 @@
-"""What installed functions and classes can be called with, told from their files alone: nothing is imported."""
+"""Reads the signatures of installed functions and classes from their files, without importing them."""
 
 from __future__ import annotations
 

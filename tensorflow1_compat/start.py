@@ -76,7 +76,7 @@ def _prepare_child(
 
 
 def switch_v2_off() -> None:
-    """What TensorFlow 1.15 does by default: graphs, plain variables, shapes and epsilons, sizes like `64 / 2`."""
+    """Sets TensorFlow 1.15's defaults: graphs, plain variables, shapes and epsilons, sizes like `64 / 2`."""
     import tensorflow.compat.v1 as tf
 
     # One of the switches warns that it is about to be dropped, which a script of TensorFlow 1 need not hear.

@@ -1,4 +1,4 @@
-"""Where the names of TensorFlow 1.15 are found that `tensorflow.compat.v1` no longer has.
+"""Maps names of TensorFlow 1.15 that `tensorflow.compat.v1` lacks to their places today.
 
 Every module of `tensorflow1_compat.contrib` is `tensorflow.contrib.<name>` without an entry here, and what
 `tensorflow.compat.v1` holds under the same name needs none either.

@@ -1,4 +1,4 @@
-"""Where the names of TensorFlow 2.0 to 2.14 are found that TensorFlow 2.15 no longer has, or has in an older copy.
+"""Maps names of TensorFlow 2.0 to 2.14 that 2.15 lacks, or has in an older copy, to their places today.
 
 `tensorflow.python.keras` was Keras itself then; what is there now is a copy that no longer goes with `tf.keras`.
 """

@@ -1,4 +1,4 @@
-"""Which files are the user's own, and how Python is made to load them with `source.UserLoader`.
+"""Decides which files are the user's own, and has Python load them with `source.UserLoader`.
 
 Python asks each path hook for a finder of a folder, once per folder. Ours answers for folders of the user's tree only,
 so imports of anything else never pass through code of ours.

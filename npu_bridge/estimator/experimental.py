@@ -17,12 +17,12 @@ __all__ = [
 
 
 def get_actual_rank_size() -> int:
-    """The number of ranks that train; 1 when this process trains alone."""
+    """Returns the number of ranks that train; 1 when this process trains alone."""
     return collective.current().size
 
 
 def get_user_rank_size() -> int:
-    """The number of ranks as the environment declares it; 1 when it does not.
+    """Returns the number of ranks that the environment declares; 1 when it declares none.
 
     Raises:
       ValueError: RANK_SIZE and CM_WORKER_SIZE are both set, or the number is below 1.
@@ -31,7 +31,7 @@ def get_user_rank_size() -> int:
 
 
 def get_user_rank_id() -> int:
-    """The rank of this process as RANK_ID declares it; 0 when it does not.
+    """Returns the rank that RANK_ID declares; 0 when it is not set.
 
     Raises:
       ValueError: it is not a whole number.

@@ -73,7 +73,7 @@ def dropout_v4(
     output_dtype: Any = tf.bool,
     name: str | None = None,
 ) -> tf.Tensor:
-    """The random choice of `npu_ops.dropout` alone: True, or 1, for what is kept.
+    """Returns the random choice of `npu_ops.dropout`: True, or 1, for elements that are kept.
 
     Args:
       x, keep_prob, noise_shape, seed: as in `npu_ops.dropout`.
@@ -131,7 +131,7 @@ def nonzero(x: Any, transpose: bool = False, output_type: Any = tf.int64, name: 
 def nonzerowithvalue(
     x: Any, transpose: bool = False, output_type: Any = tf.int64, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The elements that are not 0, with shapes that do not depend on how many there are.
+    """Returns the elements that are not 0, in tensors of a shape that does not depend on their number.
 
     Args:
       x: matrix.

@@ -51,7 +51,7 @@ def initialize_system(name: str | None = None) -> tf.Operation | None:
 
 
 def shutdown_system(name: str | None = None) -> tf.Operation | None:
-    """The counterpart of `initialize_system`: an op that does nothing, as communication ends with the process."""
+    """Returns an op that does nothing: communication ends with the process. The counterpart of `initialize_system`."""
     return tf.no_op(name=name or "shutdown_system")
 
 

@@ -1,1 +1,1 @@
-"""What Python, numpy and SciPy had when scripts of TensorFlow 1 were written, for the user's files alone."""
+"""Brings back functions of old Pythons, numpys and SciPys, for the user's files alone."""

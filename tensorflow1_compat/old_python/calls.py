@@ -1,4 +1,4 @@
-"""What methods, `float` and `%` of the user's files go through: old methods, and arrays that were taken for numbers."""
+"""Handles calls of methods, `float` and `%` in the user's files: old methods, and arrays taken for numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def old_mode_of(call: ast.Call) -> ast.Constant | None:
 
 
 def having(value: Any, name: str) -> Any:
-    """What is asked for an old method in the place of an object: the object, or a stand-in if it lacks the method."""
+    """Returns an object, or a stand-in with the old method if the object lacks it."""
     if hasattr(value, name):
         return value
     is_class = isinstance(value, type)
@@ -64,7 +64,7 @@ def having(value: Any, name: str) -> Any:
 
 
 def single(value: Any) -> Any:
-    """What `float(value)` and `int(value)` get: of an array with one element, the element."""
+    """Returns the argument of `float(value)` and `int(value)`: of an array with one element, the element."""
     if type(value) in _PLAIN:
         return value
     if _is_single(value):
@@ -74,7 +74,7 @@ def single(value: Any) -> Any:
 
 
 def singles(values: Any, text: str) -> Any:
-    """What `text % values` gets: the same for what the text writes as a number; `%s` shows the array."""
+    """Returns the values of `text % values`, with elements for arrays that the text formats as numbers."""
     several = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else [values]
     if not any(map(_is_single, several)):
         return values

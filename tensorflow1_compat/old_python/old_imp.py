@@ -30,7 +30,7 @@ def new_module(name: str) -> types.ModuleType:
 
 
 def get_magic() -> bytes:
-    """What files of compiled code begin with."""
+    """Returns the first bytes of files of compiled code."""
     return MAGIC_NUMBER
 
 

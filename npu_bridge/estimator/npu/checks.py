@@ -57,7 +57,7 @@ _KEPT_OF_RUN_CONFIG = ("session_config", "train_distribute", "eval_distribute", 
 
 
 def as_npu_config(config: Any) -> str:
-    """How to fix a `config` that is not an `NPURunConfig`: by one with the settings of a stock `RunConfig`."""
+    """Returns the fix for a `config` that is not an `NPURunConfig`: one with the settings of a stock `RunConfig`."""
     if not isinstance(config, tf.estimator.RunConfig):
         return "Pass config=NPURunConfig(...)."
     usual = tf.estimator.RunConfig()

@@ -1,4 +1,4 @@
-"""What an `NPUEstimator` makes of the user's `model_fn`, and the `NPUEstimatorSpec` that one may return."""
+"""Wraps the user's `model_fn` for an `NPUEstimator`, and defines the `NPUEstimatorSpec` that it can return."""
 
 from __future__ import annotations
 

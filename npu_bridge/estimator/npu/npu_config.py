@@ -150,7 +150,7 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     @property
     def stages(self) -> tuple:
-        """What the `[[stages]]` of a file say, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
+        """The stages of a file's `[[stages]]`, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
         return self.__dict__.get("_stages", ())
 
     def _set_up(self, values: dict[str, Any], **of_base: Any) -> None:
@@ -197,7 +197,7 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     @property
     def device_fn(self):
-        """Where an Estimator puts operators: variables on the CPU with `variable_placement="Host"`."""
+        """The device function of an Estimator: puts variables on the CPU with `variable_placement="Host"`."""
         if self.__dict__.get("_variable_placement") == "Host" and not self.cluster_spec:
             return variables_on_host
         return self._device_fn

@@ -85,7 +85,7 @@ class _DynamicLayer(tf.keras.layers.Layer):
         return ValueError(message(type(self).__name__, problem, expected, got, fix))
 
     def _state(self, given: Any, x: tf.Tensor, directions: int = 1) -> list[tf.Tensor]:
-        """The state before the first step for each direction, [B, H]; zeros unless given."""
+        """Returns the state before the first step of each direction, [B, H]; zeros unless given."""
         shape = [directions, tf.shape(x)[1], self.hidden_size]
         state = tf.zeros(shape, x.dtype) if given is None else tf.reshape(tf.cast(given, x.dtype), shape)
         return tf.unstack(tf.ensure_shape(state, [directions, x.shape.as_list()[1], self.hidden_size]))

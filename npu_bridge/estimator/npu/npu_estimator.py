@@ -226,7 +226,7 @@ class NPUEstimator(tf.estimator.Estimator):
 
     @contextlib.contextmanager
     def _watched(self, hooks, graph_name, first_hooks=None):
-        """The caller's hooks and those that the options ask for; the latter are ended whatever happens."""
+        """Yields the caller's hooks and those that the options ask for, and always ends the latter."""
         tell_effects(self._options)
         own_hooks = session.hooks_for(self._options, graph_name, self.model_dir)
         try:
@@ -308,7 +308,7 @@ class NPUEstimator(tf.estimator.Estimator):
                     hook.close()  # after an error nobody else does
 
     def _stopping_together(self, hooks, spec):
-        """The hooks, with one that ends all ranks together in place of those that may ask for the end on some rank."""
+        """Replaces hooks that can stop a single rank by one hook that stops all ranks together."""
         of_spec = list(spec.training_hooks)
         stop = StopTogether([hook for hook in [*hooks, *of_spec] if may_stop(hook)])
         spec = spec._replace(training_hooks=[hook for hook in of_spec if not may_stop(hook)])
@@ -318,7 +318,7 @@ class NPUEstimator(tf.estimator.Estimator):
         return [*hooks, *([stop] if is_needed else [])], spec, stop
 
     def _checked_end(self, hooks):
-        """The hook that ends all ranks together, if it is among those given, and can work."""
+        """Returns the hook that ends all ranks together, if it was passed, after checking that it can work."""
         found = next((hook for hook in hooks or () if isinstance(hook, session.EndTogether)), None)
         loop, strategy = self._options.iterations_per_loop, self.config.train_distribute
         for is_set, got in ((loop > 1, f"iterations_per_loop={loop}"), (strategy, "train_distribute")):
@@ -363,7 +363,7 @@ class NPUEstimator(tf.estimator.Estimator):
             return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir)
 
     def _assert_members_are_not_overridden(self):
-        """The base class forbids overriding these; here they only add hooks, and what ranks need."""
+        """Allows the overrides of this class, which the base class forbids; they only add hooks and the work of ranks."""
 
 
 class _WithNanLossHook(list):

@@ -105,7 +105,7 @@ def npu_optimizer_options(optimizer_options: Any = None) -> tf.compat.v1.Optimiz
 
 
 def npu_run_config_init(run_config: Any = None) -> tf.estimator.RunConfig:
-    """A RunConfig whose session settings went through `npu_config_proto`.
+    """Makes a RunConfig whose session settings went through `npu_config_proto`.
 
     Args:
       run_config: a RunConfig, changed and returned, its session settings replaced by a changed copy; anything
@@ -162,7 +162,7 @@ def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operatio
 
 
 def shutdown_resource(sess: tf.compat.v1.Session, npu_shutdown: tf.Operation) -> None:
-    """The counterpart of `init_resource`; communication itself ends with the process.
+    """Does nothing: communication ends with the process. The counterpart of `init_resource`.
 
     Args:
       sess, npu_shutdown: what `init_resource` returned. A second call, also after `close_session`, does nothing.
@@ -187,12 +187,12 @@ def get_npu_local_rank_id() -> int:
 
 
 def get_npu_rank_size() -> int:
-    """The number of ranks; 1 when this process trains alone."""
+    """Returns the number of ranks; 1 when this process trains alone."""
     return collective.current().size
 
 
 def get_npu_local_rank_size() -> int:
-    """The number of ranks on this machine; 1 when this process trains alone."""
+    """Returns the number of ranks on this machine; 1 when this process trains alone."""
     return collective.current().local_size
 
 

@@ -36,7 +36,7 @@ class LossScaleManager(KnownKeywords, tf.Module, abc.ABC):
 
     @abc.abstractmethod
     def get_loss_scale(self) -> tf.Tensor:
-        """The scale of the next step, a float32 scalar."""
+        """Returns the scale of the next step, a float32 scalar."""
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
@@ -57,12 +57,12 @@ class _Saved(LossScaleManager):
     """A manager that Keras saves with a model, as the arguments of its constructor; a state is saved as variables."""
 
     def get_config(self):
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return self.agreed_constants()
 
     @classmethod
     def from_config(cls, config):
-        """The counterpart of `get_config`."""
+        """Makes a manager from the result of `get_config`."""
         return cls(**config)
 
 
@@ -90,7 +90,7 @@ class FixedLossScaleManager(_Saved):
         self._tensor = self._constant()
 
     def get_loss_scale(self):
-        """The fixed scale, a float32 scalar of the graph being built."""
+        """Returns the fixed scale, a float32 scalar of the graph being built."""
         if not building_graph():
             return self._constant()  # not kept: what is made in a function cannot be used outside of it
         if getattr(self._tensor, "graph", None) is not tf.compat.v1.get_default_graph():
@@ -101,7 +101,7 @@ class FixedLossScaleManager(_Saved):
         return tf.constant(self._value, dtype=tf.float32, name="loss_scale")
 
     def agreed_constants(self):
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {"loss_scale": self._value, "enable_overflow_check": self._enable_overflow_check}
 
     def get_enable_overflow_check(self) -> bool:
@@ -134,7 +134,7 @@ class _Variables(NamedTuple):
 
 
 def _outermost_graph() -> weakref.ref | None:
-    """The TF 1 graph that is built, around conditions and loops of it; None where code runs eagerly in the end."""
+    """Returns the TF 1 graph being built, outside of its conditions and loops; None in eager execution."""
     with tf.init_scope():
         return None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
 
@@ -165,7 +165,7 @@ class MovingLossScaleManager(_Saved):
         self._graph: Any = _outermost_graph() or (lambda: None)
 
     def get_loss_scale(self):
-        """The current scale, a float32 scalar; in a TF 1 graph the one before the update of the run, always."""
+        """Returns the current scale, a float32 scalar; in a TF 1 graph always the one before the run's update."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         state = self._variables(_outermost_graph())
         # A loop or a condition of the caller reads it anew.
@@ -179,7 +179,7 @@ class MovingLossScaleManager(_Saved):
         return self._loss_scale.shape
 
     def agreed_constants(self):
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return self._constants()
 
     def update_loss_scale(self, finite_grads):
@@ -208,7 +208,7 @@ class MovingLossScaleManager(_Saved):
         self._write(ScaleState(self._checked_scale(owner, loss_scale), 0, 0), session, owner)
 
     def get_state(self, session=None) -> ScaleState:
-        """The scale and its counters as numbers; `session` as in `set_loss_scale`.
+        """Returns the scale and its counters as numbers; `session` as in `set_loss_scale`.
 
         Raises:
           ValueError: the manager is that of a TF 1 graph and there is no session.
@@ -326,14 +326,14 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
 
 
 def manager_of(scale: Any) -> str:
-    """The manager to write where a person has written a scale, or "dynamic"."""
+    """Returns the manager to write in place of a scale or "dynamic", for messages."""
     if is_number(scale) and len(shown(scale)) < 40:
         return f"FixedLossScaleManager({scale!r})"
     return "ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)"
 
 
 def instead_of_scale(scale: Any) -> str:
-    """How to fix a scale that is given as `loss_scale`, as to other libraries."""
+    """Returns the fix for a scale that was passed as `loss_scale`, as other libraries take it."""
     return f"Write loss_scale_manager={manager_of(scale)}."
 
 

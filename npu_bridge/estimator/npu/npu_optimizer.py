@@ -144,7 +144,7 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
 
 
 def check_combined(owner, manager, combine_grad, check_combined_tensors):
-    """What joins the gradients of an optimizer; None where each is by itself."""
+    """Returns the object that joins an optimizer's gradients into flat tensors, or None."""
     combine_grad = check_switch(owner, "combine_grad", combine_grad)
     check_combined_tensors = check_switch(owner, "check_combined_tensors", check_combined_tensors)
     if check_combined_tensors and not combine_grad:
@@ -263,7 +263,7 @@ def _check_without_effect(keywords):
 
 
 def allreduce(tensor, average=True):
-    """The mean or the sum of one tensor over the ranks.
+    """Returns the mean or the sum of one tensor over the ranks.
 
     Args:
       tensor: dense tensor, or `tf.IndexedSlices`, whose rows are gathered from all ranks and stay apart.
@@ -276,7 +276,7 @@ def allreduce(tensor, average=True):
 
 
 def reduce(tensor, root_rank, average=True, fusion=0, fusion_id=-1):
-    """The mean or the sum of one tensor for one rank; here every rank gets it.
+    """Returns the mean or the sum of one tensor over the ranks, on every rank.
 
     Args:
       tensor, average: as in `allreduce`.

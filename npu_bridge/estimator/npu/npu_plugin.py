@@ -81,7 +81,7 @@ def npu_resource_init(
 
 
 def npu_resource_shutdown() -> None:
-    """The counterpart of `npu_resource_init`; does nothing, as communication ends with the process."""
+    """Does nothing: communication ends with the process. The counterpart of `npu_resource_init`."""
 
 
 npu_close = npu_resource_shutdown
@@ -105,18 +105,18 @@ def set_device_sat_mode(mode: int) -> None:
 
 
 def is_inf_nan_enabled() -> bool:
-    """True unless `set_device_sat_mode(0)` was called."""
+    """Returns True unless `set_device_sat_mode(0)` was called."""
     return _arithmetic_of_this_process().mode == _HAS_INF_AND_NAN
 
 
 def get_rdma_cache(data_type: Any, shape: Sequence[int], name: str = "rdma_w") -> tf.Variable:
-    """A variable of zeros that is not trained."""
+    """Creates a variable of zeros that is not trained."""
     return tf.Variable(tf.zeros(shape, data_type), trainable=False, name=name)
 
 
 @functools.cache
 def _arithmetic_of_this_process() -> types.SimpleNamespace:
-    """What `set_device_sat_mode` said, which holds for all graphs and sessions."""
+    """Returns the mode of `set_device_sat_mode`, which holds for all graphs and sessions."""
     return types.SimpleNamespace(mode=_HAS_INF_AND_NAN)
 
 

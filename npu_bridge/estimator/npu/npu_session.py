@@ -37,7 +37,7 @@ _MARK = "_reads_npu_options"
 
 
 def decorator_tf_session(func: Callable) -> Callable:
-    """A session constructor that reads the options in its `config`.
+    """Returns a session constructor that reads the options in its `config`.
 
     Args:
       func: `Session.__init__` or one with the same parameters; one that was decorated is returned as it is.

@@ -1,4 +1,4 @@
-"""What scripts call for one graph or session, and small checks, by these names."""
+"""Sets options of one graph or session, and defines small helpers, under their documented names."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _VALUES: dict[Any, Any] = {}  # of the whole process, as documented; nothing her
 
 
 def get_ranksize() -> str:
-    """The declared number of ranks as text.
+    """Returns the declared number of ranks as text.
 
     Raises:
       ValueError: RANK_SIZE and CM_WORKER_SIZE are both set.
@@ -87,7 +87,7 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
 
 
 def variable_initializer_in_host(var_list: Iterable[tf.Variable]) -> tf.Operation:
-    """The operator that initialises some variables, named `var_in_host`.
+    """Returns the operator that initialises some variables, named `var_in_host`.
 
     Args:
       var_list: the variables.
@@ -189,7 +189,7 @@ def set_op_tensor_max_size(tensor: tf.Tensor | tf.Operation, max_size: Any) -> N
 
 
 def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loop: int = 1) -> tf.Operation:
-    """A training step that a session repeats: each run of it trains several steps.
+    """Makes a training step that a session repeats: each run trains several steps.
 
     Every step takes its own batch from `tf.data`; values that are fed are the same in each. Whatever else a run fetches
     is from its last step.
@@ -266,7 +266,7 @@ class IterationPerLoop:
 
 
 def create_or_get_var(var_name: str) -> tf.Variable:
-    """One of the loop variables `iterations_per_loop`, `loop_cond`, `zero` and `one` of the default graph.
+    """Returns one of the loop variables `iterations_per_loop`, `loop_cond`, `zero` and `one` of the default graph.
 
     Raises:
       RuntimeError: the graph has several of this name.
@@ -285,7 +285,7 @@ def set_value(key: Any, value: Any) -> None:
 
 
 def get_value(key: Any, def_value: Any = None) -> Any:
-    """What `set_value` kept under a key, or `def_value`."""
+    """Returns the value that `set_value` kept under a key, or `def_value`."""
     return _VALUES.get(key, def_value)
 
 
