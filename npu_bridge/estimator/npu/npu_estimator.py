@@ -363,7 +363,7 @@ class NPUEstimator(tf.estimator.Estimator):
             return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir)
 
     def _assert_members_are_not_overridden(self):
-        """Allows the overrides of this class, which the base class forbids; they only add hooks and the work of ranks."""
+        """Allows the overrides of this class, which the base class forbids; they add hooks and the work of ranks."""
 
 
 class _WithNanLossHook(list):
