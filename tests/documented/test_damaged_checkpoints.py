@@ -146,6 +146,14 @@ def test_where_nothing_is_intact(folder, monkeypatch):
         check_newest_checkpoint(str(folder), may_go_back=True)
 
 
+def test_steps_are_compared_as_numbers(folder):
+    cut(folder / STATE, 0)
+    for file in folder.glob(f"{INTACT}.*"):
+        shutil.copy(file, folder / file.name.replace(INTACT, "model.ckpt-10"))
+    with pytest.raises(DamagedCheckpointError, match=r"newest intact one is model\.ckpt-10;"):
+        check_checkpoint(str(folder))
+
+
 def test_where_there_is_nothing(tmp_path):
     for path in (tmp_path, tmp_path / "none", tmp_path / "run[1]" / "model.ckpt-3"):
         check_checkpoint(str(path))

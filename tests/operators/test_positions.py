@@ -65,6 +65,8 @@ def test_random_choice_fills_up():
 def test_random_choice_of_all():
     places, mask = npu_cpu_ops.randomchoicewithmask([[True, False], [True, True]], 0)
     assert sorted(map(tuple, places.numpy())) == [(0, 0), (1, 0), (1, 1)] and mask.numpy().all() and len(mask) == 3
+    shuffled = npu_cpu_ops.randomchoicewithmask(np.ones(64, bool), 0)[0].numpy().ravel().tolist()
+    assert sorted(shuffled) == list(range(64)) != shuffled
     with pytest.raises(ValueError, match="randomchoicewithmask: count is negative"):
         npu_cpu_ops.randomchoicewithmask([True], -1)
 

@@ -94,4 +94,6 @@ def test_settings_that_nobody_read_are_told_at_the_end(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("RANK_ID", "0")
     from_shell.tell_unread()
-    assert "--set tf_random_seed=1 changed nothing: the script has made no NPURunConfig" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--set tf_random_seed=1 changed nothing: the script has made no NPURunConfig" in said
+    assert said.rstrip().endswith("Make one, or set the option where the script sets its own.")

@@ -505,3 +505,11 @@ def test_a_killed_rank_costs_the_steps_since_the_last_copy(tmp_path):
     assert saved_steps(tmp_path / "out") == [0, int(found.group(1)), 60]
     path = re.search("folder in memory (.*)", done.stdout).group(1)
     assert path.startswith("/dev/shm/") and not os.path.exists(path)
+
+
+def test_a_copied_checkpoint_gets_its_index_last(tmp_path, monkeypatch):
+    source = tf.train.Checkpoint(weight=tf.Variable(3.0)).write(str(tmp_path / "one"))
+    finished, finish = [], checkpoints.finish
+    monkeypatch.setattr(checkpoints, "finish", lambda file, name: (finish(file, name), finished.append(name)))
+    checkpoints.copy_checkpoint(source, str(tmp_path / "two"))
+    assert [name.endswith(".index") for name in finished] == [False, True]
