@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from npu_bridge.estimator import helper
 from npu_bridge.estimator.npu_aicore_ops import npu_aicore_ops
 from npu_bridge.estimator.npu_unary_ops import npu_unary_ops
 from tests.operators.computing import close, computed, differentiable
@@ -45,6 +47,14 @@ def test_formula(operator, formula, dtype):
 @pytest.mark.parametrize("operator, formula", FORMULAS)
 def test_gradient(operator, formula):
     differentiable(operator, np.array([[-2.5, -0.7, 0.3, 1.9]]))
+
+
+def test_the_gradient_by_its_own_name_is_that_of_the_operator():
+    x, dy = tf.constant(POINTS), tf.constant([[2.0, -1.0, 0.5, 3.0], [1.0, 1.0, -4.0, 0.25]], tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = npu_aicore_ops.fast_gelu(x)
+    close(helper.get_gen_ops().fast_gelu_grad(dy, x), tape.gradient(y, x, dy).numpy())
 
 
 def test_the_polynomial_stays_as_near_to_gelu_as_documented():

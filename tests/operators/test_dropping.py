@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
-from npu_bridge.estimator import npu_aicore_ops, npu_ops
+from npu_bridge.estimator import helper, npu_aicore_ops, npu_ops
 from npu_bridge.npu_cpu import npu_cpu_ops
 
 tf1 = tf.compat.v1
@@ -105,3 +105,15 @@ def test_what_scripts_carry_over_from_other_dropouts_is_followed(caplog):
     assert len(caplog.messages) == 2 and "is_training is not an argument" in caplog.messages[0]
     with pytest.raises(TypeError, match="rate"):
         npu_ops.dropout(ONES, 0.5, rate=0.5)
+
+
+def test_packed_masks_have_the_length_of_a_device_and_leave_the_probability_alone():
+    gen = helper.get_gen_ops()
+    for count in (1, 128, 130):
+        assert gen.drop_out_gen_mask([count], 0.5).shape == [-(-count // 128) * 16]
+    x, keep_prob = tf.ones([130]), tf.constant(0.5)
+    with tf.GradientTape() as tape:
+        tape.watch([x, keep_prob])
+        kept = gen.drop_out_do_mask(x, gen.drop_out_gen_mask([130], 0.5, 1, 2), keep_prob)
+    of_x, of_probability = tape.gradient(kept, [x, keep_prob])
+    assert of_probability is None and set(of_x.numpy()) == {0.0, 2.0}

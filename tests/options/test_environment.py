@@ -201,3 +201,11 @@ def test_numbers_are_bounded_and_never_wrap(monkeypatch, text):
 def test_numbers_up_to_64_bits_are_read():
     texts = {"0": 0, " 7 ": 7, "007": 7, "000": 0, str(2**63 - 1): 2**63 - 1, "0" * 5000 + "12": 12}
     assert {text: environment.whole_number(text) for text in texts} == texts
+
+
+def test_variables_are_as_they_were_afterwards(monkeypatch):
+    monkeypatch.setenv("NPU_SET_BEFORE", "1")
+    monkeypatch.delenv("NPU_UNSET_BEFORE", raising=False)
+    with environment.temporarily(lambda: {"NPU_SET_BEFORE": "2", "NPU_UNSET_BEFORE": "3"}):
+        assert (os.environ["NPU_SET_BEFORE"], os.environ["NPU_UNSET_BEFORE"]) == ("2", "3")
+    assert os.environ["NPU_SET_BEFORE"] == "1" and "NPU_UNSET_BEFORE" not in os.environ

@@ -167,7 +167,8 @@ def test_with_one_rank_logs_stay_as_they_are():
 
 def test_only_hooks_that_decide_by_themselves_are_asked_for():
     undecided = (tf.estimator.StopAtStepHook(3), _AtEnd(), tf.estimator.CheckpointSaverHook("unused", 3))
-    assert may_stop(_StopAfter(3)) and not any(map(may_stop, undecided))
+    inherits = type("Inherits", (_StopAfter,), {})
+    assert may_stop(_StopAfter(3)) and may_stop(inherits(3)) and not any(map(may_stop, undecided))
 
 
 def test_one_rank_stops_at_once(graph):

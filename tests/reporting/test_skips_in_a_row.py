@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from npu_bridge import amp
 from npu_bridge.base.errors import LONGEST_MESSAGE, say_once
+from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.npu_init import (
     FixedLossScaleManager,
     NPUOptimizer,
@@ -108,3 +109,12 @@ def test_keras_tells_it(with_report, tmp_path, caplog):
     model.fit(data.repeat(101), verbose=0, callbacks=callbacks)
     (said,) = warnings_in(caplog)
     assert "at a loss scale of 8." in said
+
+
+def test_of_steps_in_which_the_scale_moved_the_last_one_counts():
+    skips = SkipsInARow(8.0)
+    counts = []
+    for scale, steps in ((8.0, 3), (4.0, 5), (4.0, 2)):
+        skips.add(True, scale, steps=steps)
+        counts.append(skips.count)
+    assert counts == [3, 1, 3]

@@ -131,3 +131,14 @@ def test_numbers_that_only_move_may_fill_their_dtype(graph, adds_up):
 def test_other_checks_are_refused_by_name(check):
     with pytest.raises(UnknownCheckError, match=r"\(\w+\)"):
         Exchange(check)
+
+
+def test_a_sum_of_many_terms_is_bounded_by_all_of_them():
+    """Of 4,096 equal terms, the sum is 64 times their norm."""
+    with tf.Graph().as_default() as graph, tf1.Session() as session:
+        local = tf1.placeholder(tf.float32, [4096])
+        arrived = tf.raw_ops.Snapshot(input=local)
+        total = tf.reduce_sum(arrived)
+        transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float32)
+        bounds = OverflowBounds({arrived.op.name: transfer}, GraphIndex(graph).followers([arrived.op]), 1)
+        assert session.run(bounds.norm_bound(total), {local: np.ones(4096)}) >= 4095
