@@ -1,5 +1,5 @@
-"""`npu-run`, the launcher: starts the ranks of a job, watches them and tells how they ended; and its other commands.
+"""Holds `npu-run`: the launcher, which starts and watches the ranks of a job, and the other commands.
 
-`job/` supervises, `rank/` is what runs inside each rank, `remote/` reaches other hosts; `doctor/` and `predict/` are
+`job/` supervises a job, `rank/` runs inside each rank, `remote/` reaches other hosts; `doctor/` and `predict/` hold
 commands.
 """

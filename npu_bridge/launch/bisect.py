@@ -1,4 +1,4 @@
-"""`npu-run bisect`: which operators have to stay float32 for a training in low precision to stay as it was."""
+"""`npu-run bisect`: finds the operators that must stay float32 for a low-precision training to keep its results."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _REFERENCES = 3
     type=click.FloatRange(min=0),
     default=0.02,
     show_default=True,
-    help="Share of the loss by which a run may be off and still pass, where the band of rounding is narrower.",
+    help="Share of the loss by which a passing run can differ, if the band of rounding is narrower.",
 )
 @click.option("--max-runs", type=click.IntRange(min=5), default=40, show_default=True, help="Runs to make at most.")
-@click.option("-o", "--out", default="bisect", show_default=True, metavar="DIR", help="Folder; the same one goes on.")
+@click.option("-o", "--out", default="bisect", show_default=True, metavar="DIR", help="Folder; a search in it resumes.")
 @launcher_options
 def bisect(
     low: str,
@@ -63,8 +63,8 @@ def bisect(
 ):
     """Finds the smallest set of operators that must stay float32 when SCRIPT trains in low precision.
 
-    First come three runs in float32, which differ by a rounding of the initial weights; then runs in low precision in
-    which ever other operators keep float32: by name scope, then by type, then single ones. Prints what does it.
+    Starts with three float32 runs whose initial weights differ by rounding. Then trains in low precision and keeps
+    ever fewer operators in float32: whole name scopes first, then types, then single operators. Prints the set.
     """
     bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
     with ending_on(LaunchError):
@@ -72,30 +72,30 @@ def bisect(
 
 
 class Bisection:
-    """One search, which its folder remembers.
+    """A search whose state is kept in its folder, so that a later call resumes it.
 
     Args:
-      folder: absolute path for runs, `state.json` and what is found.
+      folder: absolute path for runs, `state.json` and results.
       low: the precision mode.
-      steps: of each run.
+      steps: number of steps of each run.
       tolerance: see `npu-run bisect --help`.
       max_runs: runs to make at most, those of earlier calls included.
-      command: what follows `npu-run`.
+      command: the words after `npu-run`.
     """
 
     def __init__(self, folder: str, low: str, steps: int, tolerance: float, max_runs: int, command: Sequence[str]):
         self.folder, self._low, self._max_runs, self._command = folder, low, max_runs, list(command)
         self._steps, self._tolerance = steps, tolerance
         self._asked = {"low": low, "steps": steps, "tolerance": tolerance, "command": self._command}
-        self._runs: list[dict[str, Any]] = []  # what was kept and whether it passed, in order
+        self._runs: list[dict[str, Any]] = []  # the operators each run kept, and whether it passed, in order
         self._band: Any = None
         self._own: OwnFolder
 
     def run(self) -> int:
-        """Searches, prints and writes what was found; gives 0, or 2 where nothing can be told.
+        """Searches, prints and writes the result; returns 0, or 2 if there is no result.
 
         Raises:
-          LaunchError: the script fails in float32, or does not train where it can be seen.
+          LaunchError: the script fails in float32, or trains neither through sessions nor an Estimator.
         """
         with own_output(self.folder, "--out", "npu-run bisect") as self._own:
             self._own.check("repeat-*", "run-*", _STATE, _OPERATORS, _KEPT, _MIXLIST)
@@ -109,7 +109,7 @@ class Bisection:
         found = smallest_kept(operators, self._passes)
         if found is None:
             self._tell(
-                f"even with all {len(operators)} operators in float32 the run is outside: what differs is not an "
+                f"even with all {len(operators)} operators in float32 the run is outside: the difference is in no "
                 f"operator of a session run that trains. Compare {os.path.join(self._shown, 'run-001')} with repeat-0."
             )
             return 2
@@ -130,7 +130,7 @@ class Bisection:
         return os.path.relpath(self.folder)
 
     def _go_on(self) -> None:
-        """Reads what an earlier search in this folder has found out, if it asked the same."""
+        """Loads the runs of an earlier search in this folder; raises if its settings differ from these."""
         path = Path(self.folder, _STATE)
         if not path.exists():
             return
@@ -151,10 +151,10 @@ class Bisection:
                 f"folder with --out."
             )
         self._runs = runs
-        self._say(f"goes on after {len(self._runs)} runs in low precision")
+        self._say(f"resumes after {len(self._runs)} runs in low precision")
 
     def _measure(self) -> None:
-        """Trains in float32, as often as it takes to know the band."""
+        """Trains in float32 as many times as the noise band needs."""
         for number in range(_REFERENCES):
             folder = folder_of(self.folder, number)
             done = Path(folder, "done")
@@ -187,7 +187,7 @@ class Bisection:
         return self._try(names, {"customize_dtypes": self._write_names(names, f"{self._next()}.txt")})
 
     def _try(self, kept: list[str], options: dict[str, Any], what: str = "") -> bool:
-        """Trains once in low precision, and remembers whether it passed."""
+        """Trains once in low precision, and records whether the run passed."""
         if len(self._runs) + _REFERENCES >= self._max_runs:
             raise OutOfRuns
         folder = os.path.join(self.folder, self._next())
@@ -202,7 +202,7 @@ class Bisection:
         return passes
 
     def _train(self, trial: Trial, options: dict[str, Any]) -> int:
-        self._own.clear(os.path.basename(trial.folder))  # of a search that was interrupted there
+        self._own.clear(os.path.basename(trial.folder))  # left by a search that was interrupted in this run
         os.makedirs(trial.folder)
         imposed = {"precision_mode_v2": None, "iterations_per_loop": 1, "accelerate_train_mode": None, **options}
         return run_trial(trial, self._command, imposed, os.path.join(trial.folder, "output.log"))
@@ -211,18 +211,18 @@ class Bisection:
         return f"run-{len(self._runs):03d}"
 
     def _write_names(self, names: Sequence[str], file: str) -> str:
-        """Writes a file for `customize_dtypes` that keeps operators."""
+        """Writes a `customize_dtypes` file that keeps these operators in float32."""
         path = Path(self.folder, file)
         path.write_text("".join(f"{name}::InputDtype:float32,OutputDtype:float32\n" for name in names), "utf-8")
         return str(path)
 
     def _conclude(self, found: Found, count: int) -> None:
-        """Prints what keeps these operators, and tries whether the list of their types does it as well."""
+        """Prints the operators to keep and how, and tries whether listing their types is enough."""
         if not found.kept:
             self._tell(f"none of {count} operators must stay float32: {self._low} passes as it is")
             return
         runs = len(self._runs) + _REFERENCES
-        what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs were all there may be"
+        what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs are the limit"
         self._tell(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
         names = self._write_names([operator.name for operator in found.kept], _KEPT)
         types = sorted({operator.type for operator in found.kept})
@@ -253,12 +253,12 @@ class Bisection:
         say(f"npu-run bisect: {text}")
 
     def _tell(self, text: str) -> None:
-        """What was found: not even `--quiet` leaves it out."""
+        """Prints a result, also under `--quiet`."""
         echo(f"npu-run bisect: {text}", err=True)
 
 
 def _scopes(kept: Sequence[Operator]) -> str:
-    """Code that keeps operators, a block for each line of the script that makes some of them."""
+    """Returns code that keeps these operators: one block for each script line that makes any of them."""
     lines: dict[str, list[str]] = {}
     for operator in kept:
         lines.setdefault(operator.where, []).append(operator.name)

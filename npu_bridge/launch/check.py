@@ -29,7 +29,7 @@ __all__ = ["check"]
 
 
 @click.command(cls=ScriptCommand)
-@click.option("--run", is_flag=True, help="Run SCRIPT, too, and say at its end what it met.")
+@click.option("--run", is_flag=True, help="Run SCRIPT, too, and list at its end the names it met.")
 @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks of --run. Default: 1.")
 @source_options
 @click.option("-o", "--out", metavar="FILE", help="Write what was found to FILE, too (JSON).")
@@ -47,8 +47,8 @@ def check(
 ) -> None:
     """Reads SCRIPT and the modules of its folder that it imports.
 
-    Says with file and line which names and options it uses, what they are here, and what cannot work. Nothing is run,
-    unless you say --run; ARGS are for that. The exit code is 1 if something cannot work; with --run it is the script's.
+    Prints, with file and line, the names and options that it uses, their effect here, and those that cannot work. Runs
+    nothing without --run; ARGS are for --run. The exit code is 1 if something cannot work; with --run, the script's.
     """
     check_script(script)
     choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), os.path.abspath(out) if out else "")
@@ -71,7 +71,7 @@ def check(
 
 
 def _run(words: list[str]) -> None:
-    """Ends with the script."""
+    """Runs the script, then ends the process."""
     from npu_bridge.launch.cli import run_script
 
     run_script.main(words, prog_name="npu-run")

@@ -14,18 +14,18 @@ __all__ = ["facts_of", "make_page"]
 
 _TITLES = {
     "cannot work": "cannot work here",
-    "needed": "needed, and not here",
+    "needed": "needed, but missing here",
     "healed": "made to work in the script's own files",
     "contrib": "of TensorFlow 1.15, supplied by npu_bridge",
     "npu": "of the NPU interface",
     "option": "options that act here",
-    "ignored": "differs from an NPU, or is left out",
+    "ignored": "differs from an NPU, or is ignored",
     "met": "found while it ran",
 }
 
 
 def facts_of(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str, Any]:
-    """The same as plain data, for JSON."""
+    """Returns the findings as plain data, for JSON."""
     return {
         "script": script,
         "tensorflow": found.era,
@@ -41,7 +41,7 @@ def _row(each: Finding | Entry) -> dict[str, str]:
 
 
 def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
-    """Lines for people: a block for each kind of finding, and a verdict."""
+    """Returns lines for people: a block for each kind of finding, and a verdict."""
     lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
     blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}
     for kind, title in _TITLES.items():

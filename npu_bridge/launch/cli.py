@@ -1,6 +1,6 @@
-"""`npu-run`: its options, its help, and which command is meant; starts a training script on one or more ranks.
+"""`npu-run`: starts a training script on one or more ranks, or dispatches to a command.
 
-`npu-run NAME` runs a command when NAME is one and no file of that name is there; everything else is a script.
+`npu-run NAME` runs the command NAME, unless a file of that name exists; any other word is a script.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from npu_bridge.options.rank_table import MOST_RANKS
 __all__ = ["COMMANDS", "main", "run_script"]
 
 _COMPLETION = "_NPU_RUN_COMPLETE"  # set by a shell that asks for completions
-_RANGE = re.compile(r"\s+\[x>=\d+\]$")  # what click puts behind the help of a number
-# Titles of the help, and the options below each; all others come last.
+_RANGE = re.compile(r"\s+\[x>=\d+\]$")  # click appends it to the help of a number
+# Headings of the help, and the options below each; all other options come last.
 _OPTIONS = {
     "Ranks": (
         *("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class _Launcher(ScriptCommand):
-    """`npu-run` itself: its help lists the commands, and its options in groups."""
+    """The command `npu-run` itself: its help lists the commands, and groups its options."""
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Both forms."""
@@ -101,7 +101,7 @@ class _Launcher(ScriptCommand):
 
 
 def _finite(context: click.Context, option: click.Parameter, number: float | None) -> float | None:
-    """A number of seconds that can be waited for: NaN is neither above nor below a bound."""
+    """Returns a number of seconds; refuses NaN, which passes every check of a bound."""
     if number is not None and not math.isfinite(number):
         raise click.BadParameter(f"expected seconds, 0 for never; got {number}.")
     return number
@@ -111,7 +111,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     "npu-run",
     cls=_Launcher,
     no_args_is_help=True,
-    epilog="npu-run COMMAND --help tells more about a command. Options come before SCRIPT; all that follows SCRIPT is "
+    epilog="npu-run COMMAND --help describes a command. Options come before SCRIPT; all words after SCRIPT are "
     "the script's.",
 )
 @click.option(
@@ -140,7 +140,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
 )
 @click.option("--min-np", "least", type=click.IntRange(min=1), metavar="N", help="Go on while N ranks are left.")
 @click.option("--max-np", "most", type=click.IntRange(min=1), metavar="N", help="Take in ranks up to N. Default: -np.")
-@click.option("--hosts-from", metavar="COMMAND", help="Command that prints the hosts there are: h1:4.")
+@click.option("--hosts-from", metavar="COMMAND", help="Command that prints the current hosts: h1:4.")
 @click.option(
     "--wait",
     "wait_secs",
@@ -155,7 +155,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     type=click.FloatRange(min=0),
     callback=_finite,
     metavar="SECS",
-    help="Leave out what lost a rank so long. Default: 60.",
+    help="Time for which a slot that lost a rank is avoided. Default: 60.",
 )
 @click.option("-o", "--out", metavar="DIR", help="Folder for these. Default: logs, timeline, repeats.")
 @click.option("--logs", is_flag=True, help="Keep what each rank prints, in rank_<n>.log.")
@@ -202,8 +202,8 @@ def run_script(
 ):
     """Runs the Python file SCRIPT on N ranks, or a command.
 
-    One rank runs as a plain process, without Horovod. When a rank fails, the others are stopped, and the last
-    line names it.
+    A single rank runs as a plain process, without Horovod. When a rank fails, the launcher stops the others and names
+    the failed rank in its last line.
     """
     with contextlib.ExitStack() as outputs:
         try:
@@ -227,7 +227,7 @@ def run_script(
             if restarts or elastic:
                 environment.write_variable(environment.RESTARTS, restarts or 1)
                 outputs.enter_context(memory_folders.for_job())
-            # At once: until TensorFlow is loaded and the ranks have met, nothing else is to be seen.
+            # Before anything else: nothing more is printed until TensorFlow is loaded and the ranks have met.
             _announce_start(script, plan, elastic)
             sys.stdout.flush()
             given = list(arguments)
@@ -246,14 +246,14 @@ def run_script(
 
 
 def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[Bounds | None, Plan]:
-    """How many ranks an elastic job may have, and its plan; for any other job None, and the plan as it is.
+    """Returns an elastic job's bounds and its plan; for any other job None and the unchanged plan.
 
     Args:
-      options: of the command line, by the names of its parameters.
-      plan: of a job that keeps its ranks.
+      options: values of the command line, by parameter name.
+      plan: the plan of a job with a fixed number of ranks.
       has_tasks: another launcher has started one npu-run for each slot.
     Raises:
-      LaunchError: the options contradict each other, or say too little.
+      LaunchError: the options contradict each other, or one is missing.
     """
     times = {name: options[name] for name in ("wait_secs", "cool_down_secs") if options[name] is not None}
     if has_tasks and "cool_down_secs" in times:
@@ -277,8 +277,8 @@ def _take_outputs(
     repeats: Repeats | None,
     recording: Recording | None,
 ) -> None:
-    """Holds the folders that the job writes to, until `outputs` is closed; before anything is started."""
-    # Where another launcher has started one npu-run for each rank, they share these folders.
+    """Holds the folders that the job writes to until `outputs` is closed; called before any process starts."""
+    # If another launcher started one npu-run for each rank, they share these folders.
     holds = plan.size > 1 or environment.launched() is None
     taken: dict[str, OwnFolder] = {}
 
@@ -303,7 +303,7 @@ def _tell(text: str) -> None:
 
 
 def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
-    """Says how many ranks there will be. Where another launcher has started one npu-run for each, rank 0 says it."""
+    """Prints the number of ranks. If another launcher started one npu-run for each rank, only rank 0 prints it."""
     placed = environment.launched() if plan.size == 1 else None
     if placed is not None and placed.rank > 0:
         return
@@ -317,7 +317,7 @@ def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
 
 
 def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:
-    """Becomes the script's process: signals, terminal and exit code are then the script's own."""
+    """Replaces this process by the script's, so that signals, terminal and exit code are the script's own."""
     check_thread()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", rank_defaults(1)["TF_CPP_MIN_LOG_LEVEL"])
     os.execv(sys.executable, rank_command(script, arguments, plan.devices))

@@ -1,4 +1,4 @@
-"""Base classes and options that the commands of `npu-run` share, and how they print, fail, and speak JSON."""
+"""Holds what the commands of `npu-run` share: base classes, options, printing, errors and JSON output."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ __all__ = [
 ]
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-# Of what `--json` prints: it changes when a key goes or means something else; and the words for exit codes.
+# Version of the `--json` output and of the exit codes' names: rises when a key is removed or changes its meaning.
 SCHEMA = 1
 VERDICTS = ("fine", "no", "unknown")
-# For the libraries of TensorFlow, Horovod's connections, pipes to ranks, and the files of a script (ours); systems give
-# a thousand.
+# Needed for TensorFlow's libraries, Horovod's connections, pipes to ranks, and the script's files (our own count);
+# operating systems allow about a thousand.
 LEAST_OPEN_FILES = 64
 _QUIET, _VERBOSE = (f"npu_bridge.{name}" for name in ("quiet", "verbose"))
 
 
 class Command(click.Command):
-    """A command that ends with one sentence and exit code 2 where its streams or files fail it, not with a traceback.
+    """A command that reports a failure of its streams or files in one sentence with exit code 2, without a traceback.
 
-    Whatever it prints goes through `echo`, click's own messages as well, which repeat what was typed. Each has
+    All its output goes through `echo`, also click's own messages, which quote the user's input. Each command has
     `--quiet` and `--verbose`.
     """
 
@@ -68,7 +68,7 @@ class Command(click.Command):
         ]
 
     def main(self, args=None, prog_name=None, complete_var=None, standalone_mode=True, **extra):
-        """As click has it."""
+        """Runs click's `main`; errors end the process with a sentence."""
         args = sys.argv[1:] if args is None else list(args)
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, **extra)
@@ -89,12 +89,12 @@ class Command(click.Command):
             flush_or_silence()
 
     def make_context(self, info_name, args, parent=None, **extra):
-        """As click has it; here help is printed."""
+        """Parses like click; prints help through `echo`."""
         with _failing_with_a_sentence(info_name):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click has it, which would take a reader that is gone for exit code 1, and so for an answer."""
+        """Invokes like click, but a closed output is no exit code 1, which would be read as an answer."""
         with _failing_with_a_sentence(ctx.command_path):
             if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
                 environment.write_variable(environment.VERBOSE, 1)
@@ -103,14 +103,14 @@ class Command(click.Command):
 
 
 class ScriptCommand(Command):
-    """A command with an argument SCRIPT: the words behind it are the script's, of which a first `--` is left out."""
+    """A command with an argument SCRIPT: all words after SCRIPT are the script's, without a leading `--`."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         settings = {"allow_interspersed_args": False, **(keywords.pop("context_settings", None) or {})}
         super().__init__(*arguments, context_settings=settings, **keywords)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click has it, with options first."""
+        """Parses like click; options must come before SCRIPT."""
         names = [param.name for param in self.params if isinstance(param, click.Argument)]
         own: list[str] = []
         words: list[str] = []
@@ -123,11 +123,11 @@ class ScriptCommand(Command):
         return super().parse_args(ctx, [*own, *words, *rest[rest[:1] == ["--"] :]])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list:
-        """As click has it; behind SCRIPT there are no options."""
+        """Completes like click; after SCRIPT it offers no options."""
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
 
     def _split(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The options that words begin with, and the rest."""
+        """Splits words into the leading options and the rest."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         parser = click.Command(self.name, params=options, add_help_option=False).make_parser(ctx)
         rest = parser.parse_args(list(words))[1]
@@ -143,13 +143,13 @@ def _flag(short: str, name: str, key: str, doc: str) -> click.Option:
 
 
 def is_quiet() -> bool:
-    """Whether the command that runs was given `--quiet`."""
+    """Returns whether the running command was given `--quiet`."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(_QUIET))
 
 
 def say(text: str) -> None:
-    """Prints a line about what goes on, on standard error; not with `--quiet`."""
+    """Prints a progress line on standard error; nothing under `--quiet`."""
     if not is_quiet():
         echo(text, err=True)
 
@@ -160,7 +160,7 @@ def json_option(command: Callable) -> Callable:
 
 
 def print_json(exit_code: int, facts: Mapping[str, Any]) -> None:
-    """Prints what a command has found as JSON, with its verdict; the caller ends with this exit code."""
+    """Prints a command's findings and verdict as JSON; the caller then ends with this exit code."""
     _print_facts(click.get_current_context().command, exit_code, facts)
 
 
@@ -175,7 +175,7 @@ def _failing_with_a_sentence(name: str) -> Iterator[None]:
         yield
     except BrokenPipeError:
         silence(sys.stdout)
-        fail(f"{name}: nobody reads the output any more")
+        fail(f"{name}: the reader of the output is gone")
     except OSError as error:
         with contextlib.suppress(OSError):
             _print_problem(str(error))
@@ -184,7 +184,7 @@ def _failing_with_a_sentence(name: str) -> Iterator[None]:
 
 
 def fail(text: str, code: int = 2) -> NoReturn:
-    """Prints a text on standard error, if anybody reads it, and ends the process."""
+    """Prints a text on standard error, if that is open, and ends the process."""
     try:
         echo(text, err=True)
     except (OSError, ValueError):
@@ -193,7 +193,7 @@ def fail(text: str, code: int = 2) -> NoReturn:
 
 
 def _check_process(name: str) -> None:
-    """Ends the process where it cannot work: a closed stream's number would be that of the next file to be opened."""
+    """Ends the process if a standard stream is closed: the next file opened would get the stream's number."""
     for stream, what, sign in ((sys.stdout, "standard output", ">"), (sys.stderr, "standard error", "2>")):
         if stream is None:
             fail(
@@ -214,7 +214,7 @@ def _check_process(name: str) -> None:
 
 @contextlib.contextmanager
 def ending_on(*errors: type[Exception]) -> Iterator[None]:
-    """Inside, these errors end the command with one line, with `--json` also in that, and exit code 2."""
+    """Ends the command on these errors with one line and exit code 2; under `--json` the line is also in the JSON."""
     try:
         yield
     except errors as error:
@@ -233,14 +233,14 @@ def _title(command: click.Command) -> str:
 
 
 def check_script(script: str) -> None:
-    """Ends the command where there is no such file; what is not a file is left to who reads it."""
+    """Ends the command if the script does not exist; a path that is not a file fails when it is read."""
     with ending_on(LaunchError):
         if not os.path.exists(script):
             raise LaunchError(missing_script(script))
 
 
 def source_options(command: Callable) -> Callable:
-    """Adds `--tf1`, `--tf2`, `--as-installed` and `--tree`; the command gets `era`, of 1 to 3 or None, and `trees`."""
+    """Adds `--tf1`, `--tf2`, `--as-installed` and `--tree`; the command gets `era` (1, 2, 3 or None) and `trees`."""
     for option in (
         click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too."),
         click.option("--as-installed", "era", flag_value=3, type=int, help="The same, without names of an older one."),
@@ -258,9 +258,9 @@ def settings_option(command: Callable) -> Callable:
 
 
 def announce_settings(settings: Sequence[str]) -> None:
-    """Tells the processes that the command starts what `--set` says; ends the command where that is wrong."""
+    """Passes the `--set` options to the processes that the command starts; ends the command if one is wrong."""
     if settings:
-        from npu_bridge.options import from_shell  # only now: every start of a script passes by here
+        from npu_bridge.options import from_shell  # imported late: every start of a script loads this module
 
         with ending_on(TypeError, ValueError):
             from_shell.announce(settings)
@@ -281,7 +281,7 @@ def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Ca
 
 
 def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[CompletionItem]:
-    """What completes the path of a script: folders, and files of Python."""
+    """Returns completions for the path of a script: folders and Python files."""
     found = sorted(path for ending in endings for path in glob.glob(f"{glob.escape(incomplete)}*{ending}"))
     return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]
 

@@ -1,6 +1,6 @@
-"""The commands of `npu-run` in groups; a new one is a line here and a module in this folder.
+"""Lists the commands of `npu-run` in groups, and suggests names near a mistyped command or script.
 
-Also what is near a word that is neither command nor script.
+A new command is a line here and a module in this folder.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Entry(NamedTuple):
     """A command.
 
     Attributes:
-      module: where it is found once it is asked for.
-      line: what it does, for the help.
+      module: the module that defines the command, imported on first use.
+      line: its line in the help.
     """
 
     module: str
@@ -55,12 +55,12 @@ COMMANDS = {name: f"{__package__}.{entry.module}" for group in GROUPS.values() f
 
 
 def find_command(name: str) -> click.Command:
-    """A command of `COMMANDS`, whose module is imported."""
+    """Imports and returns a command of `COMMANDS`."""
     return getattr(importlib.import_module(COMMANDS[name]), name)
 
 
 def missing_script(word: str) -> str:
-    """What to say where a script should be and is not: a sentence with what is nearest."""
+    """Returns the sentence for a missing script, with the nearest command or file name."""
     if re.fullmatch(r"python[\d.]*", os.path.basename(word)):
         return "name the script alone, without python before it: npu-run -np 2 train.py"
     if word in COMMANDS:

@@ -27,14 +27,14 @@ __all__ = ["compare"]
     type=click.Choice(["losses", "tensors", "checkpoints"]),
     help="Compare this alone; may be given several times. Default: all that both folders have.",
 )
-@click.option("--tag", metavar="TAG", help="Name of the loss in event files. Default: one of the usual names.")
+@click.option("--tag", metavar="TAG", help="Name of the loss in event files. Default: any usual name.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0, min_open=True),
     metavar="NUMBER",
     help="Largest relative error of tensors. Default: by dtype, 1e-4 for float32.",
 )
-@click.option("--names", metavar="FILE", help="CSV with operators of A and what they are called in B, a pair a line.")
+@click.option("--names", metavar="FILE", help="CSV with operators of A and their names in B, one pair a line.")
 @click.option("-o", "--out", default="compare.html", metavar="FILE", help="The page. Default: compare.html.")
 @json_option
 @click.option(
@@ -45,8 +45,8 @@ __all__ = ["compare"]
 def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
     """Compares B with A: folders of trainings, of repeats that npu-run --repeat made, or of dumped tensors.
 
-    The exit code is 0 where B agrees with A, 1 where it does not, and 2 where it cannot be told. docs/compare.md says
-    what is compared and how.
+    The exit code is 0 if B agrees with A, 1 if it does not, and 2 if they cannot be compared. docs/compare.md describes
+    the comparison.
     """
     from npu_bridge.reporting.compare.dumps import read_dumps, read_pairs, write_named
     from npu_bridge.reporting.compare.folders import compare_folders

@@ -1,4 +1,4 @@
-"""`npu-run completion`: what a shell needs to complete commands, options and scripts."""
+"""`npu-run completion`: lets a shell complete commands, options and scripts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Everything", "completion"]
 
 @add_completion_class
 class _Bash(BashComplete):
-    """Shows folders beside scripts, and not in their place."""
+    """Completion for bash that offers folders and scripts together."""
 
     source_template = BashComplete.source_template.replace("compopt -o dirnames", "compopt -o plusdirs")
 
 
 class Everything(click.Group):
-    """All that can follow `npu-run`, as shells ask for it; runs nothing.
+    """A group of all words that can follow `npu-run`, for completion; it runs nothing.
 
     Args:
       launcher: the command that starts scripts, whose options come first.
@@ -35,14 +35,14 @@ class Everything(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command:
-        """A command, or, for a script, one that takes any files."""
+        """Returns a command; for a script, a command that takes any files."""
         if name in COMMANDS:
             return find_command(name)
         argument = click.Argument(["files"], nargs=-1, type=click.Path())
         return click.Command(name, params=[argument], context_settings={"ignore_unknown_options": True})
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Options, or commands and scripts."""
+        """Completes options, or commands and scripts."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         lines = {name: entry.line for group in GROUPS.values() for name, entry in group.items()}

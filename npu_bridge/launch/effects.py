@@ -1,4 +1,4 @@
-"""`npu-run effects`: what every option that a script, a configuration file or a training sets does here."""
+"""`npu-run effects`: lists what each option set by a script, a configuration file or a training does here."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Row(NamedTuple):
     """An option that is set.
 
     Attributes:
-      name: with its owner.
-      value: as Python writes it, "" where only a run would tell.
-      default: likewise.
+      name: the option, with its owner.
+      value: as Python code; "" if only a run could tell.
+      default: as Python code; "" if only a run could tell.
       effect: "works", "no effect" or "refused".
-      note: what that means.
+      note: what the effect means.
       place: file and line of a script; "" elsewhere.
     """
 
@@ -63,10 +63,10 @@ class Row(NamedTuple):
 @json_option
 @functools.partial(script_arguments, endings=(".py", ".toml"))
 def effects(era: int | None, trees: tuple[str, ...], as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
-    """Lists every option that is set, and what it does here: works, no effect, or refused.
+    """Lists every option that is set, and its effect here: works, no effect, or refused.
 
-    SCRIPT is a Python script, whose text is read and not run; a TOML file that NPURunConfig.from_file reads; or the
-    folder of a training, for the values that it really had. The exit code is 1 if an option is refused.
+    SCRIPT is a Python script, which is read but not run; a TOML file for NPURunConfig.from_file; or the folder of a
+    training, which has the values that were in force. The exit code is 1 if an option is refused.
     """
     check_script(script)
     with ending_on(LaunchError, ValueError):
@@ -84,7 +84,7 @@ def effects(era: int | None, trees: tuple[str, ...], as_json: bool, script: str,
         if shown:
             print_table(shown, console, title)
     if not rows and script.endswith(".py"):
-        echo("The text of a script tells what is written out there; the folder of its training tells all.")
+        echo("A script shows only the values in its text; the folder of its training has all values.")
     told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_others(counts)) if count)
     echo(f"{in_line(script)}: {len(rows)} option{'' if len(rows) == 1 else 's'} set{f': {told}' if told else ''}.")
     sys.exit(code)
@@ -107,10 +107,10 @@ def _rows_of(path: str, era: int, trees: tuple[str, ...]) -> Iterator[Row]:
 
 
 def _rows_of_file(path: str) -> Iterator[Row]:
-    """What a configuration file sets, in its order, without TensorFlow.
+    """Yields a row for each option of a configuration file, in file order, without TensorFlow.
 
     Raises:
-      OSError, ValueError: it cannot be read, or is not TOML.
+      OSError, ValueError: the file cannot be read, or is not TOML.
     """
     from npu_bridge.options.config_file import read_toml
 
@@ -177,7 +177,7 @@ def _rows_of_training(folder: str) -> Iterator[Row]:
         rows = [(*map(str, (name, value, default, said)),) for name, value, default, said in listed]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchError(
-            f"{os.path.join(folder, FACTS_FILE)} does not say how a training was set ({error}). Expected the folder of "
+            f"{os.path.join(folder, FACTS_FILE)} does not hold a training's options ({error}). Expected the folder of "
             f"a training of NPUEstimator; name that, its script, or its configuration file."
         ) from error
     for name, value, default, said in rows:

@@ -1,4 +1,4 @@
-"""The error of a job that cannot be started."""
+"""Defines the error of a job that cannot start."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["LaunchError"]
 
 
 class LaunchError(RuntimeError):
-    """The job cannot start as asked; the message says in one sentence why and what to do."""
+    """An error for a job that cannot start as asked; the message is one sentence with the reason and the cure."""

@@ -1,4 +1,4 @@
-"""`npu-run explain`: what a configuration file has happen to gradients, stage by stage."""
+"""`npu-run explain`: lists what a configuration file does to gradients, stage by stage."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["explain"]
 @click.option("-o", "--out", metavar="FILE", help="Draw it, too (SVG).")
 @json_option
 def explain(file: str, ranks: int, params: str, out: str | None, as_json: bool):
-    """Lists the stages between backward pass and update: their order, needs and gifts, and bytes that a rank sends.
+    """Lists the stages between backward pass and update: their order, needs and results, and the bytes a rank sends.
 
-    FILE is a TOML file that NPURunConfig.from_file reads. Its stages are shown in an NPUOptimizer that averages
-    gradients over the ranks and scales the loss.
+    FILE is a TOML file for NPURunConfig.from_file. Its stages are shown in an NPUOptimizer that averages gradients over
+    the ranks and scales the loss.
     """
     with ending_on(LaunchError, OSError, TypeError, ValueError):
         count = parse_count(params, "--params")
@@ -63,7 +63,7 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     elif ranks == 1:
         echo(f"{text}\nOne rank sends nothing.")
     else:
-        with_stages = "bytes that depend on the training" if total is None else _amount(total)
+        with_stages = "a number of bytes that depends on the training" if total is None else _amount(total)
         echo(f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {_amount(plain)} without stages.")
     for sentence in (precision, overlap):
         if sentence and not as_json:
@@ -71,7 +71,7 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
 
 
 def _about_precision(config) -> str | None:
-    """In which dtypes the steps of a run compute on this machine; None where those of the graph hold."""
+    """Returns the dtypes in which a run's steps compute here; None if they are those of the graph."""
     from npu_bridge.options.reading import read_run_config
     from npu_bridge.session.precision import ORIGINAL, Precision
 
@@ -82,7 +82,7 @@ def _about_precision(config) -> str | None:
 
 
 def _about_overlap(config, rows, ranks: int) -> str | None:
-    """Whether steps of a run can overlap, and why; None where a run has one step."""
+    """Returns whether a run's steps can overlap, and why; None if a run has one step."""
     from npu_bridge.options.reading import read_run_config
     from npu_bridge.session.overlapped_steps import LEAST_STEPS
     from npu_bridge.session.precision import Precision

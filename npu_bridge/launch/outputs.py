@@ -1,4 +1,4 @@
-"""Checks, before a command does anything, that the folders and files it will write to are its own."""
+"""Checks, before a command starts, that the folders and files it will write to are its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npu_bridge.launch.errors import LaunchError
 
 __all__ = ["MADE_BY", "check_file", "own_output"]
 
-# What each command writes to its folders, and may remove there; whole folders are those that a script is given.
+# The files that each command writes to its folders and may remove; a whole folder is one that is handed to a script.
 MADE_BY = {
     "npu-run": ("rank_[0-9]*.log", "repeat-[0-9]*/**", "timeline_rank_*.json", "tail.svg", "tail.json", "overlap.svg"),
     "npu-run record": (
@@ -31,11 +31,11 @@ MADE_BY = {
 
 @contextlib.contextmanager
 def own_output(folder: str, option: str, command: str = "npu-run", holds: bool = True) -> Iterator[OwnFolder]:
-    """A folder for what a command of `MADE_BY` writes, held while this block lasts; arguments as of `own_folder`.
+    """Holds a folder for the output of a command of `MADE_BY` during this block; arguments as for `own_folder`.
 
     Raises:
-      LaunchError: something else is in it, also when the command is about to clear it; somebody uses it; or it cannot
-        be written.
+      LaunchError: the folder holds other files, even if the command would clear it; another process uses it; or it
+        cannot be written.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -53,10 +53,10 @@ def own_output(folder: str, option: str, command: str = "npu-run", holds: bool =
 
 
 def check_file(path: str | None, option: str, ours: bytes) -> None:
-    """Sees that a file can be written without loss; None for no file.
+    """Checks that a file can be written without overwriting anything else; None means no file.
 
     Raises:
-      LaunchError: something else has its name, or its folder is not there or cannot be written to.
+      LaunchError: another kind of file has this name, or the folder is missing or read-only.
     """
     if path is None:
         return

@@ -1,4 +1,4 @@
-"""`npu-run record` and `npu-run replay`, the commands: a fixed start of a training, to take to another machine."""
+"""`npu-run record` and `npu-run replay`: save a training's start, and repeat it on another machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["record", "replay"]
 
 SNIPPET = "replay_tf1.py"
 _QUIET = ["-q"]
-_ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the last one would be seen
+_ONE_STEP = {"iterations_per_loop": 1}  # with several steps in a run, only the last one could be recorded
 
 
 @click.command(cls=ScriptCommand)
@@ -35,10 +35,10 @@ _ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the las
 def record(
     out: str, steps: int, float32: bool, tensors: bool, launcher: list[str], script: str, arguments: tuple[str, ...]
 ):
-    """Records how SCRIPT starts to train: initial weights, and what its first steps read and draw at random.
+    """Records how SCRIPT starts to train: initial weights, and the inputs and random numbers of its first steps.
 
-    Values are taken by their names in the graph, as numpy files that any machine can read. The script ends after the
-    last of these steps.
+    Stores values by their graph names, as numpy files that any machine can read. The script ends after the last
+    recorded step.
     """
     with ending_on(LaunchError), own_output(out, "--out", "npu-run record") as own:
         own.clear("rank_*", "run", SNIPPET)
@@ -51,7 +51,7 @@ def record(
 @click.argument("recorded")
 @launcher_options
 def replay(out: str | None, recorded: str, launcher: list[str], script: str, arguments: tuple[str, ...]):
-    """Trains SCRIPT from what `npu-run record` has written to RECORDED, and says whether it comes to the same bits.
+    """Trains SCRIPT from a start that `npu-run record` wrote to RECORDED, and compares the results bit for bit.
 
     The exit code is 1 when a loss or a weight differs.
     """
@@ -111,7 +111,7 @@ def _races_of(facts: dict[str, Any]) -> list[str]:
 
 
 def _check_record(folder: str) -> None:
-    """Ranks read these files with numpy and TensorFlow alone, which follow links and wait for pipes."""
+    """Checks a record's files: ranks read them with numpy and TensorFlow, which follow links and wait for pipes."""
     if not os.path.exists(os.path.join(folder, "rank_0", "record.json")):
         raise LaunchError(f"{folder} holds no record. Expected a folder that npu-run record wrote; got none.")
     for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):

@@ -1,4 +1,4 @@
-"""`npu-run --repeat N --vary WHAT`: runs a script several times with harmless differences, to know their spread."""
+"""`npu-run --repeat N --vary WHAT`: runs a script several times with harmless differences, to measure the noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npu_bridge.reporting.history import HISTORY_FILE, History
 __all__ = ["WAYS", "Repeats", "folder_of"]
 
 WAYS = ("seed", "order", "rounding")
-_NOTE = "trial.json"  # in the folder of a run: how it differs
+_NOTE = "trial.json"  # in the folder of a run: what is varied in it
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
@@ -27,9 +27,9 @@ class Repeats(NamedTuple):
     """Several runs of one script.
 
     Attributes:
-      count: how many.
-      vary: what differs, one of `WAYS`.
-      folder: absolute path; run k writes to `repeat-<k>` in it.
+      count: number of runs.
+      vary: what differs between them, one of `WAYS`.
+      folder: absolute path; run k writes to its sub-folder `repeat-<k>`.
     """
 
     count: int
@@ -38,7 +38,7 @@ class Repeats(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What the folders of the runs are called."""
+        """Returns the names of the runs' folders."""
         return [os.path.basename(folder_of(self.folder, number)) for number in range(self.count)]
 
     def run(self, arguments: Sequence[str], run: Callable[[list[str]], int], say: Callable[[str], None]) -> int:
@@ -46,12 +46,12 @@ class Repeats(NamedTuple):
 
         Args:
           arguments: the script's own; `{out}` becomes the folder of the run.
-          run: runs the script with some arguments, and gives its exit code.
+          run: runs the script with the arguments it gets, and returns the exit code.
           say: prints a line.
         Returns:
           The exit code of the last run.
         Raises:
-          LaunchError: the folder holds something else than repeats, or cannot be written.
+          LaunchError: the folder holds anything but repeats, or cannot be written.
         """
         with own_output(self.folder, "--out") as own:
             own.check(*self.names)
@@ -81,7 +81,7 @@ class Repeats(NamedTuple):
         return 0
 
     def _variables(self, number: int) -> dict[str, str]:
-        """Of sums in another order: oneDNN or TensorFlow's own kernels, and how many threads share a sum."""
+        """Returns variables that change the order of sums: oneDNN on or off, and the number of threads per sum."""
         if self.vary != "order" or number == 0:
             return {}
         is_off = os.environ.get(_ONEDNN) == "0"
@@ -101,7 +101,7 @@ class Repeats(NamedTuple):
         runs = [History(os.path.join(folder_of(self.folder, k), HISTORY_FILE)).rows for k in range(self.count)]
         if not all(runs):
             return [
-                "repeats: no losses were seen. Expected a script that trains through sessions, an Estimator or "
+                "repeats: no losses were found. Expected a script that trains through sessions, an Estimator or "
                 "model.fit; write history.jsonl to the folder in NPU_RUN_OUT yourself."
             ]
         lines = []
@@ -126,12 +126,12 @@ class Repeats(NamedTuple):
 
 
 def folder_of(folder: str, number: int) -> str:
-    """The folder of a repeat."""
+    """Returns the folder of a repeat."""
     return os.path.join(folder, f"repeat-{number}")
 
 
 def _prepare(trial: Trial, own: OwnFolder) -> None:
-    """Empties the folder of a run of an earlier job: a repeat goes on with nothing."""
+    """Empties the folder of an earlier job's run, so that a repeat resumes nothing."""
     own.clear(os.path.basename(trial.folder))
     try:
         os.makedirs(trial.folder)

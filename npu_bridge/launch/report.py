@@ -1,4 +1,4 @@
-"""`npu-run report`: makes one page of HTML about a training."""
+"""`npu-run report`: makes one HTML page about a training."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["report"]
     help="Folder that npu-run --timeline wrote to. Default: FOLDER or FOLDER/timeline, if it is there.",
 )
 def report(folder: str, out: str | None, timeline: str | None):
-    """Makes report.html of the training that wrote to FOLDER: curves, options, ranks, environment, how to repeat it.
+    """Makes report.html of the training in FOLDER: curves, options, ranks, environment, how to repeat it.
 
     The page needs no other file and no network. Every NPUEstimator makes it when a training ends; docs/reporting.md
-    says how other trainings get one.
+    shows how to get one for other trainings.
     """
     from npu_bridge.reporting.page import PAGE_FILE, PAGE_FILES, write_page
     from npu_bridge.reporting.page.run_folder import NoRunError

@@ -1,4 +1,4 @@
-"""Says which TensorFlow a script sees (`--tf1`, `--tf2`, `--as-installed`, `--tree DIR`); ranks read a variable."""
+"""Chooses the TensorFlow that a script sees (`--tf1`, `--tf2`, `--as-installed`, `--tree DIR`)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(
 
 
 class SourceChoice(NamedTuple):
-    """What was asked for on the command line.
+    """The choice made on the command line; ranks inherit it in an environment variable.
 
     Attributes:
-      era: 1 or 2 for TensorFlow 1 or 2; 0 lets the script's text decide; `AS_INSTALLED`, a script of TensorFlow 2
-        that is given no old names.
-      trees: absolute paths of further folders of the user's own modules.
-      report: absolute path of the migration report; "" to print it alone, None for none.
+      era: 1 or 2 for TensorFlow 1 or 2; 0 lets the script's text decide; `AS_INSTALLED` for a script of TensorFlow 2
+        without old names.
+      trees: absolute paths of further folders with modules of the user.
+      report: absolute path of the migration report; "" only prints the report, None makes no report.
     """
 
     era: int = 0
@@ -39,7 +39,7 @@ class SourceChoice(NamedTuple):
     report: str | None = None
 
     def announce(self) -> None:
-        """Tells the ranks, which inherit the environment.
+        """Passes the choice to the ranks, through the environment.
 
         Raises:
           LaunchError: a tree is not a folder.
@@ -51,32 +51,32 @@ class SourceChoice(NamedTuple):
             environment.write_variable(_CHOICE, json.dumps(self))
 
     def find_roots(self, script: str) -> list[str]:
-        """The folders of the modules of a script.
+        """Returns the folders that hold a script's modules.
 
-        Its own, those of the packages that it is in, those of `PYTHONPATH` that hold it, and those given.
+        These are the script's own folder, those of its packages, those of `PYTHONPATH` above it, and `trees`.
         """
         folder = os.path.dirname(os.path.realpath(script))
         paths = [os.path.realpath(path) for path in sys.path[1:] if path]
-        # PYTHONPATH=. python tools/train.py: the modules beside `tools` are the same project's. Not so where the
-        # project is this package, whose modules are written for the TensorFlow that is installed.
+        # PYTHONPATH=. python tools/train.py: the modules beside `tools` belong to the same project. This package is
+        # the exception: its modules are written for the installed TensorFlow.
         above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
         return list(dict.fromkeys([folder, *packages_above(folder), *above, *self.trees]))
 
     def survey(self, script: str) -> Survey:
-        """What can be said about a script without running it."""
+        """Reads a script without running it, and returns the findings."""
         from npu_bridge.options import OPTIONS, table_precision
-        from tensorflow1_compat.findings import survey  # only now: every start of a script passes by here
+        from tensorflow1_compat.findings import survey  # imported late: every start of a script loads this module
 
         is_switched, number = self.era != AS_INSTALLED, min(self.era, 2)
         return survey(script, self.find_roots(script), number, OPTIONS, table_precision.OPTIONS, is_switched)
 
     def enter(self, script: str, rank: int) -> bool:
-        """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.
+        """Gives the script's files TensorFlow 1.15 if they are written for it; called in a rank before the script runs.
 
-        A script of TensorFlow 2 sees the one that is there, and old names only if it uses any.
+        A script of TensorFlow 2 sees the installed one, with old names only if it uses any.
 
         Returns:
-          Whether its files see more than is there.
+          Whether its files see more than the installed TensorFlow.
         """
         from tensorflow1_compat import child, era, journal, start
 
@@ -103,7 +103,7 @@ class SourceChoice(NamedTuple):
         return True
 
     def conclude(self, script: str, rank: int) -> None:
-        """In a rank, after the script: writes the migration report and prints it, if it was asked for."""
+        """Writes and prints the migration report, if requested; called in a rank after the script."""
         if self.report is None or rank > 0:
             return
         from npu_bridge.launch.check_page import facts_of, make_page
@@ -118,7 +118,7 @@ class SourceChoice(NamedTuple):
 
 
 def packages_above(folder: str) -> list[str]:
-    """The folders above a package's: a script in one puts them on `sys.path`, and says `import package.module`."""
+    """Returns the folders above a package: scripts in it put them on `sys.path` and say `import package.module`."""
     folders = []
     while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.dirname(folder) not in (folder, _OWN_PROJECT):
         folder = os.path.dirname(folder)
@@ -127,7 +127,7 @@ def packages_above(folder: str) -> list[str]:
 
 
 def take_choice() -> SourceChoice:
-    """In a rank: what the launcher was told. Processes that the rank starts are not told."""
+    """Returns the launcher's choice, in a rank, and hides it from processes that the rank starts."""
     text = os.environ.pop(_CHOICE, None)
     if text is None:
         return SourceChoice()

@@ -1,4 +1,4 @@
-"""Rows of texts on a console: a table with frames on a terminal, aligned columns everywhere else, for pasting."""
+"""Prints tables: with frames on a terminal, as aligned columns elsewhere, for pasting."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["PlainConsole", "print_table", "print_text"]
 
 
 class PlainConsole(Console):
-    """A console without highlighting, which does not end the process itself when nobody reads it any more."""
+    """A console without highlighting, which does not end the process when its output is closed."""
 
     def __init__(self):
         super().__init__(highlight=False)
 
     def on_broken_pipe(self) -> None:
-        """Called by rich while it handles the error."""
+        """Does nothing; rich calls this while it handles the error."""
         raise BrokenPipeError
 
 
 def print_text(console: Console, text: str, style: str = "") -> None:
-    """Prints lines on a console; control characters in them are shown."""
+    """Prints lines on a console, with control characters made visible."""
     console.print(Text(visible(text), style=style), soft_wrap=True)
 
 
@@ -37,10 +37,10 @@ def print_table(
 
     Args:
       rows: at least one; all have the same number of cells.
-      console: where to.
+      console: prints them.
       title: a line above; rows are indented below it.
-      headings: of the columns.
-      right: so many columns, from the first one on, are aligned to the right.
+      headings: titles of the columns.
+      right: number of columns, from the first one on, that are aligned to the right.
     """
     if console.is_terminal:
         table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE)

@@ -1,4 +1,4 @@
-"""`npu-run --timeline FIRST:LAST`: every rank records these training steps, and a picture is drawn of all of them."""
+"""`npu-run --timeline FIRST:LAST`: records these training steps on every rank, and draws them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Recording(NamedTuple):
 
     Attributes:
       first: the first step.
-      last: the first one that is no longer recorded.
+      last: the first step that is no longer recorded.
       folder: absolute path of the folder for the files.
     """
 
@@ -38,11 +38,11 @@ class Recording(NamedTuple):
         return range(self.first, self.last)
 
     def path_of(self, rank: int) -> str:
-        """The file of a rank."""
+        """Returns the path of a rank's file."""
         return os.path.join(self.folder, f"timeline_rank_{rank}.json")
 
     def announce(self, ranks: int) -> None:
-        """Tells the ranks, which inherit the environment.
+        """Passes the recording to the ranks, through the environment.
 
         Raises:
           LaunchError: the folder cannot be written.
@@ -58,12 +58,12 @@ class Recording(NamedTuple):
         """Draws the tail from the files of all ranks.
 
         Returns:
-          A line that says what was recorded.
+          A line that names the recorded steps and the picture.
         """
         found = [facts for facts in map(_facts_of, map(self.path_of, range(ranks))) if facts is not None]
         if not any(facts["steps"] for facts in found):
             return f"timeline: nothing was recorded of {_named(self.steps)}. {_why_nothing(found)}"
-        # It comes with TensorFlow, which has nothing to say here.
+        # The drawing imports TensorFlow, whose log lines would be noise here.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         from npu_bridge.reporting.tail_report import draw_tail
 
@@ -85,7 +85,7 @@ class Recording(NamedTuple):
         """Reads the option.
 
         Raises:
-          LaunchError: it is not a range of steps.
+          LaunchError: the text is not a range of steps.
         """
         numbers = _RANGE.fullmatch(text.strip())
         if not numbers or int(numbers[1]) >= int(numbers[2]):
@@ -97,7 +97,7 @@ class Recording(NamedTuple):
 
 
 def take_recording() -> Recording | None:
-    """In a rank: what to record, None for nothing. Processes that the rank starts are not told."""
+    """Returns what a rank must record, or None, and hides it from processes that the rank starts."""
     text, folder = environment.read_variable(_STEPS), environment.read_variable(_FOLDER)
     for name in (_STEPS, _FOLDER):
         os.environ.pop(name, None)
@@ -105,7 +105,7 @@ def take_recording() -> Recording | None:
 
 
 def record_sessions(recording: Recording, rank: int) -> None:
-    """In a rank: lets all sessions be recorded; TensorFlow is not loaded yet."""
+    """Records all sessions of a rank; called before TensorFlow is loaded."""
 
     def make_hooks() -> list:
         from npu_bridge.reporting.step_recorder import StepRecorder
@@ -138,7 +138,7 @@ def _why_nothing(found: list[dict[str, Any]]) -> str:
     pace = seen[0]["steps_per_run"]
     if pace > 1:
         return (
-            f"Of a run of {pace} steps only the last one can be recorded (iterations_per_loop). Expected one of those; "
+            f"Only the last step of a run of {pace} steps can be recorded (iterations_per_loop). Expected such a step; "
             f"got steps {first} to {last} at intervals of {pace}. Say --timeline {last}:{last + 1}, or set "
             f"iterations_per_loop=1."
         )

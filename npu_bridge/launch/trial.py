@@ -1,4 +1,4 @@
-"""How the launcher tells ranks that their script is run as a trial, and with which options in place of its own."""
+"""Tells ranks to run their script as a trial, with options that replace the script's own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from npu_bridge.launch.trials.trial import Trial
 
 __all__ = ["FLOAT32", "FOLDER_MARK", "OUT", "arguments_in", "run_trial", "take_trial", "variables_of"]
 
-OUT = "NPU_RUN_OUT"  # the folder of the run, for scripts that write somewhere themselves
-FOLDER_MARK = "{out}"  # stands for it among a script's arguments
-# Imposed, every operator keeps its dtype.
+OUT = "NPU_RUN_OUT"  # the folder of the run, for scripts that choose their own output folder
+FOLDER_MARK = "{out}"  # stands for this folder in a script's arguments
+# Imposing these options keeps every operator's dtype.
 FLOAT32: dict[str, Any] = dict.fromkeys(("precision_mode_v2", "customize_dtypes", "accelerate_train_mode"))
 FLOAT32["precision_mode"] = "must_keep_origin_dtype"
 _TRIAL = "NPU_RUN_TRIAL"
@@ -25,33 +25,33 @@ _CHUNK_BYTES = 65536
 
 
 def variables_of(trial: Trial, imposed: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The environment variables that tell the ranks of `npu-run`.
+    """Returns the environment variables that describe a trial to the ranks of `npu-run`.
 
     Args:
       trial: the run.
-      imposed: option values by name, in place of what the script says.
+      imposed: option values by name, which replace the script's.
     """
     told = {_TRIAL: trial.as_text(), OUT: trial.folder}
     return {**told, IMPOSED_OPTIONS: json.dumps(imposed)} if imposed else told
 
 
 def arguments_in(arguments: Sequence[str], folder: str) -> list[str]:
-    """A script's arguments with a folder in place of every `{out}`."""
+    """Returns a script's arguments with every `{out}` replaced by a folder."""
     return [argument.replace(FOLDER_MARK, folder) for argument in arguments]
 
 
 def run_trial(
     trial: Trial, command: Sequence[str], imposed: Mapping[str, Any] | None = None, log: str | None = None
 ) -> int:
-    """Runs a script as a trial through an `npu-run` of its own, to its end.
+    """Runs a script as a trial through a new `npu-run`, and waits for its end.
 
     Args:
-      trial: the run; its folder is made.
-      command: what follows `npu-run`: options, script, arguments.
-      imposed: as of `variables_of`.
-      log: path of a file for all it prints; None for this process's own output.
+      trial: the run; its folder is created.
+      command: the words after `npu-run`: options, script, arguments.
+      imposed: see `variables_of`.
+      log: path of a file for all output; None for this process's own output.
     Returns:
-      Its exit code.
+      The exit code of `npu-run`.
     """
     os.makedirs(trial.folder, exist_ok=True)
     environment = {**os.environ, **variables_of(trial, imposed)}
@@ -62,7 +62,7 @@ def run_trial(
 
 
 def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: str) -> int:
-    """Through a pipe: a script must not end for what it prints, when the disk of the log is full."""
+    """Runs a command whose output goes to a log through a pipe: a full disk must not end the script."""
     file = GrowingFile(log, "the log", gap="--- {count} bytes are not here: {reason}\n")
     file.write(b"")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -74,6 +74,6 @@ def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: s
 
 
 def take_trial() -> Trial | None:
-    """In a rank: what it is to be, None for an ordinary run. Processes that the rank starts are not told."""
+    """Returns the trial that a rank must run, or None, and hides it from processes that the rank starts."""
     text = os.environ.pop(_TRIAL, None)
     return None if text is None else Trial.of_text(text)

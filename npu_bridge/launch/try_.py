@@ -1,4 +1,4 @@
-"""`npu-run try`: the first steps of a training, in a temporary folder, and in a few lines whether it trains."""
+"""`npu-run try`: trains the first steps in a temporary folder, and says in a few lines whether they work."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LAST_LINES = 15
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to train.")
 @launcher_options
 def try_script(steps: int, launcher: list[str], script: str, arguments: tuple[str, ...]):
-    """Trains the first steps of SCRIPT and says whether it trains; nothing is kept.
+    """Trains the first steps of SCRIPT and says whether it trains; keeps nothing.
 
-    Estimators start anew, in a temporary folder. What the script itself writes elsewhere is written. The script ends
-    after the last of these steps, so it does not come to an evaluation. The exit code is 1 when it does not train.
+    Estimators start anew in a temporary folder; files that the script writes elsewhere stay. The script ends after the
+    last of these steps, before any evaluation. The exit code is 1 if it does not train.
     """
     with ending_on(LaunchError), temporary_folder("npu-run-try-") as folder:
         ranks = launcher[launcher.index("-np") + 1] if "-np" in launcher else "1"
@@ -54,12 +54,12 @@ def try_script(steps: int, launcher: list[str], script: str, arguments: tuple[st
 
 
 def _problem(code: int, rows: list[Any]) -> str:
-    """Why a script does not train; "" if it does."""
+    """Returns why a script does not train; "" if it trains."""
     if code:
         where = f"after step {rows[-1].step}" if rows else "before the end of its first step"
         return f"it ended {where} with exit code {code}; its last lines are above"
     if not rows:
-        return "no step of a session, an Estimator or model.fit was seen, which are all that is looked at"
+        return "no step of a session, an Estimator or model.fit was found; try looks at these alone"
     bad = next((row for row in rows if row.loss is not None and not math.isfinite(row.loss)), None)
     if bad is not None and not bad.skipped:
         return f"the loss of step {bad.step} is {bad.loss}"
@@ -81,7 +81,7 @@ def _numbers(rows: list[Any], count: int | None) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """The command by its own name, which is a word of Python."""
+    """Returns the command as `try`, a name that Python code cannot define."""
     if name == "try":
         return try_script
     raise AttributeError(name)

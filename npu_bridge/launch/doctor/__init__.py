@@ -1,1 +1,1 @@
-"""`npu-run doctor`: whether a job would work on this machine, tried with real ranks."""
+"""`npu-run doctor`: tests with real ranks whether a job would work on this machine."""

@@ -1,6 +1,6 @@
-"""Installs Horovod for the TensorFlow that is there: the wheel in the user's cache, or one that is compiled and kept.
+"""Installs Horovod for the installed TensorFlow: from a wheel in the user's cache, or by compiling and caching one.
 
-`npu-run doctor --fix` and `make venv` (tools/setup_env.py) come here, the latter with a Python that has no packages.
+`npu-run doctor --fix` and `make venv` (tools/setup_env.py) use this module, the latter with a Python without packages.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ __all__ = ["InstallError", "Installer", "cache_folder"]
 
 _HEARTBEAT_SECS = 20
 _LOG_TAIL_LINES = 30
-# For files of pip (0.4 GB, measured with TensorFlow for CPUs), and for what is installed (1.6 to 2.1 GB).
+# For pip's temporary files (0.4 GB, measured with TensorFlow for CPUs), and for the packages (1.6 to 2.1 GB).
 _TEMPORARY_BYTES, _INSTALLED_BYTES = 10**9, 25 * 10**8
 _PROBE = "import horovod.tensorflow as hvd, sys; sys.exit(not hvd.gloo_built())"
-# Its wheels spell the name of the smaller one with a dash, or, from 2.18 on, with an underscore.
+# The smaller package's wheels are named with a dash, or, from 2.18 on, with an underscore.
 _TENSORFLOW = (
     "import importlib.metadata as m; "
     "print(*sorted({f'{name}-{d.version}' for d in m.distributions() "
     "if (name := d.name.replace('_', '-')) in ('tensorflow', 'tensorflow-cpu')}), sep='_')"
 )
-# Where TensorFlow has its headers, found without loading it.
+# Finds TensorFlow's headers without loading it.
 _INCLUDE = "import importlib.util as u; print(u.find_spec('tensorflow').submodule_search_locations[0] + '/include')"
-_XLA_BUILDER = "tensorflow/compiler/xla/client/xla_builder.h"  # as Horovod includes it
+_XLA_BUILDER = "tensorflow/compiler/xla/client/xla_builder.h"  # the path that Horovod includes
 _XLA_BUILDERS = ("xla/hlo/builder/xla_builder.h", "xla/client/xla_builder.h")
 _BROUGHT = ("highwayhash", "farmhash_archive/src")
-# Read before each of Horovod's sources, which g++ 14 refuses: they use a header that earlier compilers include by
-# themselves, and assign to a constant in a `span` of their own, in place of which they get one of the standard library.
+# Read before each of Horovod's sources, which g++ 14 refuses for two reasons: they rely on a header that earlier
+# compilers include by themselves, and their own `span` assigns to a constant. This one replaces it.
 _BEFORE_SOURCES = """\
 #include <stdexcept>
 #if __GNUC__ >= 14 && __cplusplus < 202002L
@@ -68,17 +68,17 @@ class span {
 
 
 class InstallError(RuntimeError):
-    """A step did not work; the message says which one, and what to do.
+    """An error of an installation step; the message names the step and the cure.
 
     Attributes:
-      is_explained: the log would say no more.
+      is_explained: the message is complete; the log has nothing to add.
     """
 
     is_explained = False
 
 
 def cache_folder() -> Path:
-    """Returns the cache folder: in the home of the user, or beside this Python if the home cannot be written."""
+    """Returns the cache folder: in the user's home, or beside this Python if the home cannot be written."""
     given, home = os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~")
     if not given and not os.access(home, os.W_OK):
         return Path(sys.prefix, "npu_bridge_cache")
@@ -86,11 +86,11 @@ def cache_folder() -> Path:
 
 
 class Installer:
-    """Installs into the environment of a Python, with what commands print in a log and signs of life in between.
+    """An installer for one Python environment, which logs the output of its commands and prints progress.
 
     Args:
-      python: the interpreter of that environment, of the same version as this one.
-      log: the file to which output is added.
+      python: the environment's interpreter, of the same version as this one.
+      log: the file to which output is appended.
       say: prints a line of progress.
     """
 
@@ -98,10 +98,10 @@ class Installer:
         self._python, self._log, self._say = python, log, say
 
     def install_horovod(self) -> None:
-        """Installs Horovod, and sees that it can be imported.
+        """Installs Horovod, and checks that it can be imported.
 
         Raises:
-          InstallError: it does not work, or a tool is missing.
+          InstallError: a step fails, or a tool is missing.
         """
         self.pip("what Horovod is built with", HOROVOD_NEEDS)
         folder = self._wheel_folder()
@@ -125,10 +125,10 @@ class Installer:
             Secondary("the wheel of Horovod for the next time", say=self._say).attempt(_keep, wheel, folder)
 
     def pip(self, title: str, arguments: Sequence[str]) -> None:
-        """Runs `pip install`, under a title.
+        """Runs `pip install`, with a title in the log.
 
         Raises:
-          InstallError: it did not work.
+          InstallError: pip failed.
         """
         self._say(title)
         command = [self._python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
@@ -136,14 +136,14 @@ class Installer:
             raise self.failure("pip install did not work")
 
     def failure(self, text: str) -> InstallError:
-        """The error for a step that has not worked; it names a disk with little room, which pip calls the network."""
+        """Returns the error of a failed step; names a nearly full disk, which pip reports as a network problem."""
         lack = _lack_of_room(self._python)
         error = InstallError(f"{text}{lack}")
         error.is_explained = bool(lack)
         return error
 
     def run(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-        """Runs a command, and says now and then how long it has taken; gives its exit code.
+        """Runs a command, prints the time it has taken now and then, and returns its exit code.
 
         Raises:
           InstallError: the log cannot be written.
@@ -172,7 +172,7 @@ class Installer:
                 raise
 
     def last_lines(self) -> str:
-        """The end of the log."""
+        """Returns the end of the log."""
         with open_file(self._log, errors="replace") as text:
             return "\n".join(text.read().splitlines()[-_LOG_TAIL_LINES:])
 
@@ -186,7 +186,7 @@ class Installer:
             yield path
 
     def _share_compiled(self, start: int) -> str:
-        """How far cmake says it has come, from what the log holds past `start`; empty when it says nothing."""
+        """Returns cmake's progress, from the log after `start`; "" if cmake has printed none."""
         with self._log.open("rb") as log:
             log.seek(start)
             shares = re.findall(rb"\[ *(\d+)%\]", log.read())
@@ -197,10 +197,10 @@ class Installer:
         return self.run([self._python, "-c", _PROBE]) == 0
 
     def _headers(self, folder: Path) -> list[str]:
-        """Folders of headers that Horovod's sources or those of TensorFlow look for elsewhere.
+        """Returns folders of headers that the sources of Horovod and TensorFlow expect elsewhere.
 
-        TensorFlow from 2.16 on has the builder of XLA under another name, and includes two libraries as if they were
-        installed, though it brings them. One header that leads to the builder is written to a folder.
+        TensorFlow from 2.16 on has renamed the header of XLA's builder, and includes two bundled libraries as if they
+        were installed. Writes a header with the old name, which includes the new one.
         """
         found = subprocess.run([self._python, "-c", _INCLUDE], capture_output=True, text=True)
         include = Path(found.stdout.strip())
@@ -215,16 +215,16 @@ class Installer:
         return [str(each) for each in folders if each.is_dir()]
 
     def _wheel_folder(self) -> Path:
-        """Where wheels are kept that were compiled for this Python and its TensorFlow; setup_env.sh knows it, too."""
+        """Returns the folder of wheels compiled for this Python and its TensorFlow; setup_env.sh knows it, too."""
         found = subprocess.run([self._python, "-c", _TENSORFLOW], capture_output=True, text=True)
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         return cache_folder() / "wheels" / f"{version}-{platform.machine()}-{found.stdout.strip()}"
 
 
 def _lack_of_room(python: str) -> str:
-    """Returns the end of a sentence that names a disk with too little room for an installation; else ""."""
+    """Returns the end of a sentence that names a disk with too little room for an installation, or ""."""
     places = [(os.path.dirname(os.path.dirname(os.path.abspath(python))), _INSTALLED_BYTES, "make room there")]
-    with contextlib.suppress(FileNotFoundError):  # no folder takes a file
+    with contextlib.suppress(FileNotFoundError):  # no folder is writable
         fix = "name a folder with room for temporary files: TMPDIR=/path"
         places.append((tempfile.gettempdir(), _TEMPORARY_BYTES, fix))
     for folder, needed, fix in places:
@@ -237,7 +237,7 @@ def _lack_of_room(python: str) -> str:
 
 
 def _plain_path(python: str, folder: str) -> str:
-    """A path of an interpreter for make and compilers, for which a space ends a path: through a link, if need be."""
+    """Returns an interpreter path without spaces, through a link if needed: make and compilers split at spaces."""
     environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     if re.fullmatch(r"[\w.+/-]*", environment, re.ASCII):
         return python
@@ -253,7 +253,7 @@ def _keep(wheel: Path, folder: Path) -> None:
 
 
 def _missing_tools() -> str:
-    """What is needed to compile and is not here, with how to install it; empty if nothing is missing."""
+    """Returns which compilers are missing and how to install them; "" if all are here."""
     compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
     compiler = any(name and shutil.which(name.split()[0]) for name in compilers)
     missing = ["a C++ compiler"] * (not compiler) + ["cmake"] * (shutil.which("cmake") is None)
@@ -266,10 +266,10 @@ def _missing_tools() -> str:
 
 
 def _build_environment(headers: Sequence[str], before: Path) -> dict[str, str]:
-    """TensorFlow over Gloo, on as many cores as the memory allows, with further folders of headers.
+    """Returns variables that build for TensorFlow over Gloo, on as many cores as memory allows, with extra headers.
 
     Args:
-      headers: the folders.
+      headers: the folders of further headers.
       before: a header that is read before each source.
     """
     # One compiler process on TensorFlow's headers takes up to about 2 GiB.

@@ -1,4 +1,4 @@
-"""`npu-run doctor`: one page that says whether a run would work here, ready to be pasted into a report."""
+"""`npu-run doctor`: prints one page that says whether a run would work here, ready to paste into a report."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ __all__ = ["doctor", "examine"]
 @click.option("--fix", is_flag=True, help="Then install Horovod, where it is missing or built for another TensorFlow.")
 @json_option
 def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: bool, as_json: bool):
-    """Says what is installed, what the machine can do, what is set, and whether ranks can be started.
+    """Prints the installed versions, the machine, the settings, and whether ranks can start.
 
-    Starts one and two processes that really sum a tensor. The exit code is 1 when a run could not work, else 0; with
-    --fix it is 0 once Horovod is installed.
+    Starts one and two processes that sum a tensor. The exit code is 1 if a run could not work, else 0; with --fix it is
+    0 once Horovod is installed.
     """
     console = PlainConsole()
     with _Progress(None if as_json else console) as progress:
@@ -52,7 +52,7 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: b
 
 
 def _fix(page: Page) -> None:
-    """Installs Horovod where that helps, and says what to type next; ends the process where something was installed."""
+    """Installs Horovod if that helps, and prints the next command; ends the process if something was installed."""
     log = cache_folder() / "horovod.log"
     installer = Installer(sys.executable, log, _say)
     if not page.lacks_horovod:
@@ -74,17 +74,17 @@ def _say(text: str) -> None:
 
 
 class _Progress:
-    """Says what is being checked: on a terminal in a line that changes, else in a line for each stage that ends.
+    """A display of the current check: one changing line on a terminal, else one line for each finished stage.
 
     Args:
-      console: where the page is printed; None where that is no place for people.
+      console: where the page is printed; None if it is not printed for people.
     """
 
     def __init__(self, console: Console | None):
-        self._is_quiet = is_quiet()  # asked now: the context is that of this thread
+        self._is_quiet = is_quiet()  # read now: click's context exists in this thread only
         is_shown = console is not None and console.is_terminal and not self._is_quiet
         self._status = console.status("starting one rank and two ranks ...") if is_shown else None
-        self._stages: dict[str, tuple[str, float]] = {}  # of each trial, and since when
+        self._stages: dict[str, tuple[str, float]] = {}  # of each trial: its stage, and since when
         self._one_at_a_time = threading.Lock()
 
     def __enter__(self) -> _Progress:
@@ -99,7 +99,7 @@ class _Progress:
             self._status.stop()
 
     def note(self, trial: str, stage: str) -> None:
-        """A trial has come to a stage, "" for its end."""
+        """Notes that a trial has reached a stage; "" means its end."""
         with self._one_at_a_time:
             before, since = self._stages.pop(trial, ("", 0.0))
             if stage == before:
@@ -118,13 +118,13 @@ class _Progress:
 
 
 def examine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> Page:
-    """Looks at everything; never raises because of what it finds.
+    """Checks everything and returns the page; findings never raise.
 
     Args:
       config: a configuration file to read, or None.
       rank_table: a rank table to read, or None.
       limit_secs: time each of the two trial runs may take.
-      progress: is told what is being checked.
+      progress: shows the current check.
     """
     page = Page()
     page.add(*versions_section())
@@ -145,7 +145,7 @@ def examine(config: str | None, rank_table: str | None, limit_secs: float, progr
 
 
 def _config(path: str, trial: Trial) -> tuple[Section, list[Problem]]:
-    """What the trial on one rank, which has TensorFlow, has found in the file."""
+    """Returns the section about the file, from the trial on one rank, which has loaded TensorFlow."""
     found = trial.facts.get("config")
     if found is None:
         failed = trial.facts.get("failed", {}).get(f"read {path}", "that needs TensorFlow")

@@ -1,4 +1,4 @@
-"""The doctor's sections about installed versions and about this machine: cores, processor features, memory, GPUs."""
+"""Makes the doctor's sections about installed versions and this machine: cores, processor features, memory, GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOROVOD = "0.28.1"
 
 
 def versions_section() -> tuple[Section, list[Problem]]:
-    """Versions of everything that takes part, and those that do not fit."""
+    """Returns the versions of all packages involved, and a problem for each unsuitable one."""
     problems = []
     if not (3, 9) <= sys.version_info[:2] <= (3, 13):
         problems.append(Problem(f"Python {platform.python_version()} is not supported", "Use Python 3.9 to 3.13."))
@@ -39,7 +39,7 @@ def versions_section() -> tuple[Section, list[Problem]]:
 
 
 def machine_section(gpus: list[str] | None, description: str | None = None) -> Section:
-    """The rows of `machine_rows`, and which GPUs ranks would get, where there are some."""
+    """Returns the rows of `machine_rows`, and the ranks' GPUs if the machine has any."""
     shared_out = describe_gpus()
     rows = [("GPUs of ranks", shared_out)] if shared_out else []
     return Section("machine", machine_rows(gpus, description) + rows, "machine")

@@ -1,4 +1,4 @@
-"""The doctor's sections about environment variables, a configuration file and a rank table."""
+"""Makes the doctor's sections about environment variables, a configuration file and a rank table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VALUE_CHARACTERS = 60
 
 
 def environment_section() -> tuple[Section, list[Problem], int]:
-    """The documented variables that are set, what is wrong with them, and the number of ranks they declare."""
+    """Returns the documented variables that are set, their problems, and the number of ranks that they declare."""
     rows = [(v.name, _short(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
     problems: list[Problem] = []
     sizes = [1]
@@ -43,9 +43,9 @@ def environment_section() -> tuple[Section, list[Problem], int]:
 
 
 def config_section(path: str) -> tuple[Section, list[Problem]]:
-    """What a configuration file changes: every option that differs from its default, and its effect here.
+    """Returns every option of a configuration file that differs from its default, and its effect here.
 
-    TensorFlow is imported.
+    Imports TensorFlow.
     """
     from npu_bridge.estimator.npu.npu_config import NPURunConfig
 
@@ -70,12 +70,12 @@ def config_section(path: str) -> tuple[Section, list[Problem]]:
 
 
 def configuration(path: str, rows: Sequence[Sequence[str]]) -> Section:
-    """The section about a configuration file."""
+    """Returns the section about a configuration file."""
     return Section(f"what {path} changes", rows, "config", ("name", "value", "default", "effect"))
 
 
 def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
-    """The servers of a rank table, what is wrong with it, and its number of ranks."""
+    """Returns the servers of a rank table, its problems, and its number of ranks."""
     title = f"rank table {path}"
     try:
         table = read_rank_table(path)
@@ -98,13 +98,13 @@ def _collect(check: Callable[[], Any], problems: list[Problem]) -> None:
     try:
         check()
     except ValueError as error:
-        # Several checks may come upon the same variable.
+        # Several checks can report the same variable.
         if str(error) not in [problem.what for problem in problems]:
             problems.append(Problem(str(error)))
 
 
 class _Heard(logging.Handler):
-    """Collects the library's warnings while in its block."""
+    """A handler that collects the library's warnings inside its block."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -115,7 +115,7 @@ class _Heard(logging.Handler):
 
     def __enter__(self):
         logging.getLogger("npu_bridge").addHandler(self)
-        # TensorFlow speaks of deprecation whenever a RunConfig is made.
+        # TensorFlow logs a deprecation whenever a RunConfig is made.
         self._level_before = logging.getLogger("tensorflow").level
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
         return self

@@ -1,4 +1,4 @@
-"""The page of `npu-run doctor`: sections of rows, then problems with what to do about them."""
+"""Holds the page of `npu-run doctor`: sections of rows, then problems and their cures."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Section(NamedTuple):
     """A titled table.
 
     Attributes:
-      title: for people.
-      rows: texts of equal number, at least as many as `fields`.
-      key: for JSON.
-      fields: the names of the texts there.
+      title: the title for people.
+      rows: texts, the same number in each row and at least as many as `fields`.
+      key: the section's name in JSON.
+      fields: the names of a row's texts in JSON.
     """
 
     title: str
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     Attributes:
       what: what is wrong.
       fix: what to do.
-      is_fatal: no run could work, or not the one asked about.
+      is_fatal: no run could work, or not the run that was asked about.
     """
 
     what: str
@@ -46,20 +46,20 @@ class Problem(NamedTuple):
 
 @dataclasses.dataclass
 class Page:
-    """What the doctor has found so far."""
+    """The findings of the doctor so far."""
 
     sections: list[Section] = dataclasses.field(default_factory=list)
     problems: list[Problem] = dataclasses.field(default_factory=list)
     lacks_horovod: bool = False
 
     def add(self, section: Section, problems: Sequence[Problem] = ()) -> None:
-        """Adds a section, unless it has no rows, and what is wrong there."""
+        """Adds a section, unless it has no rows, and its problems."""
         if section.rows:
             self.sections.append(section)
         self.problems.extend(problems)
 
     def facts(self) -> dict[str, Any]:
-        """The same for JSON: each section by its key, a list of rows, in which a text does not say its name again."""
+        """Returns the page for JSON: each section as a list of rows under its key, without repeated field names."""
         sections = {
             each.key: [
                 {name: text.removeprefix(f"{name} ") for name, text in zip(each.fields, row)} for row in each.rows
@@ -70,7 +70,7 @@ class Page:
 
     @property
     def exit_code(self) -> int:
-        """1 when a run could not work, else 0."""
+        """Returns 1 if a run could not work, else 0."""
         return int(any(problem.is_fatal for problem in self.problems))
 
     @property
@@ -86,9 +86,9 @@ def print_page(page: Page, console: Console, is_short: bool = False) -> None:
     """Prints a page on a console: with frames and colours on a terminal, for pasting otherwise.
 
     Args:
-      page: what was found.
-      console: where to.
-      is_short: the sections are left out.
+      page: the findings.
+      console: prints them.
+      is_short: omits the sections.
     """
     for section in page.sections * (not is_short):
         print_table(section.rows, console, section.title)

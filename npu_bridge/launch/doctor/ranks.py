@@ -1,4 +1,4 @@
-"""The doctor's section about ranks: starts one and two of them side by side, which sum a tensor."""
+"""Makes the doctor's section about ranks: starts trials of one and two ranks side by side, which sum a tensor."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["RunningTrial", "Trial", "horovod_section", "lacks_horovod", "run_tri
 
 _INSTALL_TENSORFLOW = f"pip install 'tensorflow-cpu=={CHOSEN}.*' (or 'tensorflow=={CHOSEN}.*' where there is a GPU)"
 _SCRIPT = "import sys\nfrom npu_bridge.launch.doctor.trial import main\n\nmain(sys.argv[1:])\n"
-# What says which rank a process is; the trial must not inherit it.
+# Variables that tell a process its rank; the trial must not inherit them.
 _PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_I", "ASCEND_DEVICE_ID")
 _HOROVOD_PLACEMENT = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 class Trial(NamedTuple):
-    """How a trial went.
+    """The result of a trial.
 
     Attributes:
       size: number of ranks.
-      facts: what rank 0 has found, the last word on each fact.
+      facts: the findings of rank 0; a later value of a fact replaces an earlier one.
       failure: why no tensor was summed, "" when one was.
-      secs: how long it took.
+      secs: how long the trial took.
     """
 
     size: int
@@ -46,13 +46,13 @@ class Trial(NamedTuple):
 
 
 class RunningTrial:
-    """A trial under way, through `npu-run -np size`, so that the launcher is tried too.
+    """A running trial, started through `npu-run -np size` to test the launcher, too.
 
     Args:
       size: number of ranks.
-      limit_secs: time until it is ended.
-      arguments: those of `trial.main`.
-      note: is called with each stage that rank 0 comes to, "" at the end.
+      limit_secs: time after which it is killed.
+      arguments: the arguments of `trial.main`.
+      note: called with each stage that rank 0 reaches, "" at the end.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class RunningTrial:
         self._clock.start()
 
     def stop(self) -> None:
-        """Ends it, if it has not ended."""
+        """Kills the trial, if it still runs."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # ranks of a killed launcher end themselves
 
     def result(self) -> Trial:
-        """Waits for its end, and tells how it went."""
+        """Waits for the end of the trial, and returns its result."""
         lines = []
         facts: dict[str, Any] = {}
         for line in self._process.stdout:
@@ -116,14 +116,14 @@ class RunningTrial:
 
 
 def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str], None]) -> tuple[Trial, Trial | None]:
-    """Runs trials on one and on two ranks side by side; most of their time is that of loading TensorFlow.
+    """Runs trials on one and on two ranks side by side; loading TensorFlow takes most of their time.
 
     Args:
-      limit_secs: time each of them may take.
-      config: a configuration file for the first to read, or None.
-      note: is called with the trial that comes to a stage, in words, and that stage, "" at the end.
+      limit_secs: time that each trial can take.
+      config: a configuration file for the first trial to read, or None.
+      note: called with a trial's name and the stage it reaches, "" at its end.
     Returns:
-      Both, the second None where the first made it pointless.
+      Both results; the second is None if the first made it pointless.
     """
     words = [] if config is None else [config]
     two = RunningTrial(2, limit_secs, note=lambda stage: note("sum on 2 ranks", "sum on 2 ranks" if stage else ""))
@@ -140,12 +140,12 @@ def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str],
 
 
 def horovod_section(one: Trial, two: Trial | None, wanted_ranks: int) -> tuple[Section, list[Problem]]:
-    """What the trials found out about TensorFlow and Horovod, and how to fix what did not work.
+    """Returns the trials' findings about TensorFlow and Horovod, and the cures for their problems.
 
     Args:
       one: trial on one rank.
       two: trial on two ranks; None when the first one made it pointless.
-      wanted_ranks: number of ranks somebody is known to want.
+      wanted_ranks: number of ranks that a file or the environment asks for.
     """
     facts = one.facts
     rows = [("tensorflow", facts.get("tensorflow", "cannot be imported"))]
@@ -184,19 +184,19 @@ def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]
 
 
 def _fix(before: str = "") -> str:
-    """How to install Horovod, with a command that comes first where one is there already."""
-    # pip may have kept a wheel that was built for another TensorFlow.
+    """Returns how to install Horovod; `before` is a command to run first if another build is installed."""
+    # pip can have cached a wheel that was built for another TensorFlow.
     install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir") if before else INSTALL_HOROVOD
     return f"{FIX_HOROVOD}; or by hand: {before}{install}"
 
 
 def lacks_horovod(one: Trial) -> bool:
-    """Whether installing Horovod would help: TensorFlow works, and Horovod is missing, or built for another one."""
+    """Returns whether to install Horovod: TensorFlow works, and Horovod is missing or built for another version."""
     return "tensorflow" in one.facts and bool(one.facts.get("horovod_is_missing") or one.failure)
 
 
 def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
-    """Why the trial did not come to its end; "" when it did, or had nothing to sum with."""
+    """Returns why the trial did not finish; "" if it did, or had no Horovod."""
     if facts.get("size") or (facts.get("horovod_is_missing") and code == 0):
         return ""
     stage = facts.get("stage", "start")

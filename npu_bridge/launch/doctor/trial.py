@@ -1,4 +1,4 @@
-"""The script that the doctor runs on 1 and on 2 ranks: imports everything and all-reduces a tensor.
+"""Runs on the doctor's 1 and 2 ranks: imports everything and all-reduces a tensor.
 
 Rank 0 prints each fact as soon as it is known, so that the facts before a crash or a hang are not lost.
 """
@@ -17,10 +17,10 @@ MARK = "npu-run doctor: "
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the trial; what fails is told, and the tensor is summed only where all that it needs is there.
+    """Runs the trial and prints each failure; sums the tensor only if TensorFlow and Horovod could be imported.
 
     Args:
-      arguments: `all` for what one rank can find out alone, and then a configuration file to read; or nothing.
+      arguments: `all` for the checks of a single rank, optionally followed by a configuration file; or nothing.
     """
     tf = _try("import tensorflow", _import_tensorflow)
     if tf is None:
@@ -41,7 +41,7 @@ def _try(stage: str, action: Callable[[], Any]) -> Any:
     _say(stage=stage)
     try:
         return action()
-    except Exception as error:  # a broken installation raises whatever it raises
+    except Exception as error:  # a broken installation can raise anything
         _say(failed={stage: f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
         return None
 
@@ -74,7 +74,7 @@ def _import_horovod() -> Any:
 def _sum(tf: Any, hvd: Any) -> None:
     hvd.init()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        # A placeholder: TensorFlow would take the sum of a constant out of the graph.
+        # A placeholder: TensorFlow would fold the sum of a constant.
         value = tf.compat.v1.placeholder(tf.float32, [])
         total = session.run(hvd.allreduce(value, op=hvd.Sum, name="doctor"), {value: hvd.rank() + 1.0})
     expected = hvd.size() * (hvd.size() + 1) / 2

@@ -1,1 +1,1 @@
-"""A job: where its ranks run, starting them, watching them, and telling which one failed first."""
+"""Runs a job: places its ranks, starts and watches them, and reports which one failed first."""

@@ -1,7 +1,7 @@
-"""Elastic jobs: when ranks or hosts are lost, a job goes on with those that are left, and takes in those that come.
+"""Runs elastic jobs: a job that loses ranks or hosts resumes with the remaining ones, and takes in new ones.
 
-A job is a row of starts. Each has as many ranks as there are slots, within the bounds that were given, and goes on from
-the last checkpoint. A start ends when ranks are lost, or after a whole step when there are slots for more.
+A job is a sequence of starts. Each start has as many ranks as there are slots, within the given bounds, and resumes
+from the last checkpoint. A start ends when ranks are lost, or after a whole step when there are slots for more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npu_bridge.options.rank_table import MOST_RANKS
 __all__ = ["WAIT_SECS", "Bounds", "HostsFrom", "Members", "check_numbers", "run_elastic"]
 
 WAIT_SECS = 600.0
-# More slots than ranks must have been there for so long before a job is stopped for them.
+# A job is stopped for more ranks only after extra slots have existed for this long.
 STEADY_SECS = 10.0
 _POLL_SECS = 5.0
 _ANSWER_SECS = 20.0
@@ -34,12 +34,12 @@ _NO_RANKS_EXIT_CODE = 69  # EX_UNAVAILABLE
 
 
 class Bounds(NamedTuple):
-    """Of how many ranks a job may be, and for how long it waits.
+    """The allowed numbers of ranks of a job, and how long it waits.
 
     Attributes:
       least, most: numbers of ranks.
       wait_secs: how long to wait for `least` slots.
-      cool_down_secs: how long a slot that has lost its rank is left out; twice as long after each further loss there.
+      cool_down_secs: how long a slot that lost its rank is avoided; doubles with each further loss there.
     """
 
     least: int
@@ -56,15 +56,15 @@ def check_numbers(
     hosts_from: str | None,
     excluded: list[str],
 ) -> tuple[int, int]:
-    """The fewest and the most ranks of an elastic job, as its command line says.
+    """Returns the fewest and the most ranks of an elastic job, from its command line.
 
     Args:
-      least, most, size: of --min-np, --max-np and -np.
-      plan: all slots that are named; None where none are.
+      least, most, size: values of --min-np, --max-np and -np.
+      plan: all named slots; None if no hosts are named.
       hosts_from: the command of --hosts-from.
-      excluded: options that were given and that an elastic job cannot have.
+      excluded: options that were given but do not work with an elastic job.
     Raises:
-      LaunchError: they contradict each other, or say too little.
+      LaunchError: the options contradict each other, or one is missing.
     """
     if plan is not None and hosts_from:
         raise LaunchError("--hosts-from and other ways to name hosts exclude each other. Name the hosts in one way.")
@@ -83,11 +83,11 @@ def check_numbers(
 
 
 class HostsFrom:
-    """The slots of hosts as a command names them that is run now and then, as Horovod's discovery scripts are.
+    """The slots of hosts that a command prints; it runs periodically, like Horovod's discovery scripts.
 
     Args:
-      command: a command line for the shell; prints a line such as host1:4 for each host that is up.
-      say: called with a sentence when it fails, hangs or prints something else; the hosts it named before stay.
+      command: a shell command line; prints a line such as host1:4 for each host that is up.
+      say: called with a sentence when the command fails, hangs or prints anything else; the last known hosts stay.
     """
 
     def __init__(self, command: str, say: Callable[[str], None]):
@@ -109,7 +109,7 @@ class HostsFrom:
             time.sleep(_POLL_SECS)
 
     def _ask(self) -> str:
-        """Asks once; gives what is wrong with the answer."""
+        """Runs the command once; returns the problem with its output, or ""."""
         with subprocess.Popen(
             self._command,
             shell=True,
@@ -121,7 +121,7 @@ class HostsFrom:
             try:
                 output, _ = process.communicate(timeout=_ANSWER_SECS)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+                os.killpg(process.pid, signal.SIGKILL)  # also the processes that it has started
                 return f"no answer within {_ANSWER_SECS:.0f} s"
         if process.returncode:
             return f"exit code {process.returncode}"
@@ -133,11 +133,11 @@ class HostsFrom:
 
 
 class Members:
-    """The slots that a job may use.
+    """The slots that a job can use.
 
     Args:
-      slots: gives all slots by host that there are now; "" is this machine.
-      bounds: of the job.
+      slots: returns all current slots by host; "" is this machine.
+      bounds: the bounds of the job.
     """
 
     def __init__(self, slots: Callable[[], Mapping[str, int]], bounds: Bounds):
@@ -149,17 +149,17 @@ class Members:
         self._more_since: float | None = None
 
     def available(self, now: float) -> dict[str, int]:
-        """Slots by host, less those that have lately lost their rank."""
+        """Returns slots by host, without those that lost their rank recently."""
         self._cooling = [(host, until) for host, until in self._cooling if until > now]
         cooling = [host for host, _ in self._cooling]
         left = {host: slots - cooling.count(host) for host, slots in self._slots().items()}
         return {host: slots for host, slots in left.items() if slots > 0}
 
     def plan(self, now: float) -> Plan | None:
-        """A job of as many ranks as can be; None while there are too few slots.
+        """Plans a job of as many ranks as possible; returns None while there are too few slots.
 
-        Hosts that had ranks before come first: where hosts share no folder, the checkpoints are on one of these, and
-        rank 0 goes to the first host.
+        Hosts that already had ranks come first: if hosts share no folder, one of these has the checkpoints, and rank 0
+        goes to the first host.
         """
         slots = self.available(now)
         size = min(self._bounds.most, sum(slots.values()))
@@ -172,7 +172,7 @@ class Members:
         return Plan(size, {} if list(slots) == [""] else slots)
 
     def note_lost(self, hosts: tuple[str, ...], now: float) -> None:
-        """Leaves slots out for a while, one for each time that a host is named; "" is this machine."""
+        """Avoids slots for a while, one for each time a host is named; "" is this machine."""
         here = next(filter(is_this_machine, filter(None, self._slots())), "")
         hosts = tuple(host or here for host in hosts)
         for host in set(hosts):
@@ -182,7 +182,7 @@ class Members:
             self._cooling.append((host, now + self._bounds.cool_down_secs * 2**doublings))
 
     def why_out_of_date(self, now: float) -> str:
-        """Why the job that was planned last should be started anew; "" while it should not."""
+        """Returns why the current job should be started anew, or ""."""
         size = min(self._bounds.most, sum(self.available(now).values()))
         if size <= self._size:
             self._more_since = None
@@ -202,14 +202,14 @@ def run_elastic(
     restarts: int,
     say: Callable[[str], None],
 ) -> int:
-    """Runs a job until it has ended well, has failed by itself, or finds too few slots for too long.
+    """Runs a job until it succeeds, fails by itself, or has too few slots for too long.
 
     Args:
-      run: starts a job of a plan; it ends after a whole step when its second argument gives a reason.
+      run: starts a job from a plan; the job ends after a whole step when the second argument returns a reason.
       members: the slots.
-      bounds: of the job.
-      restarts: how often a job is started again that has failed by itself: not because ranks were lost.
-      say: called with what happens.
+      bounds: the bounds of the job.
+      restarts: how often to restart a job that failed by itself; lost ranks do not count.
+      say: called with progress messages.
     Returns:
       The exit code.
     """
@@ -223,7 +223,7 @@ def run_elastic(
         say(f"{ranks}{f' on {plan.hosts}' if plan.slots else ''}")
         outcome = run(plan, lambda: members.why_out_of_date(time.monotonic()))
         if outcome.was_resized:
-            fruitless = 0  # only a training ends for that
+            fruitless = 0  # only a training ends for new slots
             continue
         if not outcome.has_failed:
             return outcome.exit_code
@@ -243,7 +243,7 @@ def run_elastic(
 
 
 def _wait(members: Members, bounds: Bounds, say: Callable[[str], None]) -> Plan | None:
-    """The next plan, as soon as there are enough slots."""
+    """Waits for enough slots, and returns the next plan."""
     began, has_told = time.monotonic(), False
     limit = began + bounds.wait_secs
     while True:

@@ -1,8 +1,8 @@
-"""Which rank failed first, and the sentences about it: failures of a rank's own come before secondary failures.
+"""Finds which rank failed first and describes it: primary failures come before secondary failures.
 
 When one rank fails, the others fail too: their next collective raises because a peer is gone. Those failures are
-secondary. The rank to name is the first one that failed by itself; a secondary failure is named only when nothing
-else turns up.
+secondary. The rank to name is the first one with a failure of its own; a secondary failure is named only if no other
+is found.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = [
     "ran_short",
 ]
 
-# How long to go on looking for the cause when so far only secondary failures were seen.
+# How long to look for the cause after seeing only secondary failures.
 SECONDARY_GRACE_SECS = 3.0
-# How long to wait for a failure that happened earlier but is noticed later than the one just seen.
+# How long to wait for reports of failures that happened before the one just seen.
 SETTLE_SECS = 0.3
-# A death by signal is noticed when the process is collected, an exception is dated when it is raised: an
-# exception up to this much earlier may already be the consequence of the death.
+# A death by signal is noticed when the process is collected; an exception is dated when it is raised. So an exception
+# can be a consequence of a death that seems to come this much later.
 _SIGNAL_LEAD_SECS = 1.0
 _SUMMARY_CHARACTERS = 320
-# Of many ranks, how many ways to fail are told, how many numbers stand in a sentence, and from when on as first-last.
+# For many ranks: most failures shown, most rank numbers in a sentence, and fewest numbers in a row written as a range.
 _MOST_WAYS = 5
 _MOST_NUMBERS = 12
 _LEAST_IN_A_ROW = 4
@@ -45,27 +45,27 @@ _CURE = (
     "Give all ranks the same number of batches (repeat() and a number of steps, say), or end them together: "
     "EndTogether, docs/ranks.md."
 )
-# The error of a rank that asks for a batch when there is none.
+# The error of a rank whose input has ended.
 _NO_INPUT = "OutOfRangeError"
-# Where in Gloo's own source an error was raised.
+# The location in Gloo's source that raised an error.
 _SOURCE = re.compile(r"\[[^\]\s]*\.cc:\d+\] ")
 
 
 class Ending(NamedTuple):
-    """How one rank ended.
+    """The end of one rank.
 
     Attributes:
       rank: its number.
       when: seconds on the monotonic clock.
-      exit_code: what the shell would show: 128 + signal number after a signal.
+      exit_code: as the shell shows it: 128 + signal number after a signal.
       signal_number: the signal that killed it, or None.
       summary: the last line of its exception, or "" when it reported none.
       trace: its traceback, or its last output when it could not report.
       is_secondary: the failure only says that another rank is gone.
       tensor: the op its exception is about, or "".
-      is_unfinished: the process is gone with exit code 0, and its script had not come to its end.
-      loss: why nobody knows how it ended: its host cannot be reached any more. "" when it is known.
-      is_stopped: it has ended after a whole step because it was asked to.
+      is_unfinished: the process ended with exit code 0, but its script did not finish.
+      loss: why its end is unknown: its host cannot be reached any more. "" if its end is known.
+      is_stopped: it ended after a whole step because it was asked to.
     """
 
     rank: int
@@ -82,22 +82,22 @@ class Ending(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended neither well nor because it was asked to."""
+        """Whether it ended with a failure, neither normally nor because it was asked to."""
         return self.exit_code != 0 and not self.is_stopped
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was killed from outside, or its host is gone; Gloo may abort a process whose peer is gone."""
+        """Whether it was killed from outside, or its host is gone; not by SIGABRT, as Gloo can abort without a peer."""
         return bool(self.loss) or self.signal_number not in (None, signal.SIGABRT)
 
 
 class InputEnd(NamedTuple):
-    """Where the training of one rank came to the end of its input.
+    """The point at which one rank's input ended.
 
     Attributes:
-      steps: how many steps it had made by then; None where nobody knows.
-      of_fit: it was `model.fit` that was over.
-      of_script: it was the script that ended, without a word of its input.
+      steps: the number of steps it had made; None if unknown.
+      of_fit: `model.fit` returned.
+      of_script: the script ended, without a report about its input.
     """
 
     steps: int | None
@@ -112,17 +112,17 @@ class InputEnd(NamedTuple):
 
 
 def first_failure(endings: list[Ending]) -> Ending | None:
-    """The failure that caused the others; None when no rank has failed."""
+    """Returns the failure that caused the others; None if no rank has failed."""
     failures = [ending for ending in endings if ending.has_failed]
     cause = min(failures, key=lambda ending: (is_consequence(ending), _happened(ending)), default=None)
     if cause is not None and is_consequence(cause):
-        # A rank that was gone by then without a word is what the others have noticed.
+        # The others failed because a rank had ended early without an exception.
         return min((ending for ending in endings if ending.is_unfinished), key=_happened, default=cause)
     return cause
 
 
 def is_decided(endings: list[Ending], now: float) -> bool:
-    """Whether enough time has passed since the first sign of failure to name its cause."""
+    """Returns whether enough time has passed since the first sign of failure to name its cause."""
     cause = first_failure(endings)
     if cause is None:
         return False
@@ -132,7 +132,7 @@ def is_decided(endings: list[Ending], now: float) -> bool:
 
 
 def describe(cause: Ending, endings: list[Ending], size: int) -> str:
-    """One line: which rank failed first, how, and what may be behind it."""
+    """Returns one line: which rank failed first, how, and the likely cause."""
     text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if is_consequence(cause) and finished:
@@ -150,11 +150,11 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
 
 
 def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> int | None:
-    """The rank whose input had ended while others went on, if that is why the job failed; else None.
+    """Returns the rank whose input ended while others continued, if that made the job fail; else None.
 
     Args:
-      cause: what `first_failure` gives: a rank that waited for one that was gone, or the one that had no input.
-      input_ends: of the ranks that had come to the end of their input.
+      cause: the result of `first_failure`: a rank that waited for one that was gone, or a rank without input.
+      input_ends: of the ranks whose input ended.
       size: number of ranks.
     """
     is_own = cause.rank in input_ends and _NO_INPUT in cause.summary
@@ -166,12 +166,12 @@ def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> i
 
 
 def first_short(input_ends: Mapping[int, InputEnd]) -> int:
-    """The rank whose input ended after the fewest steps."""
+    """Returns the rank whose input ended after the fewest steps."""
     return min(input_ends, key=lambda rank: (input_ends[rank].steps or 0, rank))
 
 
 def describe_short(rank: int, input_ends: Mapping[int, InputEnd], size: int, code: int) -> str:
-    """One line: which rank came to the end of its input, when, who went on, and what to do."""
+    """Returns one line: which rank's input ended, when, which ranks continued, and the cure."""
     others = name_ranks(sorted(set(range(size)) - set(input_ends)))
     steps = input_ends[rank].steps
     where = "another step" if steps is None else f"step {steps + 1}"
@@ -199,17 +199,17 @@ def _how(ending: Ending) -> str:
 
 
 def choose_exit_code(cause: Ending) -> int:
-    """The exit code of a job that failed because of a rank: the rank's own, if that is not 0."""
+    """Returns the exit code of a job that a rank made fail: the rank's own, unless that is 0."""
     return cause.exit_code or 1
 
 
 def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
-    """A line for the other ranks that have failed by themselves, those that say the same in one; at most six lines."""
+    """Returns lines about the other failed ranks, one for each way to fail; at most six lines."""
     ranks_by_words: dict[str, list[int]] = {}
     for ending in sorted(endings):
         if ending.rank != cause.rank and ending.has_failed:
             if ending.is_secondary:
-                # The rest of such a sentence guesses at what the last line knows.
+                # The rest of Gloo's sentence only guesses at the cause, which the last line names.
                 reason, dot, _ = _SOURCE.sub("", ending.summary).partition(". ")
                 where = f" (in {ending.tensor})" if dot and ending.tensor else ""
                 ending = ending._replace(summary=f"{reason}{where}")
@@ -223,7 +223,7 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks, in ascending order, in words: of many in a row the first and the last one, of many others some."""
+    """Returns ranks, sorted, in words: many in a row by first and last one, many others by a few of them."""
     rows: list[list[int]] = []
     for rank in ranks:
         if rows and rank == rows[-1][-1] + 1:
@@ -239,7 +239,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def is_consequence(ending: Ending) -> bool:
-    """Whether a rank has only noticed that another one is gone; Gloo may abort a process then."""
+    """Returns whether a rank failed only because another one is gone; Gloo can abort the process then."""
     return ending.is_secondary or ending.signal_number == signal.SIGABRT
 
 

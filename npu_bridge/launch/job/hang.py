@@ -1,4 +1,4 @@
-"""The hang detector: decides from where the ranks are stuck that a job will not go on, and says who waits for what."""
+"""Detects hangs: decides from the calls that ranks are stuck in that a job cannot continue, and says who waits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = [
     "waiting_since",
 ]
 
-# As timeout(1) ends.
+# The exit code of timeout(1).
 HANG_EXIT_CODE = 124
-# When to speak of a long wait in a job that is not to be ended because of it; Horovod's own default.
+# When to warn about a long wait in a job that will not be ended for it; Horovod's own default.
 WARN_SECS = 60.0
-# When a job ends in which no rank does anything any more, if no other limit was given.
+# When to end a job in which every rank is idle, if no other limit was given.
 IDLE_LIMIT_SECS = 600.0
-# When a job ends in which a rank has come to the end of its input, others are still training, and all of them wait. A
-# save to a slow disk may look like this for some seconds: its rank waits inside TensorFlow, and hardly computes.
+# When to end a job in which one rank's input has ended, others still train, and all of them wait. A save to a slow disk
+# can look like this for some seconds: its rank waits inside TensorFlow, and hardly computes.
 SHORT_LIMIT_SECS = 20.0
-# How long a process may be stopped while others wait for it. Gloo gives up after 30 s, and cannot say because of whom.
+# How long a process can be stopped while others wait for it. Gloo gives up after 30 s, without naming the process.
 STOPPED_LIMIT_SECS = 20.0
 _CERTAIN = (
     "They wait in different places, so none can go on. Run the same collectives on every rank, in the same order; with "
@@ -42,15 +42,15 @@ _CAUSES = (
 
 
 class StuckCall(NamedTuple):
-    """A call that the main thread of a rank has not returned from for a while.
+    """A call that a rank's main thread has not returned from for a while.
 
     Attributes:
       since: seconds on the monotonic clock.
       where: file and line of the script.
-      waits: it is inside TensorFlow or Horovod, where a rank waits for others.
-      busy_at: when its threads were last seen to compute meanwhile, those of Horovod apart; same clock.
-      pipeline: file and line where its input pipeline is, if that is Python code and at work.
-      is_blocked: nothing in the process has been able to go on for several seconds: every thread waits for another.
+      waits: the call is inside TensorFlow or Horovod, where a rank waits for others.
+      busy_at: when the rank's threads, without Horovod's, were last seen computing during the call; same clock.
+      pipeline: file and line of the input pipeline, if it is Python code and running.
+      is_blocked: nothing in the process has been able to continue for several seconds: every thread waits for another.
     """
 
     since: float
@@ -62,19 +62,19 @@ class StuckCall(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where the main thread of a rank is, stuck or not; fields as of `StuckCall`."""
+    """The position of a rank's main thread, stuck or not; fields as in `StuckCall`."""
 
     where: str
     pipeline: str = ""
 
 
 class HangDetector:
-    """Says when to end a job because its ranks wait in vain.
+    """A detector that decides when to end a job because its ranks wait in vain.
 
     Args:
-      limit_secs: how long one rank may wait for others, 0 for ever; None ends the job when every rank has been waiting
+      limit_secs: how long one rank can wait for others, 0 for ever; None ends the job when every rank has been waiting
         for 600 s, and none has computed anything.
-      warn: called with a sentence, once for each long wait of a job that has no limit.
+      warn: called with a sentence, once for each long wait of a job without a limit.
     """
 
     def __init__(self, limit_secs: float | None, warn: Callable[[str], None]):
@@ -91,10 +91,10 @@ class HangDetector:
         now: float,
         input_ends: Mapping[int, InputEnd] | None = None,
     ) -> bool:
-        """Whether to end the job; to be called again and again.
+        """Returns whether to end the job; call it repeatedly.
 
         Args:
-          calls, stopped, endings, input_ends: as of `describe_hang`.
+          calls, stopped, endings, input_ends: see `describe_hang`.
           now: seconds on the monotonic clock.
         """
         if self._limit_secs != 0 and not endings and is_certain(calls, stopped):
@@ -116,7 +116,7 @@ class HangDetector:
         short = short_since(calls, stopped, input_ends or {})
         if self._limit_secs != 0 and short is not None:
             is_over |= now - short >= SHORT_LIMIT_SECS
-        # Who waits for a process that is stopped has nobody to wait for.
+        # A rank that waits for a stopped process waits in vain.
         self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
         waiting = {rank for rank, call in calls.items() if call is not None and call.waits}
         long_stopped = any(now - when >= STOPPED_LIMIT_SECS for when in self._stopped_at.values())
@@ -124,7 +124,7 @@ class HangDetector:
 
 
 def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
-    """Since when the longest waiting rank has been waiting inside TensorFlow or Horovod; None when none does.
+    """Returns since when the longest-waiting rank has waited inside TensorFlow or Horovod; None if no rank waits.
 
     A rank that computes does not wait: a single run can hold many training steps.
     """
@@ -133,10 +133,10 @@ def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
 
 
 def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> float | None:
-    """Since when every rank has been waiting and none has computed anything; None while one may yet go on.
+    """Returns since when every rank has waited without computing; None if any rank can still continue.
 
-    A rank that stays in a call of its own, such as a download, may go on. So may one that computes: a single run can
-    hold hours of training steps.
+    A rank that stays in a call of its own, such as a download, can continue. So can a rank that computes: a single run
+    can hold hours of training steps.
     """
     since, halted = 0.0, set(stopped)
     for rank, call in calls.items():
@@ -149,16 +149,16 @@ def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) ->
 
 
 def is_certain(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> bool:
-    """Whether no rank can ever go on: nothing in any of them moves, and Horovod has nothing to do for them."""
+    """Returns whether no rank can ever continue: every process is blocked, and Horovod moves no data."""
     return not stopped and bool(calls) and all(call is not None and call.is_blocked for call in calls.values())
 
 
 def short_since(
     calls: Mapping[int, StuckCall | None], stopped: Sequence[int], input_ends: Mapping[int, InputEnd]
 ) -> float | None:
-    """Since when all ranks have been waiting, some behind the end of their input and some in front of it.
+    """Returns since when all ranks have waited although the input of some has ended and that of others has not.
 
-    None where one may yet go on: because it computes, or because its own input is slow.
+    Returns None if any rank can still continue: it computes, or its own input is slow.
     """
     is_behind = {rank in input_ends for rank in calls}
     is_reading = any(call is not None and call.pipeline for call in calls.values())
@@ -173,15 +173,15 @@ def describe_hang(
     positions: Mapping[int, Position | None] | None = None,
     input_ends: Mapping[int, InputEnd] | None = None,
 ) -> str:
-    """One line: how long there was no progress, which ranks wait, for what, and which are missing.
+    """Returns one line: how long there was no progress, which ranks wait, for what, and which are missing.
 
     Args:
-      calls: where each running rank is stuck; None for one that moves, as far as it is known.
-      endings: of ranks that have ended, because they were done or because Horovod was shut down under them.
+      calls: the call that each running rank is stuck in; None for one that moves or has not reported.
+      endings: of ranks that finished, or failed because Horovod was shut down.
       stopped: ranks whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
       secs: how long there was no progress.
-      positions: where ranks are, of those that have answered.
-      input_ends: of the ranks that came to the end of their input.
+      positions: of the ranks that answered.
+      input_ends: of the ranks whose input ended.
     """
     ended, halted = {ending.rank: ending for ending in endings}, set(stopped)
     ranks_by_words: dict[str, list[int]] = {}
@@ -205,7 +205,7 @@ def _words(call: StuckCall | None, ending: Ending | None, is_stopped: bool, posi
     if pipeline:
         return f"is in its input pipeline ({pipeline})"
     if call is not None and call.waits:
-        # Horovod was shut down under those that wait in it, and they have said so.
+        # Horovod was shut down, and the ranks that waited in it have reported so.
         is_busy = ending is None and call.busy_at > call.since
         return f"missing, it computes inside TensorFlow at {call.where}" if is_busy else f"waiting at {call.where}"
     if call is not None:

@@ -1,4 +1,4 @@
-"""Where the ranks of a job go: this machine, or hosts from the command line, a file or a rank table."""
+"""Places the ranks of a job: on this machine, or on hosts from the command line, a file or a rank table."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
 
 __all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "has_address_here", "is_this_machine", "plan_job", "read_hosts"]
 
-# Numbers of more digits are nobody's, and Python refuses to read very long ones.
+# Longer numbers are mistakes, and Python refuses to read very long ones.
 _HOSTS = re.compile(r"[^\s:,]+:[1-9]\d{0,8}(,[^\s:,]+:[1-9]\d{0,8})*")
 _HOSTFILE_LINE = re.compile(r"(?P<host>[^\s:,]+)(?:\s*:\s*|\s+slots\s*=\s*)(?P<slots>[1-9]\d{0,8})")
-# A rank takes some hundred megabytes and a dozen threads: more on one machine are a slip of the finger.
+# A rank takes some hundred megabytes and a dozen threads: more ranks on one machine are a typing error.
 MOST_RANKS_OF_A_HOST = 1024
 _LONGEST_QUOTE = 200
 
 
 class Plan(NamedTuple):
-    """A job before it starts.
+    """The plan of a job before it starts.
 
     Attributes:
       size: number of ranks.
       slots: ranks by host, in the order in which hosts are filled; empty for this machine.
-      devices: device of each rank, where a rank table says it.
+      devices: device of each rank, if a rank table lists them.
     """
 
     size: int
@@ -39,30 +39,30 @@ class Plan(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether all ranks go to this machine."""
+        """Whether all ranks run on this machine."""
         return all(map(is_this_machine, self.slots))
 
     @property
     def hosts(self) -> str:
-        """The hosts as `-H` takes them."""
+        """The hosts in the format of `-H`."""
         return ",".join(f"{host}:{slots}" for host, slots in self.slots.items())
 
 
 def plan_job(
     size: int | None, hosts: str | None = None, hostfile: str | None = None, rank_table: str | None = None
 ) -> Plan:
-    """Makes a plan of what the command line says, and checks it against the environment.
+    """Makes a plan from the command line, and checks it against the environment.
 
-    A rank table becomes RANK_TABLE_FILE of this process and so of every rank.
+    Sets RANK_TABLE_FILE for this process, and so for every rank, if a rank table is given.
 
     Args:
-      size: number of ranks; None for all slots there are, or one rank.
+      size: number of ranks; None for all named slots, or one rank.
       hosts: the text of -H.
       hostfile: a file with a line `host slots=N` (or `host:N`) for each host.
       rank_table: a rank table in JSON.
     Raises:
       LaunchError: the sources exclude each other, cannot be read, offer too few slots, name too many ranks or a host
-        that would be an option of ssh, or contradict RANK_ID, RANK_SIZE or the CM_* variables.
+        that ssh would take for an option, or contradict RANK_ID, RANK_SIZE or the CM_* variables.
     """
     named = [name for name, given in (("-H", hosts), ("--hostfile", hostfile), ("--rank-table", rank_table)) if given]
     if len(named) > 1:
@@ -82,7 +82,7 @@ def plan_job(
 
 
 def _check_bounds(plan: Plan) -> None:
-    """A number with too many digits would otherwise fill memory with descriptions of ranks that nobody can start."""
+    """Refuses too many ranks: their descriptions alone could fill the memory."""
     if plan.size > MOST_RANKS:
         raise LaunchError(f"a job has too many ranks. Expected 1..{MOST_RANKS}; got {plan.size}. Name fewer.")
     most = max([*plan.slots.values()] or [plan.size])
@@ -93,7 +93,7 @@ def _check_bounds(plan: Plan) -> None:
 
 
 def _check_names(plan: Plan) -> None:
-    """A name goes to ssh, which would take one with a dash in front for an option, and that may be a command to run."""
+    """Refuses host names that begin with a dash: ssh would take them for options, which can run commands."""
     for host in plan.slots:
         if any(part.startswith("-") for part in host.split("@")):
             raise LaunchError(
@@ -103,12 +103,12 @@ def _check_names(plan: Plan) -> None:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or address belongs to this machine: only then something can be bound to it."""
+    """Returns whether a name or address belongs to this machine: a socket can then be bound to it."""
     return host in ("localhost", socket.gethostname()) or has_address_here(host)
 
 
 def has_address_here(host: str) -> bool:
-    """Returns whether a name can be resolved to an address of this machine."""
+    """Returns whether a name resolves to an address of this machine."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -142,13 +142,13 @@ def _slots_of_file(path: str) -> dict[str, int]:
 
 
 def read_hosts(lines: Sequence[str], source: str) -> dict[str, int]:
-    """Ranks by host of lines `host slots=N` or `host:N`, in their order.
+    """Reads ranks by host from lines `host slots=N` or `host:N`, in their order.
 
     Args:
-      lines: empty ones, and what stands behind a #, are left out.
-      source: where they come from, for messages.
+      lines: the lines; empty ones and text after a # are ignored.
+      source: names the lines in messages.
     Raises:
-      LaunchError: a line is something else, a host comes twice, has too many ranks, or would be an option of ssh.
+      LaunchError: a line has another form, or a host is repeated, has too many ranks, or would be an option of ssh.
     """
     slots: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -182,7 +182,7 @@ def _plan_of_table(size: int | None, path: str) -> Plan:
 
 
 def _check_order(table: RankTable, path: str) -> None:
-    """Ranks are numbered host after host; a table that does otherwise would call ranks by other numbers."""
+    """Refuses a table that does not number its ranks host after host, as the job does."""
     filled = [server for server, slots in table.servers for _ in range(slots)]
     for placement, server in zip(table.placements, filled):
         if placement.server != server:
@@ -193,7 +193,7 @@ def _check_order(table: RankTable, path: str) -> None:
 
 
 def _check_environment(size: int) -> None:
-    """Variables that would contradict the plan, unless another launcher started this process and has set them."""
+    """Refuses variables that contradict the plan, unless another launcher started this process and set them."""
     try:
         placed = environment.launched()
         environment.check_cluster_variables()

@@ -1,4 +1,4 @@
-"""Limits of the system that jobs of many ranks meet: on open files, and on processes of a user."""
+"""Handles system limits that jobs of many ranks meet: on open files, and on processes of a user."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from npu_bridge.launch.errors import LaunchError
 
 __all__ = ["FILES_OF_A_RANK", "Limit", "allow_files", "allow_open_files", "describe_no_process", "restore_open_files"]
 
-# For the libraries of Horovod, connections to hosts, and what was open before (ours).
+# For Horovod's libraries, connections to hosts, and files that were open before (our own count).
 _OTHER_FILES = 64
-# Its output, its errors and its link; a connection to a host has as many.
+# A rank's output, errors and link; a connection to a host also has three.
 FILES_OF_A_RANK = 3
 
 Limit = tuple[int, int]
@@ -22,15 +22,15 @@ Limit = tuple[int, int]
 
 @contextlib.contextmanager
 def allow_open_files(count: int, what: str) -> Iterator[Limit | None]:
-    """In this block, this process may open so many files, and some for itself.
+    """Raises this process's limit on open files during the block, with some reserve for itself.
 
     Args:
-      count: of files.
-      what: needs them, for messages.
+      count: number of files.
+      what: the owners of the files, for messages.
     Yields:
-      The limit as the user has set it, for processes that are started here; None where it was not changed.
+      The user's own limit, for processes that are started here; None if it was not changed.
     Raises:
-      LaunchError: the system does not allow that.
+      LaunchError: the system does not allow so many.
     """
     needed = count + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,14 +52,14 @@ def allow_open_files(count: int, what: str) -> Iterator[Limit | None]:
 
 
 def restore_open_files(process: int, limit: Limit | None) -> None:
-    """Gives a process that was just started the user's own limit, where `allow_open_files` has changed this one's."""
+    """Restores the user's own limit in a new process, if `allow_open_files` has changed this one's."""
     if limit is not None:
-        with contextlib.suppress(OSError):  # it may be gone
+        with contextlib.suppress(OSError):  # it can have ended already
             resource.prlimit(process, resource.RLIMIT_NOFILE, limit)
 
 
 def describe_no_process(error: OSError) -> str:
-    """The sentence about a process that the system does not start for want of room for one more."""
+    """Returns the sentence about a process that cannot start because of a limit on processes."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     most = "no limit" if soft == resource.RLIM_INFINITY else soft
     return (
@@ -69,7 +69,7 @@ def describe_no_process(error: OSError) -> str:
 
 
 def allow_files(slots: Sequence[Any], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
-    """Allows for the open files of a job: all ranks ask the server and may have a log, those here have channels."""
+    """Allows a job's open files: a server connection and a log for each rank, and channels for the ranks here."""
     here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
     count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)
     return allow_open_files(count, f"{len(slots)} ranks")

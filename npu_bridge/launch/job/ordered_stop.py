@@ -1,4 +1,4 @@
-"""Asks the ranks of a job to end after one and the same step: `session/elastic/stop_request.py` is their side of it."""
+"""Asks all ranks of a job to end after the same step; `session/elastic/stop_request.py` is the ranks' side."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from npu_bridge.launch.job.watched_rank import WatchedRank
 
 __all__ = ["OrderedStop"]
 
-# Ranks answer from a thread of their own, at once; one that does not is stopped, or its host is.
+# Ranks answer at once, from their own thread; a rank that does not answer is stopped, or its host is.
 _ANSWER_SECS = 30.0
 
 
 class OrderedStop:
-    """The end of one job after a whole step; nothing has been asked for yet.
+    """A stop of one job after a whole step; it asks the ranks only when `ask` is called.
 
     Args:
-      ranks: those of the job.
+      ranks: the ranks of the job.
     Attributes:
       is_asked: whether the ranks were asked.
     """
@@ -29,16 +29,16 @@ class OrderedStop:
 
     @property
     def has_told(self) -> bool:
-        """Whether the ranks know after which run they end."""
+        """Whether the ranks know the run after which they end."""
         return self._last is not None
 
     @property
     def is_possible(self) -> bool:
-        """Whether all ranks are in a training that would end; elsewhere nothing would be saved, and nothing is lost."""
+        """Whether all ranks are in a training that can end; other ranks would save nothing, and lose nothing."""
         return bool(self._ranks) and all(rank.is_running and rank.heeds for rank in self._ranks)
 
     def ask(self, now: float) -> None:
-        """Asks all ranks to begin no further training run, and how many they have begun."""
+        """Asks all ranks to begin no further training run, and to report how many they have begun."""
         self.is_asked, self._asked_at = True, now
         for rank in self._ranks:
             rank.process.ask("hold")
@@ -47,12 +47,12 @@ class OrderedStop:
         """Tells the ranks when to end, as soon as all have answered.
 
         Returns:
-          False once it is clear that they will not.
+          False once it is clear that some will not answer.
         """
         if not self.is_asked or self._last is not None:
             return True
         if all(rank.begun is not None for rank in self._ranks):
-            # One more than any rank has begun: some may be between two runs, past asking whether it was the last one.
+            # One more than any rank has begun: a rank between two runs has already checked whether to end.
             self._last = max(rank.begun or 0 for rank in self._ranks) + 1
             for rank in self._ranks:
                 rank.process.ask(f"end_after {self._last}")

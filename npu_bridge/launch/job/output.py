@@ -1,4 +1,4 @@
-"""The output of ranks, on the launcher's own streams (all but rank 0 behind `[rank n] `) and in a log file for each."""
+"""Passes the output of ranks on to the launcher's streams (with `[rank n] ` except for rank 0) and to log files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from npu_bridge.launch.errors import LaunchError
 
 __all__ = ["LOG_FILES", "TAIL_LINES", "JointStream", "RankLog", "RankOutput", "ReaderGoneError"]
 
-# How many of its last lines are shown of a rank that could not report how it failed.
+# How many last lines are shown of a rank that could not report how it failed.
 TAIL_LINES = 40
 LOG_FILES = rb"^--- \d{4}-\d\d-\d\d "  # how logs of ranks begin
 
-# Python's unbuffered `print` writes the newline by itself: long enough for it to arrive, too short to notice.
+# Python's unbuffered `print` writes the newline separately: long enough for it to arrive, too short to notice.
 _PARTIAL_LINE_SECS = 0.05
 _TAIL_LINE_BYTES = 4096
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _GAP = "--- {count} bytes are not here: {reason}\n"
-# What TensorFlow, Horovod and Gloo log on a rank after another one has failed: the launcher says it once. TensorFlow
-# 2.15 and Horovod 0.28 log with a date; from 2.16 on TensorFlow does as absl, and adds a line with the operator.
+# Log messages of TensorFlow, Horovod and Gloo on a rank after another one has failed: the launcher reports the failure
+# once. TensorFlow 2.15 and Horovod 0.28 log with a date; TensorFlow from 2.16 on logs like absl, and adds the operator.
 _SECONDARY_MESSAGES = re.compile(
     rb"(\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*: [WEF] |[WEF]\d{4} [\d:.]+ +\d+ |  what\(\):  ).*"
     rb"(Horovod has been shut down|Horovod background loop uncaught|/gloo/transport/tcp/)"
@@ -36,28 +36,28 @@ _THEIR_OPERATOR = b"\t [[{{node "
 
 
 class ReaderGoneError(Exception):
-    """Nobody reads one of the launcher's own streams any more."""
+    """An error for a stream of the launcher whose reader is gone."""
 
 
 class JointStream:
-    """One of the launcher's own streams, shared by all ranks.
+    """A stream of the launcher that all ranks share.
 
     Args:
-      stream: where it goes; None, as Python has it for a closed one, takes nothing.
-      name: of the stream, in words.
-      say: prints a line somewhere else, when the stream leads to a file that cannot be written.
+      stream: the destination; None, which Python uses for a closed stream, discards everything.
+      name: the stream's name in messages.
+      say: prints a line elsewhere when the stream leads to a file that cannot be written.
     """
 
     def __init__(self, stream: BinaryIO | None, name: str = "the output", say: Callable[[str], None] | None = None):
-        self._stream = getattr(stream, "raw", stream)  # what a buffer could not write, it would try to write for ever
+        self._stream = getattr(stream, "raw", stream)  # a buffer would retry a failed write for ever
         self._secondary = Secondary(name, say=say)
         self._is_mid_line = False
 
     def write(self, text: bytes) -> None:
-        """Writes text of rank 0 at once; it may be a part of a line, or a progress bar that ends in `\\r`.
+        """Writes text of rank 0 at once; it can be part of a line, or a progress bar that ends in `\\r`.
 
         Raises:
-          ReaderGoneError: nobody reads it any more.
+          ReaderGoneError: the stream's reader is gone.
         """
         if self._stream is not None:
             self._secondary.attempt(self._write, text)
@@ -67,7 +67,7 @@ class JointStream:
         try:
             while text:
                 count = self._stream.write(text)
-                if count is None:  # somebody has made the stream one that does not wait
+                if count is None:  # another process has made the stream non-blocking
                     select.select([], [self._stream], [])
                 text = text[count or 0 :]
             self._stream.flush()
@@ -75,7 +75,7 @@ class JointStream:
             raise ReaderGoneError(self._secondary.what) from None
 
     def write_line(self, line: bytes) -> None:
-        """Writes a line (its newline is added) of another rank; an unfinished line above it stays whole."""
+        """Writes a line of another rank, with a newline; first ends an unfinished line above it."""
         self.write((b"\n" if self._is_mid_line else b"") + line + b"\n")
 
 
@@ -84,9 +84,9 @@ class RankOutput:
 
     Args:
       rank: the rank that prints.
-      joint: where it goes.
-      tail: the rank's last lines, kept for the report of its death; its two streams share one.
-      log: is given everything as it comes.
+      joint: the destination.
+      tail: the rank's last lines, for the report of its death; its two streams share one.
+      log: called with all text as it arrives.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class RankOutput:
         self._held_since = 0.0
 
     def feed(self, text: bytes, now: float) -> None:
-        """Takes what the rank has just printed; passes on whole lines and holds back the rest."""
+        """Takes new output of the rank; passes on whole lines and holds back the rest."""
         if self._log is not None:
             self._log(text)
         self._held_since = now
-        # What is held back is looked at once: a line may be many megabytes long.
+        # Held-back text is searched only once: a line can be many megabytes long.
         *lines, rest = text.split(b"\n")
         for line in lines:
             self._held += line
@@ -123,12 +123,12 @@ class RankOutput:
             self._held += unfinished
 
     def release(self, now: float) -> None:
-        """Shows an unfinished line of rank 0 (a prompt, dots of progress) once its end is not following."""
+        """Shows an unfinished line of rank 0 (a prompt, dots of progress) if its end does not follow soon."""
         if self._held and not self._prefix and now - self._held_since >= _PARTIAL_LINE_SECS:
             self._joint.write(self._take_held())
 
     def close(self) -> None:
-        """Passes on what is left when the rank has ended."""
+        """Passes on the held-back text when the rank has ended."""
         if self._held:
             self._pass_on(self._take_held())
 
@@ -143,7 +143,7 @@ class RankOutput:
         goes_on = self._has_left_out and final.startswith(_THEIR_OPERATOR)
         self._has_left_out = goes_on or _SECONDARY_MESSAGES.match(final) is not None
         if self._has_left_out:
-            return  # it stays in the log
+            return  # only the log keeps it
         if self._prefix:
             self._joint.write_line(self._prefix + final)
         else:
@@ -151,17 +151,17 @@ class RankOutput:
 
 
 class RankLog:
-    """`rank_<n>.log` in a folder; a run adds to what earlier runs have left there.
+    """The log `rank_<n>.log` in a folder; each run appends to it.
 
-    While it cannot be written, the job goes on: a line says so, and another one that it is written again.
+    If it cannot be written, the job continues: a line reports this, and another line the first write that works again.
 
     Args:
-      folder: made when missing.
+      folder: created if missing.
       rank: the rank that prints.
-      title: goes into the line above this run's output.
+      title: written in the line above this run's output.
       say: prints a line.
     Raises:
-      LaunchError: the folder is none, or may not be written; a full disk is no such error.
+      LaunchError: the folder is not one, or is not writable; a full disk does not raise.
     """
 
     def __init__(self, folder: str | os.PathLike, rank: int, title: str, say: Callable[[str], None] | None = None):
@@ -170,7 +170,7 @@ class RankLog:
         try:
             self._file.open()
         except OSError as error:
-            # Where there is a log of an earlier attempt, the folder is the right one.
+            # A log of an earlier attempt shows that the folder is the right one.
             if error.errno not in _NO_ROOM and not path.is_file():
                 why = describe_failure(error)
                 raise LaunchError(f"--out {folder} cannot be written ({why}). Name another folder.") from error
@@ -178,9 +178,9 @@ class RankLog:
         self._held: dict[str, bytearray] = {}
 
     def feed(self, stream: str, text: bytes) -> None:
-        """Takes what the rank has just printed on one of its streams; writes whole lines."""
+        """Takes new output of one of the rank's streams; writes whole lines."""
         held = self._held.setdefault(stream, bytearray())
-        # What is held back is looked at once: a line may be many megabytes long.
+        # Held-back text is searched only once: a line can be many megabytes long.
         *lines, rest = text.split(b"\n")
         whole = bytearray()
         for line in lines:
@@ -193,7 +193,7 @@ class RankLog:
             held[:] = _last_state(held)
 
     def close(self) -> None:
-        """Writes what is left and closes the file."""
+        """Writes the held-back text and closes the file."""
         for rest in self._held.values():
             if rest:
                 self._file.write(_last_state(rest).rstrip(b"\r") + b"\n")
@@ -202,7 +202,7 @@ class RankLog:
 
 
 def _last_state(line: bytes | bytearray) -> bytes:
-    """Of a line that is drawn over and over, what is worth keeping: how it looks now, and whether it is begun anew."""
+    """Returns the last state of a line that is redrawn with `\\r`, and a final `\\r` if it starts anew."""
     line = bytes(line)
     drawn = line.rstrip(b"\r")
     return drawn.rpartition(b"\r")[2] + line[len(drawn) :][:1]

@@ -1,6 +1,6 @@
-"""The process of one rank: its command line and environment, its output and its link, signals and exit code.
+"""Runs the process of one rank: command line, environment, output, link, signals and exit code.
 
-`npu-run` runs the ranks of its own machine with it, the agent of another host those of that host.
+`npu-run` uses it for the ranks of its own machine; the agent of another host uses it there.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from npu_bridge.launch.job.limits import Limit, describe_no_process, restore_ope
 __all__ = ["RankProcess", "Watch", "rank_command", "rank_defaults"]
 
 _CHUNK_BYTES = 65536
-# How often all processes are asked whether they have ended, should the system not have said so.
+# How often to check all processes for their end, in case the system has not reported it.
 _ROUND_SECS = 1.0
 
 
 def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (), link: int | None = None) -> list[str]:
-    """The command line of one rank, on the interpreter that runs the launcher.
+    """Returns the command line of one rank, for the launcher's own interpreter.
 
     Args:
       script: a Python file.
       arguments: the script's own.
-      devices: device of each rank, from a rank table; without, the local rank is the device.
+      devices: device of each rank, from a rank table; without them the local rank is the device.
       link: descriptor of the rank's end of the link.
     """
     options = [] if link is None else ["--link", str(link)]
@@ -42,14 +42,13 @@ def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (),
 
 
 def rank_defaults(size: int) -> dict[str, str]:
-    """Environment variables that every rank gets where the caller's environment does not have them.
+    """Returns the environment variables that every rank gets unless the caller's environment sets them.
 
     Args:
-      size: ranks on this machine. Its cores are shared out among them; otherwise each would take all of them, and wait
-        for the others.
+      size: ranks on this machine, which share its cores; otherwise each would use all cores and wait for the others.
     """
     defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
-    if size > 1:  # a script that has all cores decides itself how to use them
+    if size > 1:  # a single rank has all cores, and its script decides how to use them
         share = max(1, usable_cores() // size)
         defaults |= {"OMP_NUM_THREADS": str(share), "TF_NUM_INTRAOP_THREADS": str(share)}
         # A collective that waits must not keep other ops from running.
@@ -58,22 +57,22 @@ def rank_defaults(size: int) -> dict[str, str]:
 
 
 class RankProcess:
-    """A rank that runs on this machine, in a session of its own, so that signals reach all it starts.
+    """A rank on this machine, in its own session, so that signals also reach the processes it starts.
 
-    Its channels are "stdout", "stderr" and "link", a socket whose other end the rank reports through.
+    Its channels are "stdout", "stderr" and "link", a socket through which the rank reports.
 
     Args:
-      command: its command line, as a function of the descriptor of its end of the link.
+      command: returns the command line, given the descriptor of the rank's end of the link.
       environment: all its environment variables.
-      take: called with the name of a channel and each piece of text that has come through it.
-      open_channel: opens "stdout" or "stderr": gives the descriptor to read and the one for the rank to write, or None
-        where the rank writes to this process's own.
-      open_files: the limit on open files that it gets; None for this process's own.
+      take: called with the name of a channel and each piece of text from it.
+      open_channel: opens "stdout" or "stderr": returns the descriptor to read and the one for the rank to write, or
+        None if the rank writes to this process's own stream.
+      open_files: the rank's limit on open files; None for this process's own limit.
     Raises:
-      LaunchError: there may be no more processes.
+      LaunchError: a limit on processes is reached.
     """
 
-    loss = ""  # why nobody knows how it has ended: never so on this machine
+    loss = ""  # why its end is unknown: on this machine it is always known
 
     def __init__(
         self,
@@ -115,24 +114,24 @@ class RankProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped by a signal (SIGSTOP, Ctrl-Z, a debugger), as far as the system tells."""
+        """Whether a signal has stopped it (SIGSTOP, Ctrl-Z, a debugger), if the system shows this."""
         with contextlib.suppress(OSError):
             with open(f"/proc/{self._process.pid}/stat", encoding="utf-8", errors="replace") as file:
                 return self._process.returncode is None and file.read().rpartition(")")[2].split()[0] in ("T", "t")
         return False
 
     def files(self) -> list[int]:
-        """The descriptors from which something can be read."""
+        """Returns the descriptors to read from."""
         return list(self._channels)
 
     def read(self, file: int) -> bool:
-        """Passes on what one of `files()` holds; False when there is nothing, now or for ever."""
+        """Passes on the available text of one of `files()`; returns False if there is none, now or for ever."""
         try:
             text = os.read(file, _CHUNK_BYTES)
         except BlockingIOError:
             return False
         except OSError as error:
-            # The other end is gone; a pseudo-terminal says it in its own way.
+            # The other end is gone; a pseudo-terminal reports it with EIO.
             if error.errno not in (errno.ECONNRESET, errno.EIO):
                 raise
             text = b""
@@ -144,29 +143,29 @@ class RankProcess:
         return bool(text)
 
     def drain(self, *names: str) -> None:
-        """Passes on what is left in channels, without waiting for whoever else may hold them open."""
+        """Passes on the remaining text of channels, without waiting for other processes that hold them open."""
         for file, name in list(self._channels.items()):
             while name in names and self.read(file):
                 pass
 
     def collect(self) -> bool:
-        """Whether it has ended; then all its reports are passed on."""
+        """Returns whether the process has ended; if so, all its reports have been passed on."""
         if self._process.poll() is None:
             return False
         self.drain("link")
         return True
 
     def poll(self) -> int | None:
-        """The exit code (minus the signal that has killed it) once a `Watch` has collected it."""
+        """Returns the exit code, or minus the number of the signal that killed it, once a `Watch` has collected it."""
         return self._process.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the rank and to every process it started and that has not left its session."""
+        """Sends a signal to the rank and to every process of its session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     def ask(self, order: str) -> None:
-        """Asks the rank for something, in words that `rank.link` knows."""
+        """Sends the rank an order, in the words of `rank.link`."""
         for file, name in list(self._channels.items()):
             if name == "link":
                 with contextlib.suppress(OSError):
@@ -180,7 +179,7 @@ class RankProcess:
 
 
 class Watch:
-    """Waits for what many processes say and for their ends, at a cost for those alone of which there is news.
+    """A watch over the output and the ends of many processes, whose cost depends only on those with news.
 
     A source is a `RankProcess`, or anything else with its `files` and `read`, such as a connection to a host.
     """
@@ -200,7 +199,7 @@ class Watch:
             self._running[source.pid] = source
 
     def turn(self, secs: float) -> list[RankProcess]:
-        """Passes on what comes within a time, or until the last process has ended; gives those that have ended."""
+        """Passes on output that arrives within `secs`; returns the ended processes, early if all have ended."""
         ended: list[RankProcess] = []
         limit = time.monotonic() + secs
         while True:
@@ -212,7 +211,7 @@ class Watch:
                 return ended
 
     def close(self) -> None:
-        """Watches nothing any more."""
+        """Stops watching all sources."""
         self._selector.close()
 
     def _forget_closed(self, source: Any) -> None:
@@ -223,12 +222,12 @@ class Watch:
         self._files[source] = left
 
     def _collect(self) -> list[RankProcess]:
-        """Collects the processes that have ended; the system says which, so that the others need not be asked."""
+        """Collects ended processes; the system names them, so the others need not be checked."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if child.si_pid not in self._running:
-                    self._round_at = 0.0  # somebody else's child, behind which there may be some of these
+                    self._round_at = 0.0  # not one of these processes; it can hide some that are
                     break
                 ended.append(self._running.pop(child.si_pid))
                 ended[-1].collect()

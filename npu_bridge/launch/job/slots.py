@@ -1,4 +1,4 @@
-"""Slots of ranks, numbered by Horovod's own launcher, and the key-value server through which ranks find each other."""
+"""Numbers slots of ranks with Horovod's own launcher, and runs the key-value server where ranks find each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Slot", "open_slots"]
 
 
 class Slot(NamedTuple):
-    """Where a rank runs.
+    """The place of a rank.
 
     Attributes:
       rank: its number.
@@ -35,18 +35,18 @@ class Slot(NamedTuple):
 
 @contextlib.contextmanager
 def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
-    """Describes the ranks of a plan; several of them have a key-value server while this block lasts.
+    """Describes the ranks of a plan; several ranks get a key-value server for the duration of this block.
 
-    The server listens on the addresses of this machine by which its ranks reach it, and on no other: on 127.0.0.1 when
-    all of them run here.
+    The server listens only on the addresses of this machine that its ranks use: on 127.0.0.1 if all run here.
 
     Args:
-      plan: of the job.
-      tasks: those of a cluster, each of which runs a rank; None where this process starts them.
+      plan: the plan of the job.
+      tasks: of a cluster, each of which runs a rank; None if this process starts the ranks.
     Yields:
-      A slot for each rank, in order, and the server. One rank alone on this machine has no variables and no server, and
-      needs no Horovod. On other hosts the interface for Gloo is left to be found there.
+      A slot for each rank, in order, and the server. A single rank on this machine has no variables and no server, and
+      needs no Horovod. Other hosts find their interface for Gloo themselves.
     Raises:
+      LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
       LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
     """
     if plan.size == 1 and plan.is_local:
@@ -54,7 +54,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
         return
     try:
         horovod_internals.import_launcher()
-    except Exception as error:  # a broken installation raises whatever it raises
+    except Exception as error:  # a broken installation can raise anything
         raise LaunchError(
             f"{plan.size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
             f"{FIX_HOROVOD}; or by hand: {INSTALL_HOROVOD}"
@@ -70,12 +70,12 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
         has_address = functools.cache(has_address_here)
         for slot in assigned:
             host, address, interface = ways[slot.rank] if ways else way_to(slot.hostname)
-            if not host and not has_address(name):  # whatever the interface is: Gloo dies of it
+            if not host and not has_address(name):  # Gloo crashes without such an address, on any interface
                 raise LaunchError(
                     f"Horovod needs an address of this machine by its name. Expected one that {name} leads to; got "
                     f"none. Add a line to /etc/hosts: 127.0.0.1 {name}"
                 )
-            # Only where no way is known, any will do: a name that ssh alone can resolve.
+            # Without a known route (a name that only ssh can resolve), the server listens on every interface.
             location = server.listen(address) if address else server.listen("", name=name)
             variables = horovod_internals.variables_of_rank(slot, location.address, location.port, [interface])
             slots.append(Slot(slot.rank, host, {name: str(text) for name, text in variables.items() if text != ""}))
@@ -85,7 +85,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
 
 
 def _way_of(plan: Plan, name: str) -> tuple[str, str, str]:
-    """For ranks of a host: the host, "" for this machine; the server's address, "" when unknown; and the interface."""
+    """Returns a host ("" for this machine), the server's address for its ranks ("" if unknown), and their interface."""
     if not plan.is_local and not is_this_machine(name):
         return name, address_towards(name), ""
     if not plan.is_local:

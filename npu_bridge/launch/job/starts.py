@@ -1,4 +1,4 @@
-"""Starts a script on its ranks: once, again when it has failed, or anew when ranks come and go."""
+"""Starts a script on its ranks: once, again after a failure, or anew when ranks come and go."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from npu_bridge.launch.remote.tasks import Tasks
 
 @dataclasses.dataclass(frozen=True)
 class RestartableJob:
-    """A script on ranks that may be started more than once.
+    """A script on ranks that can be started more than once.
 
     Attributes:
       script: a Python file, or a command.
-      plan: where its ranks are at first; of an elastic job, all slots that are named.
+      plan: the first placement of its ranks; for an elastic job, all named slots.
       log_dir, stall_secs, restarts, hosts_from: as on the command line.
       tasks: of another launcher that has started one npu-run for each slot.
-      elastic: how many ranks it may have; None for the same number to the end.
-      say: called with what happens.
+      elastic: bounds of an elastic job; None for a fixed number of ranks.
+      say: called with progress messages.
     """
 
     script: str
@@ -40,7 +40,7 @@ class RestartableJob:
     say: Callable[[str], None]
 
     def run(self, arguments: list[str]) -> int:
-        """Runs the script with these arguments, as often as needed; gives the exit code of the job."""
+        """Runs the script with these arguments, as often as needed; returns the exit code of the job."""
         began, starts = time.time(), Starts()
         environment.write_variable(environment.BEGAN, "")
 
@@ -69,7 +69,7 @@ class RestartableJob:
 
 
 def run_again(run: Callable[[], Outcome], restarts: int) -> int:
-    """Runs a job, and again when it has failed; the script goes on from its last checkpoint by itself."""
+    """Runs a job, and restarts it after a failure; the script itself resumes from its last checkpoint."""
     outcome = run()
     for attempt in range(1, restarts + 1):
         if not outcome.has_failed:

@@ -1,7 +1,7 @@
 """Supervises a job: runs a script on N ranks, here and on other hosts, and ends them all when one fails.
 
-One thread does everything: it waits for output, reports and deaths, passes output on, and decides. A rank
-that fails takes the job with it; the last thing printed is that rank's traceback and one line that names it.
+One thread does everything: it waits for output, reports and deaths, passes output on, and decides. When a rank fails,
+the whole job ends; the last output is that rank's traceback and one line that names it.
 """
 
 from __future__ import annotations
@@ -57,30 +57,30 @@ from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 
 __all__ = ["STOP_SECS", "Outcome", "check_thread", "run_ranks"]
 
-# How long a rank may take to end itself after a polite signal: enough to close files, too short to annoy.
+# How long a rank can take to end itself after a polite signal: enough to close files, too short to annoy.
 STOP_SECS = 4.0
 _TICK_SECS = 0.05
 _KILL_TICK_SECS = 0.001
-# How often to look whether the job hangs: the system is asked about every rank then.
+# How often to check for a hang; each check asks the system about every rank.
 _HANG_LOOK_SECS = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TRACE_LINES = 40
 
 
 class Outcome(NamedTuple):
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
       exit_code: 0 when every rank ended with 0, else that of the rank that failed first (128 + signal number after a
         signal), 124 after a hang, 75 when all ended after a whole step because they were asked to, or 128 + signal
-        number when the launcher was told to stop and they were not in a training that can.
-      has_failed: it ended by itself, and not well.
-      lost: the host of each rank that was killed or cannot be reached, "" for this machine; those that the launcher
-        itself has stopped are not among them.
-      was_torn: no rank has failed by itself, as far as anybody knows: only connections between them have.
-      was_resized: it ended after a whole step because `is_out_of_date` said so.
-      has_trained: some rank was in a training.
-      may_go_on: ranks may not have ended, as their host cannot be reached.
+        number when the launcher got a signal and the ranks could not end after a step.
+      has_failed: it ended by itself, with a failure.
+      lost: the host of each rank that was killed or cannot be reached, "" for this machine; without the ranks that the
+        launcher itself has stopped.
+      was_torn: no rank is known to have failed by itself: only connections between ranks have.
+      was_resized: it ended after a whole step because `is_out_of_date` returned a reason.
+      has_trained: at least one rank was in a training.
+      may_go_on: some ranks might still run, because their host cannot be reached.
     """
 
     exit_code: int
@@ -103,20 +103,20 @@ def run_ranks(
 ) -> Outcome:
     """Runs `script` on the ranks of a plan until all have ended.
 
-    Ranks: rank 0's output appears as it comes, that of the others line by line behind `[rank n] `.
+    Shows the output of rank 0 as it comes, that of the others line by line behind `[rank n] `.
 
     Args:
       script: a Python file.
       arguments: passed to the script untouched.
       plan: how many ranks, on which hosts.
       log_dir: folder of this machine for one log file per rank.
-      stall_secs: end the job when a rank has been waiting for others as long as this, 0 for never; None ends it when
-        every rank has been waiting for 600 s, and none has computed anything.
-      is_out_of_date: asked now and then why the job should end after a whole step to be started anew; "" to go on.
-      tasks: those of a cluster, each of which runs a rank; None where this process starts all ranks.
+      stall_secs: end the job when a rank has waited for others this long, 0 for never; None ends it when every rank has
+        been waiting for 600 s, and none has computed anything.
+      is_out_of_date: asked periodically; returns why to end the job after a whole step and start it anew, or "".
+      tasks: of a cluster, each of which runs a rank; None if this process starts all ranks.
     Raises:
-      LaunchError: Horovod cannot be imported, ssh is missing, the folder of the logs is none, or this is not the main
-        thread; or this machine has no room for so many ranks.
+      LaunchError: Horovod cannot be imported, ssh is missing, the folder of the logs is unusable, this is not the main
+        thread, or this machine has no room for so many ranks.
     """
     job = _Job(stall_secs, is_out_of_date, tasks)
     with open_slots(plan, tasks) as (slots, server), allow_files(slots, log_dir) as limit, job.heeding_signals():
@@ -134,10 +134,10 @@ def run_ranks(
             outcome = outcome._replace(lost=lost, has_trained=has_trained, may_go_on=may_go_on)
             if lost or outcome.was_torn or outcome.was_resized:
                 for host in job.hosts:
-                    host.tell(goes_on=True)  # what ranks have kept in memory there stays
+                    host.tell(goes_on=True)  # the host then keeps the state that ranks hold in its memory
             return outcome
         except ReaderGoneError as gone:
-            silence(sys.stdout)  # nothing may be written at exit either
+            silence(sys.stdout)  # a write at exit would fail, too
             with contextlib.suppress(ReaderGoneError):
                 job.say(f"nobody reads {gone} any more; all ranks are stopped")
             return Outcome(128 + signal.SIGPIPE, has_failed=False)
@@ -146,7 +146,7 @@ def run_ranks(
 
 
 def check_thread() -> None:
-    """Refuses to start a job where no signal would arrive that could stop it.
+    """Refuses to start a job in a thread that gets no signals, which could then not stop it.
 
     Raises:
       LaunchError: this is not the main thread.
@@ -182,7 +182,7 @@ class _Job:
         self._ordered_stop = OrderedStop(self.ranks)
 
     def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
-        """Starts ranks of this machine."""
+        """Starts the ranks of this machine."""
         sharing = len(slots) if self._tasks is None else self._tasks.sharing("")
         defaults = {**rank_defaults(sharing), **os.environ}
         command = functools.partial(rank_command, script, arguments, plan.devices)
@@ -208,14 +208,14 @@ class _Job:
 
     @contextlib.contextmanager
     def heeding_signals(self) -> Iterator[None]:
-        """Collects stop signals for the loop instead of dying of them, while in this block."""
+        """Collects stop signals for the loop during this block, so that they do not kill the launcher."""
         check_thread()
         before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-        # What was ignored stays so: `nohup npu-run` outlives its terminal.
+        # An ignored signal stays ignored: `nohup npu-run` outlives its terminal.
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
         for number in heeded:
             signal.signal(number, self._note_signal)
-        if self._tasks is not None:  # of Open MPI's mpirun, which passes it on and waits
+        if self._tasks is not None:  # Open MPI's mpirun passes this signal on and waits
             heeded.append(signal.SIGUSR1)
             before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: self._note_signal(signal.SIGTERM, None))
         try:
@@ -225,7 +225,7 @@ class _Job:
                 signal.signal(number, before[number])
 
     def run(self) -> Outcome:
-        """Watches until all ranks have ended by themselves, one has failed, they hang or a signal came."""
+        """Watches until all ranks have ended, one has failed, they hang or a signal arrives."""
         while not self._ends_at_once():
             endings = self._turn()
             if is_decided(endings, time.monotonic()):
@@ -237,7 +237,7 @@ class _Job:
             is_leaving = self._ordered_stop.has_told
             if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
                 code = self._end_hung()
-                # All steps that were asked for are made; the next start goes on from what was saved.
+                # The ranks have made all requested steps; the next start resumes from their checkpoint.
                 return self._stopped_as_asked() if is_leaving else Outcome(code, has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
@@ -248,7 +248,7 @@ class _Job:
         return Outcome(self._tell(cause, endings), has_failed=True, was_torn=was_torn)
 
     def _ends_at_once(self) -> bool:
-        """Whether there is a signal but the first SIGTERM, which ranks in a training heed after a whole step."""
+        """Whether any signal but a first SIGTERM has come; ranks in a training obey SIGTERM after a whole step."""
         if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
             told = [rank.rank for rank in self.ranks if rank.was_told]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
@@ -269,7 +269,7 @@ class _Job:
         return bool(self._signals)
 
     def _conclude(self, endings: list[Ending]) -> Outcome:
-        """After all ranks have ended by themselves, without a failure."""
+        """Returns the outcome of a job whose ranks have all ended without a failure."""
         if not any(ending.is_stopped for ending in endings):
             return Outcome(0, has_failed=False)
         return self._stopped_as_asked()
@@ -281,7 +281,7 @@ class _Job:
         return Outcome(STOPPED_EXIT_CODE, has_failed=False, was_resized=bool(self._resize))
 
     def close(self) -> None:
-        """Leaves nothing running and nothing open."""
+        """Ends all processes and closes all files."""
         self.kill()
         self._watch.close()
         for rank in self.ranks:
@@ -290,18 +290,18 @@ class _Job:
             host.close()
 
     def kill(self) -> None:
-        """Leaves nothing running: neither a rank nor what a failed or stopped rank has left behind."""
+        """Kills all ranks, and the processes that a failed or stopped rank has left behind."""
         if all(rank.ending and rank.ending.exit_code == 0 for rank in self.ranks):
             return
         for rank in self.ranks:
             rank.process.send_signal(signal.SIGKILL)
         while any(rank.is_running for rank in self.ranks):
-            # What they still say is passed on as long as somebody reads it.
+            # Their last output is passed on while the reader is there.
             with contextlib.suppress(ReaderGoneError):
                 self._turn(_KILL_TICK_SECS)
 
     def _turn(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
-        """Waits a moment for something to read, passes it on, and looks who has ended."""
+        """Waits a moment for output, passes it on, and returns the ranks that have ended."""
         self._watch.turn(tick_secs)
         return [ending for ending in (rank.poll() for rank in self.ranks) if ending is not None]
 
@@ -315,7 +315,7 @@ class _Job:
         return self._hang_detector.is_hung(calls, stopped, endings, now, self._input_ends())
 
     def _end_hung(self) -> int:
-        """Ends the job; the exceptions of the ranks that wait say for which tensors."""
+        """Ends the job; the exceptions of the waiting ranks name their tensors."""
         calls, stopped, input_ends = self._stuck_calls(), self._stopped(), self._input_ends()
         certain = is_certain(calls, stopped) and len(calls) == len(self.ranks)
         short = ""
@@ -330,7 +330,7 @@ class _Job:
         for rank in self.ranks:
             rank.process.ask("leave")
         waiting = {rank for rank, call in calls.items() if call is None or call.waits}
-        # Horovod cannot be shut down past a stopped process.
+        # Horovod cannot be shut down while a rank's process is stopped.
         limit = time.monotonic() + (0.0 if stopped else SECONDARY_GRACE_SECS)
         endings = self._turn()
         while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
@@ -361,15 +361,15 @@ class _Job:
         return 128 + number
 
     def _stop(self, number: int) -> None:
-        """Asks the ranks to end with a signal, kills those that do not, and passes on their last output."""
+        """Asks the ranks to end with a signal, kills those that do not end, and passes on their last output."""
         already = len(self._signals)
         for rank in self.ranks:
             if rank.is_running and rank.heeds and number == signal.SIGTERM:
-                rank.process.ask("end")  # it would take the signal for a request
+                rank.process.ask("end")  # the rank would take the signal for a request to stop after a step
             elif rank.is_running:
                 rank.process.send_signal(number)
         limit = time.monotonic() + STOP_SECS
-        # A second signal from the user cuts the waiting short.
+        # A second signal from the user ends the wait.
         while any(rank.is_running for rank in self.ranks) and len(self._signals) == already:
             self._turn()
             if time.monotonic() >= limit:
@@ -383,11 +383,11 @@ class _Job:
 
     def _tell(self, cause: Ending, endings: list[Ending]) -> int:
         input_ends, size = self._input_ends(), len(self.ranks)
-        # That others have noticed it is no news.
+        # Secondary failures are expected, and shown only if verbose.
         told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]
         short = ran_short(cause, input_ends, size)
         if short is not None:
-            # Nothing is wrong where the exceptions of the others were raised.
+            # The other ranks did nothing wrong where their exceptions were raised.
             for line in describe_survivors(cause._replace(rank=short), told):
                 self.say(line)
             self.say(describe_short(short, input_ends, size, choose_exit_code(cause)))
@@ -408,11 +408,11 @@ class _Job:
             self.say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
 
     def say(self, text: str) -> None:
-        """Prints on a line of its own, also when a rank was stopped in the middle of one."""
+        """Prints on a new line, even if a rank was stopped in the middle of one."""
         self._streams["stderr"].write_line(visible(f"npu-run: {text}").encode())
 
     def _note_signal(self, number: int, frame: object) -> None:
         if self._is_told and number == signal.SIGTERM:
-            self._is_told = False  # a scheduler tells all processes, and this one was not the first
+            self._is_told = False  # a scheduler signals all processes, and another one got the signal first
         else:
             self._signals.append(number)

@@ -1,4 +1,4 @@
-"""What the launcher knows of a rank, wherever the rank runs: its output, what it reports, and how it has ended."""
+"""Holds what the launcher knows of a rank on any host: its output, its reports, and its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 
 __all__ = ["WatchedRank"]
 
-# As ssh itself ends when the connection fails.
+# The exit code of ssh when the connection fails.
 _LOST_EXIT_CODE = 255
 
 
@@ -29,9 +29,9 @@ class Process(Protocol):
     """The process of a rank, on this machine (`RankProcess`) or on another one (`RemoteProcess`).
 
     Attributes:
-      is_stopped: whether it was stopped by a signal.
-      loss: why nobody knows how it has ended; "" while that is known.
-      heard_at: when it was heard of last, in seconds on the monotonic clock.
+      is_stopped: whether a signal has stopped it.
+      loss: why its end is unknown; "" while it is known.
+      heard_at: time of its last sign of life, in seconds on the monotonic clock.
     """
 
     is_stopped: bool
@@ -39,40 +39,40 @@ class Process(Protocol):
     heard_at: float
 
     def poll(self) -> int | None:
-        """The exit code (minus the signal that has killed it); None while it runs."""
+        """Returns the exit code, or minus the number of the signal that killed it; None while it runs."""
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to it and to every process it started and that has not left its session."""
+        """Sends a signal to the process and to every process of its session."""
 
     def ask(self, order: str) -> None:
-        """Asks it for something, in words that `rank.link` knows."""
+        """Sends it an order, in the words of `rank.link`."""
 
     def drain(self, *names: str) -> None:
-        """Takes what is left of its output."""
+        """Takes the rest of its output."""
 
     def close(self) -> None:
-        """Closes what it is read through."""
+        """Closes the channels."""
 
 
 class WatchedRank:
     """A rank as seen from outside, around the process that runs it.
 
-    Whoever makes one gives it a `process` that calls `take`, of this machine or of another one.
+    The creator sets `process`, of this machine or of another one, which must call `take`.
 
     Args:
       rank: its number.
       streams: the launcher's standard output and error, by the names "stdout" and "stderr".
-      log: takes all it prints, as well.
+      log: also gets all output.
     Attributes:
-      process: what runs it.
-      ending: how it has ended; None while it runs.
-      stuck: the call its main thread does not return from, as far as it has reported one.
+      process: runs the rank.
+      ending: how the rank ended; None while it runs.
+      stuck: the reported call that its main thread does not return from, or None.
       position: where its main thread was when it was last asked.
-      input_end: where it came to the end of its input; None while it trains.
-      heeds: whether it would end after a whole step if it was asked to, and `has_heeded` whether it ever would have.
-      was_told: the signal by which somebody else has asked it to; "" if nobody has.
+      input_end: where its input ended; None while it trains.
+      heeds: whether it would end after a whole step if asked; `has_heeded`, whether that was ever so.
+      was_told: the signal by which another process has asked it to end; "" without one.
       begun: how many training runs it had begun when it was asked to begin no more; None before it has answered.
-      stopped_after: the global step after which it has ended because it was asked to, as far as one is known.
+      stopped_after: the global step after which it ended as asked, if known.
     """
 
     def __init__(self, rank: int, streams: dict[str, JointStream], log: RankLog | None = None):
@@ -101,12 +101,12 @@ class WatchedRank:
         return self.ending is None
 
     def take(self, channel: str, text: bytes, lead_secs: float = 0.0) -> None:
-        """Takes what has come through a channel of the rank's process.
+        """Takes text from a channel of the rank's process.
 
         Args:
           channel: "stdout", "stderr" or "link".
-          text: any piece of it; the link carries lines of JSON.
-          lead_secs: what the launcher's clock shows more than the rank's.
+          text: any piece of the text; the link carries lines of JSON.
+          lead_secs: how far the launcher's clock is ahead of the rank's.
         """
         if channel != "link":
             self._outputs[channel].feed(text, time.monotonic())
@@ -138,7 +138,7 @@ class WatchedRank:
                     self._log.feed("stderr", self._report["trace"].encode())  # the rank itself has not printed it
 
     def poll(self) -> Ending | None:
-        """How the rank has ended; a failure it has reported counts before its process is gone."""
+        """Returns how the rank ended, or None; a reported failure counts before the process is gone."""
         for output in self._outputs.values():
             output.release(time.monotonic())
         code = self.process.poll()
@@ -164,19 +164,19 @@ class WatchedRank:
         )
 
     def drain(self) -> None:
-        """Passes on what is left of its output, without waiting for whoever else may hold its pipes open."""
+        """Passes on the rest of its output, without waiting for other processes that hold its pipes open."""
         self.process.drain("stdout", "stderr")
         for output in self._outputs.values():
             output.close()
 
     def close(self) -> None:
-        """Gives back what is open; the rank must have ended."""
+        """Closes files and connections; the rank must have ended."""
         self.process.close()
         if self._log is not None:
             self._log.close()
 
     def open_channel(self, name: str) -> tuple[int, int] | None:
-        """For `RankProcess`: a pipe. Rank 0 keeps a terminal, so that progress bars are bars; when logged, a copy."""
+        """Opens a pipe for `RankProcess`. Rank 0 keeps a terminal for its progress bars; when logged, a copy of it."""
         stream = getattr(sys, name)
         if self.rank > 0 or not stream.isatty():
             return os.pipe()
@@ -184,9 +184,9 @@ class WatchedRank:
 
 
 def _open_terminal_like(stream: TextIO) -> tuple[int, int]:
-    """Opens a pseudo-terminal of the size of a stream's terminal: the ends for the launcher and for the rank.
+    """Opens a pseudo-terminal as large as a stream's terminal: returns the launcher's end and the rank's end.
 
-    Text passes through it unchanged: turning newlines into what a screen needs is left to the real terminal.
+    Text passes through it unchanged: the real terminal converts the newlines.
     """
     ours, theirs = pty.openpty()
     tty.setraw(theirs)

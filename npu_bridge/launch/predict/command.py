@@ -1,4 +1,4 @@
-"""`npu-run plan`: how fast a training would be on n ranks, before anybody has n machines."""
+"""`npu-run plan`: predicts the speed of a training on n ranks without the n machines."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, as_json, out, **step_time):
     """Predicts step time, exposed communication and the best gradient split for numbers of ranks.
 
-    Every rank trains a batch of its own, so that n ranks do n times the work of one. docs/plan.md says what is
-    behind the numbers and how far they were right.
+    Every rank trains its own batch, so n ranks do n times the work of one. docs/plan.md explains the numbers and their
+    accuracy.
     """
     with ending_on(LaunchError):
         training = Training(
@@ -85,7 +85,7 @@ def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
 
 
 def _secs_of_summary(path: str) -> float:
-    """The step time of a run that has not waited for other ranks."""
+    """Returns the step time of a run on one rank, which contains no waiting for other ranks."""
     try:
         facts = read_json(path)
         ranks, steps_per_sec = facts["ranks"], facts["steps_per_sec"]

@@ -1,4 +1,4 @@
-"""The predictions of `npu-run plan` as a table for people and as facts for JSON."""
+"""Shows the predictions of `npu-run plan` as a table for people and as facts for JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADINGS = (
 
 
 def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) -> dict[str, Any]:
-    """Everything in numbers: bytes and seconds."""
+    """Returns all predictions as numbers: bytes and seconds."""
     return {
         "gradient_bytes": training.gradient_bytes,
         "wire_bytes": training.gradient_bytes * training.wire_share,
@@ -44,7 +44,7 @@ def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) 
 
 
 def print_plan(predictions: Sequence[Prediction], training: Training, link: Link) -> None:
-    """Prints one row per number of ranks, and what they rest on."""
+    """Prints one row for each number of ranks, and the assumptions."""
     console = PlainConsole()
     rows = [_row(prediction, training) for prediction in predictions]
     print_table(rows, console, headings=_HEADINGS, right=len(_HEADINGS) - 1)
@@ -52,7 +52,7 @@ def print_plan(predictions: Sequence[Prediction], training: Training, link: Link
 
 
 def format_secs(secs: float) -> str:
-    """A time with three digits that mean something."""
+    """Returns a time with three significant digits."""
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if secs < limit:
             return f"{secs * factor:.3g} {unit}" if secs else "0"
@@ -77,7 +77,7 @@ def _shares(prediction: Prediction) -> str:
 
 
 def _efficiency(prediction: Prediction, training: Training) -> float:
-    """Work done in a second, beside ranks that need not talk to each other."""
+    """Returns the work done per second, relative to ranks without communication."""
     return training.compute_secs / prediction.step_secs if prediction.step_secs else 1.0
 
 

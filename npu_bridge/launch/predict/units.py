@@ -1,4 +1,4 @@
-"""Numbers as people write them on a command line: 110M, 1Gbit, 50us, 1..4096."""
+"""Parses numbers as people write them on a command line: 110M, 1Gbit, 50us, 1..4096."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_RANKS = 1_000_000
 
 
 def parse_count(text: str, name: str, most: float = 1e15) -> int:
-    """A whole number such as 110M or 1.3B; errors name the option."""
+    """Parses a whole number such as 110M or 1.3B; errors name the option."""
     found = _COUNT.fullmatch(text)
     count = float(found[1]) * _FACTORS[found[2]] if found else 0.0
     if not 1 <= count <= most:
@@ -29,7 +29,7 @@ def parse_count(text: str, name: str, most: float = 1e15) -> int:
 
 
 def parse_bytes_per_sec(text: str, name: str) -> float:
-    """A rate in bytes per second, from bits (1Gbit, 300Mbit/s) or bytes (125MB/s); errors name the option."""
+    """Parses a rate, in bits (1Gbit, 300Mbit/s) or bytes (125MB/s), to bytes per second; errors name the option."""
     found = _RATE.fullmatch(text)
     rate = float(found[1]) * _FACTORS[found[2]] if found else 0.0
     if not 0 < rate < math.inf:
@@ -38,7 +38,7 @@ def parse_bytes_per_sec(text: str, name: str) -> float:
 
 
 def parse_secs(text: str, name: str) -> float:
-    """A time in seconds, from 50us, 0.2ms, 1.5s or 0.2; errors name the option."""
+    """Parses a time such as 50us, 0.2ms, 1.5s or 0.2 to seconds; errors name the option."""
     found = _SECS.fullmatch(text)
     if not found or math.isinf(float(found[1])):
         raise _error(name, "a time such as 50us, 0.2ms or 1.5s", text)
@@ -46,7 +46,7 @@ def parse_secs(text: str, name: str) -> float:
 
 
 def parse_ranks(text: str, name: str) -> list[int]:
-    """Numbers of ranks in ascending order, from 1,2,6 or from 1..4096: both ends and the powers of two between."""
+    """Parses numbers of ranks: 1,2,6, or 1..4096 for both ends and the powers of two between; returns them sorted."""
     numbers: set[int] = set()
     for part in text.split(","):
         found = _RANGE.fullmatch(part)

@@ -1,1 +1,1 @@
-"""What runs inside the process of a rank: the script, and a thread that reports to the launcher."""
+"""Runs inside the process of a rank: the script, and a thread that reports to the launcher."""

@@ -1,8 +1,8 @@
-"""A rank's end of the link to the launcher: a socket pair through which it reports how it goes and how it ends.
+"""Connects a rank to the launcher: a socket pair through which the rank reports its progress and its end.
 
-Reports are lines of JSON: the call it is stuck in, and which exception ends it. What the launcher asks for are lines of
-words: to leave Horovod, to begin no further step, to end after a certain one, to end at once. When the launcher dies,
-however it dies, the link closes and the rank ends itself.
+Reports are lines of JSON: the call it is stuck in, and the exception that ends it. The launcher's orders are lines of
+words: leave Horovod, begin no further step, end after a certain step, end at once. When the launcher dies, however it
+dies, the link closes and the rank ends itself.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _CHUNK_BYTES = 4096
 
 
 class RankLink:
-    """Talks to the launcher from a thread of its own.
+    """A connection to the launcher, served by its own thread.
 
     Args:
       file: descriptor of this rank's end.
     Attributes:
-      has_left_horovod: the launcher has asked for that, because the job hangs; failures from then on are secondary.
+      has_left_horovod: the launcher has ordered this because the job hangs; later failures are secondary.
     """
 
     def __init__(self, file: int):
         self.has_left_horovod = False
-        # The launcher's number of it may be beyond what `select` takes.
+        # The launcher's descriptor can be too large for `select`.
         self._file = os.dup(file)
         os.close(file)
         self._process = os.getpid()
@@ -46,14 +46,14 @@ class RankLink:
         self._stop_request = stop_request.of_this_process()
         self._stop_request.attach(self.send)
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
-        atexit.register(self._sampler.end)  # registered first, so it comes after whatever waits for ranks there
+        atexit.register(self._sampler.end)  # registered first, so it runs after the exit handlers that wait for ranks
         name_horovods_threads()
         threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; where the launcher is gone, the thread that watches the link ends this process.
+        """Sends a message; if the launcher is gone, the thread that watches the link ends this process.
 
-        A process that the script has forked is not the rank: how it ends is the script's business, and nothing is sent.
+        Sends nothing from a process that the script has forked: its end is the script's business, not the rank's.
         """
         if os.getpid() != self._process:
             return
@@ -61,7 +61,7 @@ class RankLink:
             os.write(self._file, json.dumps(message).encode() + b"\n")
 
     def _orders(self) -> list[list[str]]:
-        """What the launcher asks for, word by word; once it is gone, perhaps with messages it has not read: the end."""
+        """Returns the launcher's orders as words; if the launcher is gone, the order to end."""
         with contextlib.suppress(ConnectionResetError):
             text = os.read(self._file, _CHUNK_BYTES)
             if text:
@@ -92,7 +92,7 @@ class RankLink:
 
 
 def _leave_horovod() -> None:
-    """Ends Horovod on all ranks, so that whoever waits in a collective raises and names it."""
+    """Shuts Horovod down on all ranks, so that a rank that waits in a collective raises and names it."""
     hvd = sys.modules.get("horovod.tensorflow")
     if hvd is not None and hvd.is_initialized():
         threading.Thread(target=hvd.shutdown, name="npu-run shutdown", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What every rank executes: `python -m npu_bridge.launch.rank.main [--link FD] [--devices N,N,...] script.py args...`.
+"""Runs every rank: `python -m npu_bridge.launch.rank.main [--link FD] [--devices N,N,...] script.py args...`.
 
 Fills in the rank variables that scripts read, then runs the script the way `python script.py args...` does:
 as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A script of TensorFlow 1 sees TensorFlow 1.15
@@ -43,7 +43,7 @@ from npu_bridge.launch.trials.start import begin_trial
 __all__ = ["main"]
 
 _ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
-# Packages that everything here needs, and after which people call their scripts.
+# Packages that this package needs, and whose names people give to their scripts.
 _HIDEABLE = ("horovod", "keras", "npu_bridge", "numpy", "tensorflow", "tf_keras")
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -83,13 +83,13 @@ def main(arguments: list[str]) -> None:
             _finish(link, tell_exit)
         raise
     except KeyboardInterrupt as interrupt:
-        # One stack is enough to see where an interrupted job was.
+        # One rank's stack is enough to show where an interrupted job was.
         if place.rank == 0:
             _show(interrupt, arguments[0])
         sys.exit(_INTERRUPTED)
     except BaseException as error:
         _report(link, error, arguments[0], 1)
-        # The launcher shows the traceback of the rank that has failed first, and says of the others in one line how.
+        # The launcher shows the traceback of the first rank to fail, and one line about the others.
         if link is None or sys.excepthook is not sys.__excepthook__:
             _show(error, arguments[0])
         sys.exit(1)
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _tell_unread_settings() -> None:
-    """After a script that has come to its end: options of `--set` may have met nobody."""
+    """Warns about `--set` options that the finished script never read."""
     if given_settings():
         from npu_bridge.options.from_shell import tell_unread
 
@@ -109,13 +109,13 @@ def _tell_unread_settings() -> None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Switches garbage collection off while TensorFlow is loaded, whose objects all stay. It would take 0.4 s."""
+    """Switches garbage collection off while TensorFlow is loaded: its objects all stay, and collections take 0.4 s."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
         if (launched() or _ALONE).size > 1:
-            # What is frozen stays, garbage too, and may hold frames that were sampled: all that the script has made.
+            # Frozen garbage is never freed, and can hold sampled frames with all the objects of the script.
             gc.collect()
         gc.freeze()  # later collections leave these objects out
     finally:
@@ -124,21 +124,21 @@ def _without_collections() -> Iterator[None]:
 
 
 def _watch_updates(tensorflow: types.ModuleType) -> None:
-    """Has updates of Keras looked at; a script's own `import npu_bridge` finds the launcher's, and does nothing."""
-    with contextlib.suppress(ImportError):  # a TensorFlow that this package is not made for
+    """Watches updates of Keras; a later `import npu_bridge` in the script finds the package loaded."""
+    with contextlib.suppress(ImportError):  # an unsupported TensorFlow
         from npu_bridge.collective.exchanges import watch_updates
 
         watch_updates()
 
 
 def _take_device(device: str) -> None:
-    """A rank table's device wins over what the environment says."""
+    """Lets a rank table's device override the environment's."""
     for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
         write_variable(name, device)
 
 
 def _take_gpu(place: Launched, script: str) -> None:
-    """Shows this process its own GPU only; a child of it, or another library, then uses no other rank's."""
+    """Shows this process only its own GPU, so that its children and other libraries use no other rank's."""
     gpu = gpu_of_rank(declared_device(), place.local_size, script)
     if gpu is not None:
         write_variable(VISIBLE_GPUS, gpu)
@@ -147,7 +147,7 @@ def _take_gpu(place: Launched, script: str) -> None:
 
 
 def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: int) -> None:
-    """Executes a file as `__main__`, which it stays: threads and pickles may look it up to the very end."""
+    """Executes a file as `__main__` and keeps it there: threads and pickles can look it up until the very end."""
     module = types.ModuleType("__main__")
     module.__file__ = os.path.abspath(script)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", module.__file__)
@@ -171,16 +171,16 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: i
 
 
 def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> None:
-    """Tells the launcher, before anything else can go wrong, how this rank ends and when."""
+    """Reports to the launcher how and when this rank ends, before anything else can fail."""
     if link is not None:
         facts = report_of(error, script, code)
-        # A rank that comes to a collective after that finds Horovod not initialized.
+        # A rank that enters a collective after Horovod was shut down finds it not initialized.
         facts["secondary"] |= link.has_left_horovod
         link.send({"ending": facts})
 
 
 def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None:
-    """Tells the launcher that the script has come to its end: a process may also just be gone, with exit code 0."""
+    """Reports to the launcher that the script has finished: exit code 0 alone does not prove it."""
     if tell_exit is not None:
         tell_exit()
     if link is not None:
@@ -188,7 +188,7 @@ def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None
 
 
 def _show(error: BaseException, script: str) -> None:
-    """Prints the exception in short, or the way the script has asked for."""
+    """Prints the exception in short, or through the script's own excepthook."""
     if sys.excepthook is not sys.__excepthook__:
         frames = script_frames(error, script)
         sys.excepthook(type(error), error.with_traceback(frames), frames)

@@ -1,8 +1,8 @@
-"""Tells a rank that computes from one that waits, by its threads, those of Horovod apart.
+"""Distinguishes a rank that computes from one that waits, by its threads other than Horovod's.
 
-A rank that waits in a collective uses a twentieth of a core all the same, because Horovod's own threads look for work
-all the time. They can be told apart by a name: a thread gives its name to the threads it starts. Threads that Horovod's
-start later, while they continue a step of TensorFlow, inherit the name but do not count as Horovod's.
+A rank that waits in a collective still uses a twentieth of a core, because Horovod's own threads poll for work all the
+time. They are recognised by name: a thread passes its name on to the threads it starts. Threads that Horovod's threads
+start later, to continue a step of TensorFlow, inherit the name but do not count as Horovod's.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from npu_bridge.base.horovod_internals import BASICS_MODULE, change_init
 __all__ = ["is_blocked", "name_horovods_threads", "processor_secs"]
 
 _NAME = "horovod"
-_horovods: set[str] = set()  # numbers of the threads of that name which were there when Horovod had started
+_horovods: set[str] = set()  # numbers of the threads with that name that existed when Horovod had started
 _TASKS = "/proc/self/task"
-# Numbers of system calls, by processor: of a wait for another thread, and of the sleeps between Horovod's cycles.
+# System call numbers by processor: of a wait for another thread, and of the sleeps between Horovod's cycles.
 _CALLS = {"x86_64": ("202", {"35", "230"}), "aarch64": ("98", {"101", "115"})}
-# Where the address of a time limit stands behind the number of a wait.
+# Position of the address of the time limit among the words of a wait; its number is the first.
 _TIME_LIMIT = 4
-# How often to look, and how often something may move meanwhile.
+# Fewest and most looks at the threads, and how many movements between looks are tolerated.
 _LEAST_GLANCES, _MOST_GLANCES, _MOST_MOVES = 20, 300, 2
 _GLANCE_SECS = 0.001
 _FIRST_SWITCHES = 2
 
 
 def name_horovods_threads() -> None:
-    """Lets the threads that Horovod starts have a name of their own; to be called before Horovod is imported."""
+    """Gives the threads that Horovod starts a name of their own; call it before Horovod is imported."""
 
     def naming_threads(init: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(init)
@@ -51,11 +51,11 @@ def name_horovods_threads() -> None:
 
 
 def processor_secs() -> float | None:
-    """Seconds of processor time of this process's threads, those of Horovod apart; None where nobody can tell."""
+    """Returns this process's processor time in seconds without Horovod's threads; None if the system cannot tell."""
     ticks = 0
     try:
         for thread in os.listdir(_TASKS):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
                 name, _, fields = _read(thread, "stat").partition("(")[2].rpartition(")")
                 if name != _NAME or thread not in _horovods:
                     user, system = fields.split()[11:13]
@@ -66,23 +66,23 @@ def processor_secs() -> float | None:
 
 
 def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.FrameType], bool]) -> bool:
-    """Whether nothing in this process can go on by itself: every thread waits for another one, or for other ranks.
+    """Returns whether nothing in this process can continue: every thread waits for another one, or for other ranks.
 
-    A thread that sleeps, reads, writes or listens may go on, a thread of Python also one that waits with a time limit,
-    and so may a child process. Nor is a process blocked while Horovod moves data: its threads sleep between cycles, and
-    not during one. The calling thread does not count, nor does the one that renews locks on folders.
+    A thread that sleeps, reads, writes or listens can continue; so can a Python thread that waits with a time limit,
+    and a child process. A process is not blocked either while Horovod moves data: its threads sleep between cycles, but
+    not during one. The calling thread and the thread that renews locks on folders do not count.
 
     Args:
       frames: the innermost frames of the threads that execute Python code, by `threading.get_ident()`.
-      is_wait: whether a frame is one in which a thread waits for another one or for operators. TensorFlow also waits in
-        destructors, up to a minute for the thread that tunes an iterator, and then goes on.
+      is_wait: whether a thread in this frame waits for another thread or for operators. TensorFlow also waits in
+        destructors, up to a minute for the thread that tunes an iterator, and then continues.
     Returns:
-      False also where the system does not say in which system calls threads are.
+      False also if the system does not show which system calls the threads are in.
     """
     wait, sleeps = _CALLS.get(platform.machine(), ("", set()))
     known = [thread for thread in threading.enumerate() if thread.ident in frames]
     if len(known) < len(frames):
-        return False  # TensorFlow has called a function of Python, which may sleep
+        return False  # TensorFlow has called a Python function, which might sleep
     of_python = {str(thread.native_id) for thread in known}
     judged = [thread for thread in known if thread.ident != threading.get_ident() and thread.name != THREAD]
     left_out = of_python.difference(str(thread.native_id) for thread in judged)
@@ -104,7 +104,7 @@ def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.F
         moves, is_seen_asleep = 0, False
         for glance in range(_MOST_GLANCES):
             moves += not all(map(is_waiting, others))
-            # A thread that waits with a time limit looks around now and then.
+            # A thread that waits with a time limit wakes up now and then.
             if moves > _MOST_MOVES:
                 return False
             is_seen_asleep |= any(_call(thread)[0] in sleeps for thread in horovods)
@@ -119,19 +119,19 @@ def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.F
 def _threads_named(name):
     found = set()
     for thread in os.listdir(_TASKS):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
             found |= {thread} if _read(thread, "comm").rstrip() == name else set()
     return found
 
 
 def _has_always_slept(thread):
-    """Whether a thread has slept since it began, as one of TensorFlow 2.21 does that has something to do much later."""
+    """Returns whether a thread has slept since it began; TensorFlow 2.21 has a thread whose work comes much later."""
     switches = _read(thread, "status").rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]
     return int(switches) <= _FIRST_SWITCHES
 
 
 def _call(thread):
-    """The system call that a thread is in: its number and its arguments; "running" where it is in none."""
+    """Returns a thread's current system call, number and arguments; "running" if it is in no call."""
     return _read(thread, "syscall").split()
 
 
@@ -142,7 +142,7 @@ def _read(thread, name):
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    """Inside, this thread is called as Horovod's are to be; where the system has no such names, nothing happens."""
+    """Gives this thread the name for Horovod's threads inside the block; does nothing if the system has no names."""
     path = "/proc/thread-self/comm"
     before = ""
     with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""The report of a rank about the exception that ends it: summary, traceback, and whether it is a secondary failure."""
+"""Describes the exception that ends a rank: summary, traceback, and whether it is a secondary failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["report_of"]
 # A report fits into the link's buffer, so that sending it never waits for the launcher.
 _TRACE_CHARACTERS = 16_000
 _SUMMARY_CHARACTERS = 1_000
-# How Horovod words, on the ranks that are left, that some other rank is gone or silent (0.28, Gloo).
+# Phrases of Horovod on the remaining ranks when another rank is gone or silent (0.28, Gloo).
 _SECONDARY = (
     "HorovodInternalError",
     "Horovod has been shut down",
@@ -23,19 +23,19 @@ _SECONDARY = (
     "Timed out waiting",
     "gloo/transport/tcp",
 )
-# How TensorFlow 2.15 names the op that failed: in graphs below the reason, eagerly behind it.
+# How TensorFlow 2.15 names the op that failed: in graphs below the reason, in eager code after it.
 _NODE = re.compile(r"\[\[\{?\{?(?:node )?([^\s{}\]]+)")
 _EAGER_OP = re.compile(r"\s*\[Op:\w+\](?: name: ?(\S*))?\s*$")
-# How it introduces the frames of an error in the Python code of a function, above the reason.
+# The line above the Python frames of an error in a function; the reason follows them.
 _IN_FUNCTION = "in user code:"
 _FUNCTION_PREFIX = re.compile(r"^\{\{function_node [^}]*\}\}\s*")
 
 
 def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
-    """The facts about an exception, ready for JSON.
+    """Returns the facts about an exception, ready for JSON.
 
     Args:
-      error: what ended the script.
+      error: the exception that ended the script.
       script: the script's path, as compiled.
       code: exit code the rank will end with.
     Returns:
@@ -54,7 +54,7 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
 
 
 def _summary(error: BaseException) -> tuple[str, str]:
-    """The reason in one line, and the op it is about or ""."""
+    """Returns the reason in one line, and the op it names or ""."""
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r})", ""
     name = type(error).__name__
@@ -63,9 +63,9 @@ def _summary(error: BaseException) -> tuple[str, str]:
     if lines[0].endswith(_IN_FUNCTION):
         reason = _reason_in_function(lines)
         name = reason.partition(":")[0]
-        # Below the reason there may be the node, of a session that ran while the function was traced.
+        # Below the reason there can be a node: of a session that ran while the function was traced.
         lines = [reason, *(f"\t{line.strip()}" for line in lines if _NODE.search(line))]
-    # TensorFlow's own errors are many lines: the reason stands just above the node.
+    # TensorFlow's own errors have many lines: the reason is just above the node.
     for above, line in zip(lines, lines[1:]):
         node = _NODE.search(line)
         if node and line.startswith("\t"):
@@ -81,7 +81,7 @@ def _summary(error: BaseException) -> tuple[str, str]:
 
 
 def _reason_in_function(lines: list[str]) -> str:
-    """The reason below the frames of an error in a function; of several levels, the innermost."""
+    """Returns the reason below the frames of an error in a function; with nested errors, the innermost reason."""
     start = max(number for number, line in enumerate(lines) if line.endswith(_IN_FUNCTION)) + 1
     frame_indent = None
     for line in lines[start:]:
@@ -94,7 +94,7 @@ def _reason_in_function(lines: list[str]) -> str:
 
 
 def _is_secondary(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone, itself or anywhere among its causes."""
+    """Returns whether an error, or any of its causes, only says that another rank is gone."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

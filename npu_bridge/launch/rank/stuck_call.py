@@ -1,8 +1,8 @@
-"""Samples the stack of a rank's main thread: which call it is stuck in, where in the script, and if it waits for ranks.
+"""Samples the stack of a rank's main thread to find the call it is stuck in, and whether it waits for other ranks.
 
-Horovod 0.28 has a stall check, but over Gloo it never speaks: it goes through a list of ranks that only the MPI
-controller fills. So a rank samples itself. A call that has not returned between two samples is the same frame object at
-the same instruction; a new call of the same function is another object, because the last one seen is kept alive.
+Horovod 0.28 has a stall check, but over Gloo it never reports: it walks a list of ranks that only the MPI controller
+fills. So a rank samples itself. A call that has not returned between two samples is the same frame object at the same
+instruction; a new call of the same function is another object, because the last frame seen is kept alive.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from npu_bridge.launch.rank.processor_time import is_blocked, processor_secs
 
 __all__ = ["MainThreadSampler", "frames_of_threads"]
 
-# Shorter calls are everyday life and not told to anybody.
+# Shorter calls are normal and not reported.
 _NOTICE_SECS = 2.0
-# How often a stuck thread is sampled again, and which part of that time a rank must compute to count as busy: sampling
-# costs a thousandth, a step of a training far more.
+# Interval for sampling a stuck thread again, and the share of it that a rank must compute to count as busy: sampling
+# costs a thousandth, a training step far more.
 _AGAIN_SECS = 2.0
 _BUSY_SHARE = 0.02
-# How many of these samples in a row must find that nothing in the process can go on. Counted, because seconds also pass
-# on a machine that stands still.
+# How many samples in a row must find the process blocked. Samples are counted because seconds also pass on a machine
+# that is suspended.
 _BLOCKED_SAMPLES = 4
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tf_keras", "tensorflow_estimator")
 _LOCKS = ("threading", "queue")  # where Python waits for another thread of the process
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
-# Where TensorFlow puts the functions that it generates for operators of other libraries, such as Horovod's.
+# The file name of the functions that TensorFlow generates for operators of other libraries, such as Horovod's.
 _GENERATED = "<string>"
 _CODE_CHARACTERS = 60
-# By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
-# of tf.data through the other, and an Estimator builds its input in a function of that name.
+# Marks of an input pipeline that runs Python code: TensorFlow calls back through the first file, generators of tf.data
+# through the second, and an Estimator builds its input in a function of that name.
 _CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
 
 
 class MainThreadSampler:
-    """Finds out which call a thread is stuck in, and whether the process computes meanwhile.
+    """A sampler that finds the call a thread is stuck in, and whether the process computes meanwhile.
 
     Args:
       thread: identifier of the thread, as in `threading.get_ident()`.
@@ -65,19 +65,18 @@ class MainThreadSampler:
         self._is_collecting = phase == "start"
 
     def end(self) -> None:
-        """Lets the last frame go, and what the script had in it: TensorFlow cannot delete it after its modules."""
+        """Releases the last frame and the script's objects in it: TensorFlow cannot delete them after its modules."""
         self._is_over, self._frame = True, None
         gc.callbacks.remove(self._note_collection)
 
     def sample(self, now: float) -> dict[str, Any] | None:
-        """Samples the thread; to be called about once a second.
+        """Samples the thread; call it about once a second.
 
         Args:
           now: seconds on the monotonic clock.
         Returns:
-          A message for the launcher: `{"stuck": {...}}` with the fields of `StuckCall` once the thread has not returned
-          from a call for a while and whenever that changes, `{"stuck": None}` when it moves again after that, None
-          when there is nothing new.
+          A message for the launcher: `{"stuck": {...}}` with the fields of `StuckCall` when the thread has been in one
+          call for a while, and on every change; `{"stuck": None}` when it moves again; None when nothing is new.
         """
         frames = frames_of_threads()
         frame = frames.get(self._thread)
@@ -93,7 +92,7 @@ class MainThreadSampler:
         busy_at = self._last_busy(now)
         is_idle = busy_at < now and self._told is not None and not self._is_collecting
         self._blocked = self._blocked + 1 if is_idle and is_blocked(frames, _is_wait) else 0
-        self._processor_secs = processor_secs()  # looking takes some, too
+        self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
         stuck = {
             "since": self._since,
             "where": _position(frame),
@@ -106,30 +105,30 @@ class MainThreadSampler:
         return {"stuck": stuck} if is_new else None
 
     def position(self) -> dict[str, str]:
-        """Where the thread is now: `{"where", "pipeline"}`, as in `sample`."""
+        """Returns the thread's current position: `{"where", "pipeline"}`, as in `sample`."""
         frames = frames_of_threads()
         frame = frames.get(self._thread)
         where = "" if frame is None else _position(frame)
         return {"where": where, "pipeline": _pipeline(frames, self._thread)}
 
     def _last_busy(self, now: float) -> float:
-        """When this process last computed during this call, as far as samples tell; its beginning when it has not."""
+        """Returns when samples last saw this process compute during this call; the call's beginning if they did not."""
         before, before_at = self._processor_secs, self._sampled_at
         self._processor_secs, self._sampled_at = processor_secs(), now
         if self._told is None:
             self._busy_at = self._since
         elif self._processor_secs is None or before is None:
-            self._busy_at = now  # nobody can tell, so nobody says that it is idle
+            self._busy_at = now  # without a measurement the process counts as busy
         elif self._processor_secs - before > _BUSY_SHARE * (now - before_at):
             self._busy_at = now
         return self._busy_at
 
 
 def frames_of_threads() -> dict[int, types.FrameType]:
-    """The innermost frame of each thread.
+    """Returns the innermost frame of each thread.
 
-    Python 3.11 before 3.11.8 may collect garbage in there, under a lock that an object needs which belongs to threads
-    (a `threading.local`, say, which every graph of TensorFlow has); then the process waits for itself (gh-106883).
+    Python 3.11 before 3.11.8 can collect garbage here, while it holds a lock. An object tied to threads (such as a
+    `threading.local`, which every TensorFlow graph has) needs this lock, so the process deadlocks (gh-106883).
     """
     is_collecting = gc.isenabled()
     gc.disable()
@@ -150,7 +149,7 @@ def _waits_for_ranks(innermost: types.FrameType) -> bool:
 
 
 def _is_wait(innermost: types.FrameType) -> bool:
-    """Whether a thread waits for another thread of Python, or for operators."""
+    """Returns whether a thread waits for another Python thread, or for operators."""
     module, code = _module_of(innermost), innermost.f_code
     is_horovod = code.co_filename == _GENERATED or module.partition(".")[0] == "horovod"
     return is_horovod or module in _LOCKS or is_execution(module, code.co_name)
@@ -161,7 +160,7 @@ def _module_of(frame: types.FrameType) -> str:
 
 
 def _position(innermost: types.FrameType) -> str:
-    """File, line and text of the innermost line that is not of an installed package, if there is one."""
+    """Returns file, line and text of the innermost line outside installed packages, if there is one."""
     frame = _own_frame(innermost) or innermost
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
@@ -177,7 +176,7 @@ def _own_frame(innermost: types.FrameType) -> types.FrameType | None:
 
 
 def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
-    """File and line of the script's input pipeline where one of its functions is at work; "" when none is."""
+    """Returns file and line of the script's input pipeline if one of its functions is running; else ""."""
     for thread, innermost in frames.items():
         codes = [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
         if thread == main:

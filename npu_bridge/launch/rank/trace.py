@@ -1,6 +1,6 @@
-"""The traceback of an exception that ends a script: frames of the person's own files, then the reason, once.
+"""Formats the traceback of an exception that ends a script: frames of the user's own files, then the reason, once.
 
-`NPU_BRIDGE_VERBOSE=1` shows frames of libraries too, and all that TensorFlow repeats.
+`NPU_BRIDGE_VERBOSE=1` also shows frames of libraries, and the lines that TensorFlow repeats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from npu_bridge.base import environment
 
 __all__ = ["script_frames", "trace_of"]
 
-# Where an import of a script of TensorFlow 1 goes, and where it may end.
+# Files that an import of a TensorFlow 1 script passes through; a traceback can end in them.
 _BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array")
@@ -25,7 +25,7 @@ _LIBRARIES += tuple(
 )
 _INSTALLED = re.compile(r"[/\\]((site|dist)-packages[/\\]|__autograph_generated_file)")
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)')
-# How TensorFlow 2.15 words the failure of a graph: before the reason where its nodes were made, behind it once more.
+# How TensorFlow 2.15 reports a failed graph: where its nodes were made, then the reason, then the nodes once more.
 _GRAPH_ERROR = re.compile(r": Graph execution error:\s*")
 _DETECTED = re.compile(r"Detected at node '?([^\s']+)'? defined at")
 _IN_FUNCTION = "in user code:"  # frames of a function, and the error itself below them
@@ -34,9 +34,9 @@ _ADVICE = " (npu-run --verbose shows them)"
 
 
 def script_frames(error: BaseException, script: str) -> types.TracebackType | None:
-    """The traceback from the script's first line on, without the frames of the launcher.
+    """Returns the traceback from the script's first line on, without the launcher's frames.
 
-    Where it ends in what stands behind the script's imports, it ends at the import.
+    A traceback that ends in the code behind the script's imports is cut at the import.
     """
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename != script:
@@ -52,10 +52,10 @@ def script_frames(error: BaseException, script: str) -> types.TracebackType | No
 
 
 def trace_of(error: BaseException, script: str) -> str:
-    """The traceback in lines, as a person reads it.
+    """Returns the lines of the traceback, for people.
 
     Args:
-      error: what has ended the script.
+      error: the exception that ended the script.
       script: the script's path, as compiled.
     """
     frames = script_frames(error, script)
@@ -84,7 +84,7 @@ def _reason_of(error: BaseException) -> str:
 
 def _short_stack(stack: traceback.StackSummary, ends_anywhere: bool) -> list[str]:
     def is_shown(frame):
-        # Where a library breaks is worth a look; where it raises, the reason says it all.
+        # The frame in which a library breaks helps; of a frame that raises, the reason says enough.
         is_break = frame is stack[-1] and not ends_anywhere and not (frame.line or "raise").startswith("raise")
         return is_break or _is_own(frame.filename)
 
@@ -100,7 +100,7 @@ def _short_stack(stack: traceback.StackSummary, ends_anywhere: bool) -> list[str
 
 
 def _short_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
-    """The lines of an error without frames of libraries; of a node of TensorFlow, where the person has made it."""
+    """Returns an error's lines without library frames; for a TensorFlow node, with the user's line that made it."""
     kept, made, node, place = [""], [], "", ""
     for line in _of_own_frames(_GRAPH_ERROR.sub(": ", text).partition(_ORIGIN)[0].splitlines()):
         detected, frame = _DETECTED.search(line), _FRAME.match(line)
@@ -123,7 +123,7 @@ def _short_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
 
 
 def _of_own_frames(lines: Iterable[str]) -> Iterable[str]:
-    """Lines without those of a frame of a library: where it is, and, further to the right, what stands there."""
+    """Yields lines without library frames: neither the frame's location nor the code indented below it."""
     dropped = None
     for line in lines:
         indent = len(line) - len(line.lstrip())

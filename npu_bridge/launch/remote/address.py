@@ -1,4 +1,4 @@
-"""The IPv4 address and the network interface by which this machine and another host talk to each other."""
+"""Finds the IPv4 address and the network interface through which this machine and another host communicate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ANY_PORT = 9  # nothing is sent to it
 
 
 def address_towards(host: str) -> str:
-    """This machine's own IPv4 address on the way to a host; "" when there is no way."""
+    """Returns this machine's IPv4 address on the route to a host; "" without a route."""
     with contextlib.suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, _ANY_PORT))
         return str(probe.getsockname()[0])
@@ -19,8 +19,8 @@ def address_towards(host: str) -> str:
 
 
 def find_interface(address: str) -> str:
-    """The interface with an IPv4 address of this machine that is up; "" when none has it."""
-    import psutil  # it comes with Horovod, and several ranks need that
+    """Returns the active interface that has an IPv4 address of this machine; "" if none has it."""
+    import psutil  # it comes with Horovod, which several ranks need
 
     states = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
@@ -31,7 +31,7 @@ def find_interface(address: str) -> str:
 
 
 def own_addresses() -> list[str]:
-    """The IPv4 addresses by which other machines may reach this one."""
+    """Returns the IPv4 addresses through which other machines can reach this one."""
     import psutil
 
     families = (entry for entries in psutil.net_if_addrs().values() for entry in entries)

@@ -1,4 +1,4 @@
-"""The launcher's end of the connection to another host, through ssh as a rule, and of the processes of ranks there."""
+"""Connects the launcher to another host, usually through ssh, and controls the processes of ranks there."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from npu_bridge.launch.remote.host_agent import LIFE_SIGN_SECS
 
 __all__ = ["SILENCE_SECS", "RemoteHost", "RemoteProcess"]
 
-# How long a host may be silent before it counts as lost. Longer than a network's hiccup and than TCP takes to find back
-# after one; shorter than the 30 s after which Gloo gives up, so that the host is named and not the rank that waits.
+# How long a host can be silent before it counts as lost. Longer than a short network failure with TCP's recovery;
+# shorter than the 30 s after which Gloo gives up, so that the message names the host and not the rank that waits.
 SILENCE_SECS = 20.0
-# The same before the first sign of life: names are looked up, and Python is read from a cold network disk.
+# The limit before the first sign of life: names are looked up, and Python is read from a cold network disk.
 _START_SECS = 90.0
 _CHUNK_BYTES = 65536
 _SSH = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=15"]
 _CLOSE_SECS = 5.0
-# Names that speak of the launcher's machine or terminal.
+# Variables that describe the launcher's own machine or terminal.
 _OWN = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "LS_COLORS"}
 _OWN_PREFIXES = ("BASH_FUNC_", "SSH_")
 
@@ -41,15 +41,15 @@ class RemoteHost:
 
     Args:
       host: its name, for ssh.
-      errors: where goes what ssh itself has to say.
+      errors: takes ssh's own messages.
       silence_secs: how long either end waits for a sign of life of the other.
     Attributes:
       codes: exit codes of the ranks that have ended.
       stopped: ranks whose process was stopped at the last sign of life.
-      loss: why the connection is lost; "" while it is not.
-      heard_at: when something has last come through it, in seconds on the monotonic clock.
+      loss: why the connection is lost; "" while it works.
+      heard_at: time of the last message, in seconds on the monotonic clock.
     Raises:
-      LaunchError: there is no ssh here.
+      LaunchError: ssh is not installed here.
     """
 
     def __init__(self, host: str, errors: JointStream, silence_secs: float = SILENCE_SECS):
@@ -78,14 +78,14 @@ class RemoteHost:
         devices: Sequence[int],
         peer: str,
     ) -> None:
-        """Sends the job.
+        """Sends the job to the host.
 
         Args:
           ranks: the ranks of this host, and for each the `variables` by which Horovod finds its peers.
           script: a Python file, as seen from this process's folder, which must exist on the host too.
           arguments: the script's own.
-          devices: device of each rank of the job, from a rank table; may be empty.
-          peer: a host with other ranks: the interface on the way to it is the one for Gloo.
+          devices: device of each rank of the job, from a rank table; can be empty.
+          peer: a host with other ranks; Gloo uses the interface on the route to it.
         """
         self._ranks = {rank.rank: rank for rank in ranks}
         self.tell(
@@ -99,17 +99,17 @@ class RemoteHost:
         threading.Thread(target=self._send_life_signs, name=f"npu-run {self.host}", daemon=True).start()
 
     def files(self) -> list[int]:
-        """The descriptors from which something can be read."""
+        """Returns the descriptors to read from."""
         return list(self._pipes)
 
     def read(self, file: int) -> bool:
-        """Takes what one of `files()` holds; False when it came to its end and is no longer one of them."""
+        """Takes the available text of one of `files()`; returns False at its end, when it leaves `files()`."""
         try:
             text = self._receive(file)
         except BlockingIOError:
             return True
         if not text:
-            # `look` may have come to its end already.
+            # `look` can have read to its end already.
             self._pipes = [pipe for pipe in self._pipes if pipe != file]
         elif file == self._output:
             self._take_events(text)
@@ -120,7 +120,7 @@ class RemoteHost:
         return bool(text)
 
     def look(self) -> None:
-        """Notices that the connection is gone or silent; reads first, in case nobody has done so for a while."""
+        """Checks whether the connection is gone or silent; reads first, in case nothing was read for a while."""
         if self.loss or self._is_closed.is_set():
             return
         how = self._why_ended()
@@ -135,21 +135,21 @@ class RemoteHost:
             self.loss = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
 
     def tell(self, **message: Any) -> None:
-        """Sends a message; to a host that is gone, in vain."""
+        """Sends a message; has no effect if the host is gone."""
         line = json.dumps(message).encode() + b"\n"
         # ValueError: the connection was closed here.
         with contextlib.suppress(OSError, ValueError), self._one_at_a_time:
             self._send(line)
 
     def close(self) -> None:
-        """Ends the connection, and with it whatever the agent still runs."""
+        """Closes the connection, which ends all processes of the agent."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
         self._disconnect()
 
     def _open(self) -> list[int]:
-        """Connects; gives what events come through, and what the way itself has to say, to read without waiting."""
+        """Connects; returns non-blocking descriptors for events and for the connection's own messages."""
         try:
             self._process = subprocess.Popen(
                 [*_SSH, "--", self.host, _keeper_command()],
@@ -167,7 +167,7 @@ class RemoteHost:
         return files
 
     def _job_facts(self, peer: str) -> dict[str, Any]:
-        """What the agent must know besides its ranks."""
+        """Returns what the agent must know besides its ranks."""
         return {"peer": peer, "environment": {name: text for name, text in os.environ.items() if not _is_own(name)}}
 
     def _receive(self, file: int) -> bytes:
@@ -192,7 +192,7 @@ class RemoteHost:
         self._process.stderr.close()
 
     def _send_life_signs(self) -> None:
-        """A thread of its own, because the launcher may be waiting for whoever reads its output."""
+        """Sends signs of life from its own thread, because the launcher can block on the reader of its output."""
         while not self._is_closed.wait(LIFE_SIGN_SECS):
             self.tell()
 
@@ -213,7 +213,7 @@ class RemoteHost:
 
 
 class RemoteProcess:
-    """The process of a rank that the agent of a host runs; used as `RankProcess` is.
+    """A process of a rank that a host's agent runs; it has the interface of `RankProcess`.
 
     Its output is read from the connection to the host, for all ranks of the host at once.
     """
@@ -224,12 +224,12 @@ class RemoteProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was stopped by a signal at the last sign of life of its host."""
+        """Whether a signal had stopped it at the last sign of life of its host."""
         return self._rank in self._host.stopped
 
     @property
     def loss(self) -> str:
-        """Why nobody knows how it has ended; "" while the host answers."""
+        """Why its end is unknown; "" while the host answers."""
         return self._host.loss
 
     @property
@@ -237,16 +237,16 @@ class RemoteProcess:
         return self._host.heard_at
 
     def poll(self) -> int | None:
-        """The exit code (minus the signal that has killed it); None while it runs, as far as it is known."""
+        """Returns the exit code, or minus the number of the signal that killed it; None while it runs or is unknown."""
         self._host.look()
         return self._host.codes.get(self._rank)
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the rank and to every process it started and that has not left its session."""
+        """Sends a signal to the rank and to every process of its session."""
         self._host.tell(signal=number, rank=self._rank)
 
     def ask(self, order: str) -> None:
-        """Asks the rank for something, in words that `rank.link` knows."""
+        """Sends the rank an order, in the words of `rank.link`."""
         self._host.tell(order=order, rank=self._rank)
 
     def drain(self, *channels: str) -> None:

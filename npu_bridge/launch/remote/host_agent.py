@@ -1,9 +1,8 @@
-"""The agent: what `npu-run` starts on every other host through ssh, to run the ranks there and pass on their output.
+"""Runs the ranks of another host: `npu-run` starts this agent there through ssh, and it passes on their output.
 
 It reads lines of JSON from its input: first the job, then signals for ranks and signs of life. It writes lines of JSON
-to its output: what ranks print and report, how they end, and signs of life of its own. When the connection closes, or
-nothing has come through it for a while, the ranks are killed. So a host that is cut off cleans up by itself, and so it
-does when the launcher dies.
+to its output: what ranks print and report, how they end, and its own signs of life. It kills the ranks when the
+connection closes or stays silent for too long. So a host that is cut off, or whose launcher dies, cleans up by itself.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ def run_job(
     leave: Callable[[], None],
     open_files: Limit | None = None,
 ) -> None:
-    """Runs the ranks of one job, until the launcher says that it is over.
+    """Runs the ranks of one job, until the launcher ends it.
 
     Args:
-      job: its first message.
-      messages: those that follow it.
-      leave: called when there are no more of them and the ranks were killed; ends this process.
+      job: the launcher's first message.
+      messages: the messages after it.
+      leave: called after the last message, when the ranks were killed; ends this process.
       open_files: the limit on open files that ranks get.
     """
     told: list[str] = []
-    # A scheduler's signal to all processes of a machine is for the ranks. Ignored, it would be so in them, too. The
-    # launcher may be on another machine, and not have got it.
+    # A scheduler's signal to all processes of a machine is meant for the ranks, which would inherit an ignored signal.
+    # The launcher can be on another machine, and not get the signal.
     signal.signal(signal.SIGTERM, lambda number, frame: told.append("SIGTERM"))
     environment = _environment(job)
     memory = _take_memory(environment)
@@ -90,14 +89,14 @@ def run_job(
 
 
 def _watch(ranks: dict[int, RankProcess], codes: dict[int, int], told: list[str], is_over: threading.Event) -> None:
-    """Passes on what ranks say and how they end, until all have and the job is over."""
+    """Passes on the output and the ends of ranks, until all have ended and the job is over."""
     watch, numbers = Watch(), {process: rank for rank, process in ranks.items()}
     for process in ranks.values():
         watch.add(process)
     told_at = 0.0
     while not is_over.is_set() or len(codes) < len(ranks):
         for process in watch.turn(_TICK_SECS):
-            process.drain("stdout", "stderr")  # the launcher hears of the end after everything the rank has said
+            process.drain("stdout", "stderr")  # the launcher must get all output before it learns of the end
             rank, code = numbers[process], process.poll()
             codes[rank] = code
             _tell(rank=rank, code=code)
@@ -121,7 +120,7 @@ def _obey(
     is_over: threading.Event,
     leave: Callable[[], None],
 ) -> None:
-    """Does what the launcher says; once it says nothing more, kills the ranks and ends this process."""
+    """Follows the launcher's messages; after the last one, kills the ranks and ends this process."""
     goes_on = is_told = False
     for message in messages:
         goes_on, is_told = message.get("goes_on", goes_on), "over" in message
@@ -141,9 +140,9 @@ def _obey(
 
 
 def _take_memory(environment: dict[str, str]) -> MemoryFolder | None:
-    """The folder in which the job keeps state in this host's memory, if it does so.
+    """Returns the folder for the job's state in this host's memory, or None if the job keeps none.
 
-    It has the name of the launcher's folder, or is that one, where the launcher is on this machine, too.
+    It has the same name as the launcher's folder; on the launcher's own machine it is that folder.
     """
     path = environment.get(MEMORY_FOLDER)
     folder = make_memory_folder(name_of(path)) if path else None
@@ -153,14 +152,14 @@ def _take_memory(environment: dict[str, str]) -> MemoryFolder | None:
 
 
 def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
-    """Kills what still runs; what ranks that have all ended by themselves left behind is theirs."""
+    """Kills all running ranks; if all have ended by themselves, leaves the processes they started alone."""
     if len(codes) < len(ranks):
         for process in ranks.values():
             process.send_signal(signal.SIGKILL)
 
 
 def read_messages() -> Iterator[dict[str, Any]]:
-    """What the launcher says, to the end of the connection or to a silence longer than the job allows."""
+    """Yields the launcher's messages, until the connection ends or is silent for longer than the job allows."""
     unread, silence_secs = b"", None
     while select.select([0], [], [], silence_secs)[0]:
         text = b""
@@ -175,14 +174,14 @@ def read_messages() -> Iterator[dict[str, Any]]:
 
 
 def _tell(**event: Any) -> None:
-    """Writes one line; the clock goes with it, for what ranks report with times of their own."""
+    """Writes one line, with this host's clock, against which the ranks' reports are dated."""
     line = json.dumps({**event, "now": time.monotonic()}).encode() + b"\n"
     while line:
         line = line[os.write(1, line) :]
 
 
 def _environment(job: dict[str, Any]) -> dict[str, str]:
-    """All that the launcher says of its environment, over what is here, over our defaults."""
+    """Returns the environment of ranks: our defaults, overridden by this host's, overridden by the launcher's."""
     variables = {**rank_defaults(job.get("sharing", len(job["ranks"]))), **os.environ, **job["environment"]}
     interface = find_interface(address_towards(job["peer"]))
     if interface:

@@ -1,4 +1,4 @@
-"""A task of a cluster that is not the first: it finds task 0 of its job, and runs one rank for it (`tasks.py`)."""
+"""Runs a cluster's task other than the first: it finds task 0 of its job, and runs one rank for it (`tasks.py`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from npu_bridge.launch.remote.tasks import OURS, describe_cores, name_file, prov
 
 __all__ = ["find_task", "serve_first_task"]
 
-# How ssh ends when the connection fails.
+# The exit code of ssh when the connection fails.
 _LOST_EXIT_CODE = 255
 _CONNECT_SECS = 3.0
 _TICK_SECS = 0.1
@@ -31,10 +31,10 @@ _MOST_BYTES = 1 << 16
 
 
 def find_task(words: Sequence[str]) -> environment.Task | None:
-    """Which task of which job this process is; None where it is none, or where nothing tells its job from others.
+    """Returns which task of which job this process is; None if it is no task or its job cannot be identified.
 
     Args:
-      words: of the command line: in one step of a cluster, two commands may run at once.
+      words: the command line; one step of a cluster can run two commands at once.
     Raises:
       LaunchError: a variable of the cluster is malformed.
     """
@@ -53,17 +53,17 @@ def serve_first_task(task: environment.Task, wait_secs: float, say: Callable[[st
     """Runs a rank for each job that task 0 starts, and ends with its exit code.
 
     Args:
-      task: this one.
+      task: this task.
       wait_secs: how long to look for task 0.
-      say: called with a sentence when it is lost.
+      say: called with a sentence when task 0 is lost.
     Raises:
-      LaunchError: it is not found.
+      LaunchError: task 0 is not found.
     """
     connection = _find_first(task, wait_secs)
-    for file in (0, 1):  # an agent's input and output, whatever the way
+    for file in (0, 1):  # an agent's input and output, for every kind of connection
         os.dup2(connection.fileno(), file)
     connection.close()
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # task 0 has them, too, and decides
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # task 0 gets them, too, and decides
         signal.signal(number, lambda number, frame: None)
 
     def leave() -> NoReturn:
@@ -80,7 +80,7 @@ def serve_first_task(task: environment.Task, wait_secs: float, say: Callable[[st
 
 
 def _find_first(task: environment.Task, wait_secs: float) -> socket.socket:
-    """A connection to task 0, which both ends trust."""
+    """Connects to task 0, after each end has proved its identity."""
     limit = time.monotonic() + wait_secs
     while True:
         for address, secret in _places(task):
@@ -98,7 +98,7 @@ def _find_first(task: environment.Task, wait_secs: float) -> socket.socket:
 
 
 def _places(task: environment.Task) -> list[tuple[tuple[str, int], str]]:
-    """Where task 0 may listen, and the secret."""
+    """Returns addresses where task 0 can be listening, each with the secret."""
     first, secret = map(environment.read_variable, (environment.FIRST_TASK, environment.JOB_SECRET))
     if first:
         host, _, port = first.rpartition(":")
@@ -107,7 +107,7 @@ def _places(task: environment.Task) -> list[tuple[tuple[str, int], str]]:
         with open_file(name_file(task), "rb") as file:
             found = os.fstat(file.fileno())
             text = file.read(_MOST_BYTES)
-        # Whoever may write it could have this process run what they like.
+        # A user who can write this file could make this process run any program.
         if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077 and re.match(OURS, text):
             facts = json.loads(text)
             here = ["127.0.0.1"] if facts["host"] == socket.gethostname() else []
@@ -117,7 +117,7 @@ def _places(task: environment.Task) -> list[tuple[tuple[str, int], str]]:
 
 
 def _connect(task: environment.Task, address: tuple[str, int], secret: str) -> socket.socket:
-    """Connects to an address; an error where somebody else listens there."""
+    """Connects to an address; raises if the listener is not task 0 of this job."""
     connection = socket.create_connection(address, _CONNECT_SECS)
     try:
         ours = secrets.token_hex(16)
@@ -136,8 +136,8 @@ def _connect(task: environment.Task, address: tuple[str, int], secret: str) -> s
 
 
 def _name_of_hydra() -> str:
-    """What tells jobs of MPICH's launcher apart: where its proxy, which starts processes, reports to; "" elsewhere."""
-    with contextlib.suppress(ImportError):  # it comes with Horovod, and several ranks need that
+    """Returns the address of the proxy of MPICH's launcher, which identifies its jobs; "" under other launchers."""
+    with contextlib.suppress(ImportError):  # it comes with Horovod, which several ranks need
         import psutil
 
         with contextlib.suppress(psutil.Error):

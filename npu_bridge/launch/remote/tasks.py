@@ -1,8 +1,8 @@
-"""The tasks of a cluster as one job, seen from task 0: `npu-run` that was started once for each rank.
+"""Joins the tasks of a cluster into one job, seen from task 0: `npu-run` was started once for each rank.
 
 `mpirun` and `srun` start the same command several times, and bind each task to its cores and GPUs. Task 0 becomes the
-launcher and runs rank 0. It leaves a private file in the current folder that says where it listens, and every other
-task (`task_agent.py`) connects there, and runs one rank for it.
+launcher and runs rank 0. It leaves a private file with its address in the current folder; every other task
+(`task_agent.py`) connects to that address, and runs one rank for task 0.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _LOCAL = "127.0.0.1"
 _HANDSHAKE_SECS = 10.0
 _SILENT_SECS = 5.0
 _CLOSE_SECS = 5.0
-# How long the end of a job waits for tasks that have not come yet, to tell them how it ended.
+# How long a finished job waits for tasks that have not connected yet, to tell them its exit code.
 _LATE_SECS = 15.0
 _LINE_BYTES = 1 << 16
 _CHUNK_BYTES = 65536
 
 
 class _Agent(NamedTuple):
-    """Another task that has connected: its host, and the cores that it may use."""
+    """A connected task: its host, and the cores that it can use."""
 
     number: int
     host: str
@@ -59,7 +59,7 @@ class _Agent(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the connection has ended; asked while no job uses it."""
+        """Whether the connection has ended; read while no job uses it."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -69,14 +69,14 @@ class _Agent(NamedTuple):
 
 
 class Tasks:
-    """All tasks of a job; the way from task 0 to the others.
+    """All tasks of a job, with the connections from task 0 to the others.
 
     Args:
-      task: this one.
+      task: this task.
       wait_secs: how long to wait for the others.
-      say: called with a sentence when that takes long.
+      say: called with a sentence when the wait is long.
     Raises:
-      LaunchError: the file cannot be written, or nobody can connect here.
+      LaunchError: the file cannot be written, or no socket can listen here.
     """
 
     def __init__(self, task: environment.Task, wait_secs: float, say: Callable[[str], None]):
@@ -108,15 +108,15 @@ class Tasks:
         threading.Thread(target=self._accept, name="npu-run tasks", daemon=True).start()
 
     def slots(self) -> dict[str, int]:
-        """Ranks by host, of the tasks that are connected; this host first."""
+        """Returns ranks by host, of the connected tasks; this host first."""
         hosts = [agent.host for agent in self._alive()]
         return {host: hosts.count(host) + (host == self._host) for host in dict.fromkeys([self._host, *hosts])}
 
     def plan(self) -> Plan:
-        """A job of all tasks, as soon as they are here.
+        """Waits for all tasks, and plans a job of all of them.
 
         Raises:
-          LaunchError: some do not come.
+          LaunchError: some tasks do not connect in time.
         """
         began, has_told = time.monotonic(), False
         while missing := sorted({*range(1, self.count)} - {agent.number for agent in self._alive()}):
@@ -135,7 +135,7 @@ class Tasks:
         return Plan(self.count, self.slots())
 
     def ways(self, size: int) -> list[tuple[str, str, str]]:
-        """For each rank: its task, "" for this one; the address by which it reaches this machine; its interface."""
+        """Returns for each rank its task ("" for this one), this machine's address for it, and its interface."""
         order = self._order(size)
         here = next((_own_end(agent) for agent in order if agent and agent.host != self._host), _LOCAL)
         interface = (environment.read_variable("HOROVOD_GLOO_IFACE") if here != _LOCAL else "") or find_interface(here)
@@ -149,14 +149,14 @@ class Tasks:
         ]
 
     def sharing(self, name: str) -> int:
-        """How many tasks may use the cores of a task, itself included; "" is this one."""
+        """Returns how many tasks share the cores of a task, including itself; "" is this task."""
         agents = self._alive()
         places = {"": (self._host, self._cores), **{agent.name: (agent.host, agent.cores) for agent in agents}}
         host, cores = places.get(name, places[""])
         return sum(other == host and bool(theirs & cores) for other, theirs in places.values())
 
     def open(self, name: str, errors: JointStream) -> RemoteHost:
-        """The connection for the rank of a task, until it is closed."""
+        """Returns the connection for the rank of a task, for use until it is closed."""
         with self._changed:
             agent = next(agent for agent in self._agents.values() if agent.name == name)
             others = [other for other in self._agents.values() if other.host != self._host]
@@ -168,12 +168,12 @@ class Tasks:
         return _TaskConnection(agent, errors, {"peer": peer, "environment": changed, "sharing": self.sharing(name)})
 
     def close(self, code: int) -> None:
-        """Ends all tasks with an exit code; those that are still to come, too, for a while."""
+        """Ends all tasks with an exit code; also, for a while, those that connect late."""
         limit = time.monotonic() + _LATE_SECS
         while len(self._agents) < self.count - 1 and time.monotonic() < limit:
             with self._changed:
                 self._changed.wait(0.1)
-        # Before they are told: who comes after that belongs to a later job.
+        # Removed first: a task that connects after the others have been told belongs to a later job.
         remove_text(self._path, self._text)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -188,19 +188,19 @@ class Tasks:
             return [agent for agent in self._agents.values() if not agent.is_gone]
 
     def _order(self, size: int) -> list[_Agent | None]:
-        """Tasks by rank: ranks are numbered host after host, as Horovod does it; None is this one."""
+        """Returns tasks by rank: like Horovod, numbers ranks host after host; None is this task."""
         agents = sorted(self._alive(), key=lambda agent: agent.number)
         hosts = list(self.slots())
         return [None, *sorted(agents, key=lambda agent: hosts.index(agent.host))][:size]
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it was closed
+        with contextlib.suppress(OSError):  # the socket was closed
             while True:
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        """Takes a task in that knows the secret; shows it first that this is the right place."""
+        """Accepts a task that knows the secret, after proving to it that this is task 0."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection.settimeout(_HANDSHAKE_SECS)
             theirs, ours = read_line(connection), secrets.token_hex(16)
@@ -221,10 +221,10 @@ class Tasks:
 
 @contextlib.contextmanager
 def leading(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> Iterator[Tasks]:
-    """Makes this task the launcher of all while in this block; they end with the exit code by which it is left."""
+    """Makes this task the launcher of all tasks during this block; they end with the block's exit code."""
     tasks = Tasks(task, wait_secs, say)
     before = signal.getsignal(signal.SIGTERM)
-    # While no ranks run: ends here, with an exit code for all.
+    # For the time in which no ranks run: the signal ends this process, with an exit code for all tasks.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     code = 1
     try:
@@ -239,20 +239,20 @@ def leading(task: environment.Task, wait_secs: float, say: Callable[[str], None]
 
 
 def name_file(task: environment.Task) -> str:
-    """The file in the current folder that says where task 0 is."""
+    """Returns the name of the file with the address of task 0 in the current folder."""
     return f".npu-run-{task.job}"
 
 
 def prove(secret: str, *words: str) -> str:
-    """What only who knows the secret can say of some words."""
+    """Returns a digest of words that only a holder of the secret can compute."""
     return hmac.new(secret.encode(), json.dumps(words).encode(), hashlib.sha256).hexdigest()
 
 
 def read_line(connection: socket.socket) -> dict[str, Any]:
-    """One line of JSON.
+    """Reads one line of JSON.
 
     Raises:
-      OSError, ValueError: it does not come, or is something else.
+      OSError, ValueError: no line arrives, or it is not a JSON object.
     """
     text = b""
     while not text.endswith(b"\n"):
@@ -267,12 +267,12 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
 
 
 class _TaskConnection(RemoteHost):
-    """A task as the host of one rank. Once it is closed, the task waits for the next job, or for its exit code.
+    """A connection to a task as the host of one rank. After `close`, the task waits for a job or for its exit code.
 
     Args:
       agent: the task.
       errors: as for a host.
-      facts: what it is told in place of what a host is: it has variables of its own.
+      facts: replaces the facts sent to a host: a task has its own environment variables.
     """
 
     def __init__(self, agent: _Agent, errors: JointStream, facts: Mapping[str, Any]):
@@ -290,7 +290,7 @@ class _TaskConnection(RemoteHost):
             return self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise
-        except OSError:  # it was reset
+        except OSError:  # the connection was reset
             return b""
 
     def _send(self, line: bytes) -> None:
@@ -300,7 +300,7 @@ class _TaskConnection(RemoteHost):
         return None if self._pipes else f"{self.host} has ended"
 
     def _disconnect(self) -> None:
-        """Reads on until the task has said that its rank is gone."""
+        """Reads until the task has reported that its rank is gone."""
         self.tell(over=True, silence_secs=None)
         limit, rest = time.monotonic() + (0.0 if self.loss else _CLOSE_SECS), self._unread
         with contextlib.suppress(OSError, ValueError):
@@ -317,17 +317,17 @@ class _TaskConnection(RemoteHost):
 
 
 def describe_cores() -> frozenset[int]:
-    """Numbers of the cores that this process may use."""
+    """Returns the numbers of the cores that this process can use."""
     return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def _own_end(agent: _Agent) -> str:
-    """The address of this machine by which a task has come."""
+    """Returns the address of this machine to which a task has connected."""
     return agent.socket.getsockname()[0]
 
 
 def wait_on(connection: socket.socket) -> None:
-    """Has a connection wait for ever, but not for a machine that is gone."""
+    """Lets a connection wait for ever, unless the other machine is gone."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
-"""Runs of somebody's script that are watched, varied, recorded or replayed from outside, for commands of `npu-run`.
+"""Watches, varies, records and replays runs of a user's script from outside, for commands of `npu-run`.
 
-A trial hangs `SessionRunHook`s on every session run that trains, whoever made the session: one writes the
-history of losses, others change the initial weights by a rounding, save or feed what a step reads, or end the script
-after some steps. `start.py` brings all that into a process whose script knows nothing of it. `search.py`, without
-TensorFlow, finds the smallest set of operators that have to keep their dtype.
+A trial adds `SessionRunHook`s to every session run that trains, whoever made the session: one writes the history of
+losses; others round the initial weights, save or feed a step's inputs, or end the script after some steps. `start.py`
+sets this up in a process whose script knows nothing of it. `search.py`, without TensorFlow, finds the smallest set of
+operators that must keep their dtype.
 """

@@ -1,4 +1,4 @@
-"""Says whether a run stays where runs in float32 were."""
+"""Judges whether the losses of a run stay in the band of float32 runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from npu_bridge.reporting.compare.verdict import CannotTell
 
 
 class Float32Band:
-    """Losses of some runs that differ by rounding alone.
+    """The losses of runs that differ only by rounding.
 
     Args:
-      folders: of the runs; the first one is what others are compared with.
-      tolerance: share of the loss by which a run may be off in any step where the band is narrower.
+      folders: of the runs; other runs are compared with the first.
+      tolerance: share of the loss by which a run can differ in any step where the band is narrower.
     Raises:
-      CannotTell: there are no losses in them.
+      CannotTell: the folders have no losses.
     """
 
     def __init__(self, folders: Sequence[str], tolerance: float):
@@ -27,11 +27,11 @@ class Float32Band:
         self._steps, self._losses = runs[0].steps, runs[0].values
         try:
             self._band = measure_band(runs)
-        except CannotTell:  # the repeats are the same to the bit
+        except CannotTell:  # the repeats are identical
             self._band = None
 
     def judge(self, folder: str) -> tuple[bool, str]:
-        """Whether a run stays inside, and why, in a few words."""
+        """Returns whether a run stays inside the band, and why, in a few words."""
         try:
             run = read_losses(folder)
         except CannotTell as error:

@@ -1,4 +1,4 @@
-"""`model.fit` of TensorFlow 2, recorded and replayed: weights, batches, and the losses that Keras shows."""
+"""Records and replays `model.fit` of TensorFlow 2: weights, batches, and the losses that Keras shows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from npu_bridge.launch.trials.trial import Trial
 
 
 class StepsOfFit(tf.keras.callbacks.Callback):
-    """Stands around the `train_step` of the first model that is fitted.
+    """A callback that wraps the `train_step` of the first fitted model.
 
-    Random numbers are drawn inside the function that trains. They cannot be recorded; here the same seeds draw them.
+    Random numbers are drawn inside the training function, so they cannot be recorded; the same seeds reproduce them.
 
     Ranks: local.
     """
@@ -30,7 +30,7 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         self._rank = rank
         self._train_step = model.train_step
         model.train_step = self._step
-        model.train_function = None  # it is made anew, of this step
+        model.train_function = None  # Keras then builds it again, with this step
 
     def _step(self, data):
         parts = tf.nest.flatten(data)
@@ -45,12 +45,12 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         return outcome
 
     def on_batch(self, *values):
-        """The batch to train on, in place of one."""
+        """Returns the batch to train on, in place of the given one."""
         self._batches += 1
         return list(values)
 
     def note_random(self, types: list[str]) -> None:
-        """Random operators of the step."""
+        """Notes the types of the step's random operators."""
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss."""
@@ -76,7 +76,7 @@ class RecordFit(StepsOfFit):
         return super().on_batch(*values)
 
     def note_random(self, types):
-        """Tells what is not recorded."""
+        """Notes the random operators as not recorded."""
         self._record.facts["not_recorded"].update(dict.fromkeys(types, "it is inside the function that trains"))
 
     def on_train_batch_end(self, batch, logs=None):
@@ -86,7 +86,7 @@ class RecordFit(StepsOfFit):
             self.on_train_end()
 
     def on_train_end(self, logs=None):
-        """Writes what there is, also of a training that was shorter."""
+        """Writes the recorded steps, also of a training that was shorter."""
         if "weights_after" not in self._record.facts:
             self._record.facts.update(steps=len(self._losses), losses=self._losses, weights_after=True)
             self._record.save("weights_after.npz", weights_of(self.model))
@@ -94,7 +94,7 @@ class RecordFit(StepsOfFit):
 
 
 class ReplayFit(StepsOfFit):
-    """Replays a record, and ends the script after it."""
+    """A callback that replays a record, and then ends the script."""
 
     def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
         super().__init__(model, rank)
@@ -128,7 +128,7 @@ class ReplayFit(StepsOfFit):
 
 
 def variables_of(model: tf.keras.Model) -> dict[str, tf.Variable]:
-    """The variables of a model and of its optimizer; names may repeat, so that each has its number, too."""
+    """Returns the variables of a model and its optimizer by numbered name, as names can repeat."""
     if model.built and hasattr(model.optimizer, "build"):
         model.optimizer.build(model.trainable_variables)
     kept = model.optimizer.variables

@@ -1,6 +1,6 @@
-"""What a trial does in a training: its history, weights changed by a rounding, a list of operators, an early end.
+"""Implements a trial inside a training: history, rounded initial weights, a list of operators, an early end.
 
-Hooks do it for sessions, a callback for `model.fit`.
+Sessions get hooks, `model.fit` gets a callback.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.session.precision.rewriter import has_floating_type
 
-# No precision mode lowers them by themselves: they move values, or hold them.
+# No precision mode lowers these operators for themselves: they only move or hold values.
 _NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "Shape")
 
 
 class HistoryOfTrial(HistoryHook, HookOfTraining):
-    """Writes every step to `history.jsonl` of the trial's folder, unless the script writes one there itself.
+    """A hook that writes every step to `history.jsonl` of the trial's folder, unless the script does so itself.
 
-    Where the graph has no global step, training runs are counted.
+    Without a global step, it counts training runs.
     """
 
     def __init__(self, folder: str):
@@ -44,7 +44,7 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
         self._graph: Any = None
 
     def begin(self):
-        """Looks up tensors; the loss is that of the gradients where no optimizer of ours has named one."""
+        """Looks up tensors; the loss is that of the gradients unless our optimizer has named one."""
         if self._is_of_script is None:
             self._is_of_script = os.path.exists(self.history.path)
         self._graph = tf.compat.v1.get_default_graph()
@@ -56,15 +56,15 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
             super().after_create_session(session, coord)
 
     def before_run(self, run_context):
-        """Asks for the numbers of this run."""
+        """Requests the numbers of this run."""
         if self._is_of_script:
             return None
         graph = run_context.session.graph
-        if graph is not self._graph:  # sessions of two graphs take turns
+        if graph is not self._graph:  # sessions of two graphs alternate
             with graph.as_default():
                 self.begin()
         if not graph.get_collection(UNSCALED_LOSS) and self.training.loss is not None:
-            # The collection of losses, which is asked otherwise, may hold parts of what is trained.
+            # The default, the collection of losses, can hold only parts of the trained loss.
             self._fetches["loss"] = self.training.loss
         return super().before_run(run_context)
 
@@ -75,7 +75,7 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
             super().after_run(run_context, run_values)
 
     def read_step(self, session) -> int:
-        """The global step; without one, the training runs so far."""
+        """Returns the global step; without one, the number of training runs so far."""
         return super().read_step(session) if self._global_step is not None else self._runs
 
     def end(self, session):
@@ -84,9 +84,9 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
 
 
 class RoundInitialWeights(HookOfTraining):
-    """Changes each initial weight by one rounding up, one down or none, once in a process.
+    """A hook that rounds each initial weight up, down or not at all, once in a process.
 
-    The same number of a draw gives the same changes, on every rank.
+    The same draw number gives the same changes, on every rank.
     """
 
     def __init__(self, draw: int):
@@ -94,7 +94,7 @@ class RoundInitialWeights(HookOfTraining):
         self._is_done = False
 
     def after_create_session(self, session, coord):
-        """Changes the variables that are trained."""
+        """Changes the trained variables."""
         if self._is_done:
             return
         self._is_done = True
@@ -104,9 +104,9 @@ class RoundInitialWeights(HookOfTraining):
 
 
 class ListOperators(HookOfTraining):
-    """Writes a JSON list of the operators of the first training run that a precision mode may lower.
+    """A hook that writes a JSON list of the first training run's operators that a precision mode can lower.
 
-    Each has `name`, `type`, and `where`: the line of the script that made it, "" where none did.
+    Each has `name`, `type`, and `where`: the script line that made it, or "".
     """
 
     def __init__(self, path: str):
@@ -125,7 +125,7 @@ class ListOperators(HookOfTraining):
 
 
 class CountParameters(HookOfTraining):
-    """Writes to a file how many numbers the first session that trains has to learn."""
+    """A hook that writes to a file the number of trained parameters of the first training session."""
 
     def __init__(self, path: str):
         self._path = path
@@ -136,27 +136,27 @@ class CountParameters(HookOfTraining):
 
 
 def write_count(path: str, variables: Iterable[tf.Variable]) -> None:
-    """Writes a file with the number of numbers in variables, unless it is there."""
+    """Writes the number of elements in variables to a file, unless it exists."""
     count = sum(variable.shape.num_elements() or 0 for variable in variables)
     if not os.path.exists(path):
         Secondary(f"the number of parameters {path}").attempt(write_whole, path, json.dumps(count))
 
 
 class EndAfterSteps(HookOfTraining):
-    """Ends the script, with exit code 0, after some training runs."""
+    """A hook that ends the script, with exit code 0, after a number of training runs."""
 
     def __init__(self, steps: int):
         self._left = steps
 
     def after_run(self, run_context, run_values):
-        """Raises SystemExit after the last one."""
+        """Raises SystemExit after the last run."""
         self._left -= 1
         if self._left <= 0:
             raise SystemExit(0)
 
 
 class CallbackOfTrial(tf.keras.callbacks.Callback):
-    """Does for a `fit` what the hooks of a trial do for sessions. The loss is the one that Keras shows.
+    """A callback that does for `fit` what a trial's hooks do for sessions. The loss is the one that Keras shows.
 
     Ranks: local; only rank 0 writes.
     """
@@ -200,7 +200,7 @@ class CallbackOfTrial(tf.keras.callbacks.Callback):
 
 
 def rounded_otherwise(value: Any, draw: int, name: str) -> np.ndarray:
-    """A floating array, each number of it one rounding up, one down or as it was; zeros stay.
+    """Returns a floating array with each number rounded up, rounded down or unchanged; zeros stay.
 
     The same draw and name give the same changes.
     """
@@ -214,7 +214,7 @@ def rounded_otherwise(value: Any, draw: int, name: str) -> np.ndarray:
 
 
 def _may_be_lowered(op: tf.Operation) -> bool:
-    """Not what changes variables, nor what is not computed in the dtype of its inputs."""
+    """Returns whether an operator can be lowered: it changes no variable, and computes in its inputs' dtype."""
     if op.type in _NOT_LOWERED or op.op_def.is_stateful or changes_variable(op.type):
         return False
     floats = [tensor for tensor in (*op.inputs, *op.outputs) if tensor.dtype == tf.float32]
@@ -222,7 +222,7 @@ def _may_be_lowered(op: tf.Operation) -> bool:
 
 
 def _find_line(op: tf.Operation) -> str:
-    """The script's line, as `train.py:31: tf.exp(logits)`; "" for an operator that a backward pass has made."""
+    """Returns the script's line, as `train.py:31: tf.exp(logits)`; "" for an operator of the backward pass."""
     frames = [frame for frame in op.traceback or () if "site-packages" not in frame.filename]
     own = [frame for frame in frames if f"{os.sep}npu_bridge{os.sep}" not in frame.filename]
     if not own or "gradients" in op.name.split("/")[0]:

@@ -1,16 +1,16 @@
-"""In the ranks of `npu-run record`: saves initial weights, and the batches and random numbers of the first steps.
+"""Records, in the ranks of `npu-run record`, initial weights and the first steps' batches and random numbers.
 
 A folder has `rank_<n>` for each rank with
 
-- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss_names`, those of their tensors, as
-  a script may train one loss after another; `kinds` of the recorded tensors by name ("batch", "fed", "random" or
-  "raced") and `not_recorded`, what could not be, with the reason; `trained`, the variables that steps train, and
-  `updates`, the operators that do; `races`, variables that a step reads and writes in no order, with the operators;
-  `is_float32`, whether every operator kept its dtype;
+- `record.json`: `steps`, `losses` of the steps (null where none was found) and `loss_names`, those of their tensors, as
+  a script can train one loss after another; `kinds` of the recorded tensors by name ("batch", "fed", "random" or
+  "raced") and `not_recorded`, the other tensors with the reason; `trained`, the variables that steps train, and
+  `updates`, the operators that update them; `races`, variables that a step reads and writes in no order, with the
+  operators; `is_float32`, whether every operator kept its dtype;
 - `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
 - `step_00000.npz` and so on: the values of the tensors by name;
-- `tensors_00000.npz` and so on, where that is asked for: what the operators of a step compute, in their order, and
-  `types` of these operators in `record.json`.
+- `tensors_00000.npz` and so on, if requested: the results of a step's operators, in execution order, and the operators'
+  `types` in `record.json`.
 
 `.npz` are numpy's archives. Values of bfloat16 are saved as float32.
 """
@@ -48,12 +48,12 @@ _RANDOM += ("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandom
 
 
 class Sources(NamedTuple):
-    """Where a step reads what is not computed from its weights.
+    """The inputs of a step that it does not compute from its weights.
 
     Attributes:
-      tensors: those that can be recorded, by name.
+      tensors: the recordable ones, by name.
       kinds: "batch" or "random" for each.
-      missing: names of the others, each with the reason.
+      missing: names of the other ones, each with the reason.
     """
 
     tensors: dict[str, tf.Tensor]
@@ -62,7 +62,7 @@ class Sources(NamedTuple):
 
 
 class Record:
-    """The folder of a rank while it is written.
+    """A rank's folder that is being written.
 
     Attributes:
       facts: what `record.json` will hold.
@@ -81,7 +81,7 @@ class Record:
         self._is_whole = self._is_whole and self._secondary.attempt(self._write_arrays, name, values)
 
     def finish(self) -> None:
-        """Writes `record.json`, unless something is missing: a record that lacks a step could not be replayed."""
+        """Writes `record.json`, unless a step is missing: such a record could not be replayed."""
         if self._is_whole:
             self._secondary.attempt(self._write_facts, now=True)
 
@@ -90,14 +90,14 @@ class Record:
 
     def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
         os.makedirs(self._folder, exist_ok=True)
-        archive = io.BytesIO()  # numpy's archives in a file on a full disk complain once more when they are collected
+        archive = io.BytesIO()  # numpy's archives in a file on a full disk raise again when they are collected
         np.savez(archive, **{key: plain(value) for key, value in values.items()})
         with new_file(os.path.join(self._folder, name), "wb") as file:
             file.write(archive.getbuffer())
 
 
 class RecordSteps(HookOfTraining):
-    """Writes the first steps of a process's first training session, `with_tensors` all that they compute.
+    """A hook that writes the first steps of a process's first training session, `with_tensors` all their results.
 
     Ranks: local; each writes its own folder.
     """
@@ -107,8 +107,8 @@ class RecordSteps(HookOfTraining):
         self._session: Any = None
         self._record = Record(folder, rank)
         self._facts = self._record.facts
-        self._raced: dict[Run, list[tf.Operation]] = {}  # of each kind of run
-        self._opened: list[tf.Operation] = []  # that only this run can fetch
+        self._raced: dict[Run, list[tf.Operation]] = {}  # by kind of run
+        self._opened: list[tf.Operation] = []  # only this run can fetch them
 
     def after_create_session(self, session, coord):
         """Writes the weights."""
@@ -117,7 +117,7 @@ class RecordSteps(HookOfTraining):
             self._record.save("weights.npz", read_weights(session))
 
     def before_run(self, run_context):
-        """Asks for what the step reads."""
+        """Requests the inputs of the step."""
         if run_context.session is not self._session:
             return None
         sources = find_sources(self.training.ops, self.training.fed_names, _values_of(run_context))
@@ -135,9 +135,9 @@ class RecordSteps(HookOfTraining):
         if self.training.loss is not None:
             fetches["loss"] = self.training.loss
         if self._with_tensors:
-            # Not what nothing reads: a frozen batch normalisation, for one, leaves the statistics of its batch unset.
+            # Unread values are left out: a frozen batch normalisation, for example, leaves its statistics unset.
             names = {each.name for op in self.training.ops for each in op.inputs}.intersection(self.training.values)
-            aliases = ("Const", "Identity")  # of a variable's buffer, in which the step's own update is seen
+            aliases = ("Const", "Identity")  # they share a variable's buffer, which already holds the step's update
             ops = (op for op in self.training.ops if op.type not in aliases)
             tensors = [each for op in ops for each in op.outputs if each.name in names]
             fetches["tensors"] = {each.name: each for each in tensors if _is_number(each.dtype)}
@@ -145,7 +145,7 @@ class RecordSteps(HookOfTraining):
         return tf.estimator.SessionRunArgs(fetches)
 
     def _raced_in(self, run):
-        """Operators without an order to one that writes what they read; all facts about a new kind of run are noted."""
+        """Returns operators that race with a writer of their input; notes all facts about a new kind of run."""
         if run not in self._raced:
             races, graph = find_races(run), self._session.graph
             self._facts["races"].update(races)
@@ -162,10 +162,10 @@ class RecordSteps(HookOfTraining):
         for op in self._opened:
             graph.prevent_fetching(op)
         for key, given in (run_context.original_args.feed_dict or {}).items():
-            tensors = list_elements(graph, key)  # several for a sparse one
+            tensors = list_elements(graph, key)  # a sparse key has several
             for tensor, value in zip(tensors, [given] if len(tensors) == 1 else given):
                 if _is_number(tensor.dtype):
-                    # TensorFlow, too, takes text for the number it says.
+                    # TensorFlow also converts text to the number that it spells.
                     run_values.results["values"][tensor.name] = np.asarray(value, tensor.dtype.as_numpy_dtype)
                     self._facts["kinds"][tensor.name] = "fed"
                 else:
@@ -186,7 +186,7 @@ class RecordSteps(HookOfTraining):
             self.end(session)
 
     def end(self, session):
-        """Writes what there is, also of a training that was shorter."""
+        """Writes the recorded steps, also of a training that was shorter."""
         if self._session is None or "weights_after" in self._facts:
             return
         is_open = not is_closed(self._session)
@@ -197,24 +197,24 @@ class RecordSteps(HookOfTraining):
 
 
 def _updates_of(run: Run) -> set[str]:
-    """The operators that change what is trained: an evaluation has none of them."""
+    """Returns the operators that update trained variables: an evaluation has none."""
     changing = [op for op in run.ops if changes_variable(op.type) and variable_behind(op.inputs[0]) in run.trained]
     return {op.name for op in changing} or set(run.purpose)
 
 
 def folder_of_rank(folder: str, rank: int) -> str:
-    """Where a rank's part of a record is."""
+    """Returns the folder of a rank's part of a record."""
     return os.path.join(folder, f"rank_{rank}")
 
 
 def read_weights(session: Any) -> dict[str, np.ndarray]:
-    """Every variable of a session's graph that holds numbers, by name: that of `loss_scale:0`, too, has the NPU's."""
+    """Returns every numeric variable of a session's graph by name; `loss_scale:0` keeps the name it has on an NPU."""
     variables = session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     return session.run({name_of(variable): variable for variable in variables if _is_number(variable.dtype)})
 
 
 def _values_of(run_context):
-    """What is fed to a run, by the names of tensors."""
+    """Returns the values fed to a run, by tensor name."""
     fed = {}
     for key, value in (run_context.original_args.feed_dict or {}).items():
         tensors = list_elements(run_context.session.graph, key)
@@ -226,18 +226,18 @@ def _values_of(run_context):
 def find_sources(
     ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset(), values: Mapping[str, Any] | None = None
 ) -> Sources:
-    """Finds where a step, of these operators, reads batches and random numbers that the script does not feed.
+    """Finds where a step with these operators reads batches and random numbers that the script does not feed.
 
     Args:
-      fed: the names of what it feeds.
-      values: what they are, as far as known: they decide which branches of conditions a step runs.
+      fed: names of the fed tensors.
+      values: their values, if known: they decide which branches of conditions a step runs.
     """
     found = Sources({}, {}, {})
     for op in ops:
         kind = kind_of(op.type)
         if kind is None:
             if op.outputs and all(tensor.dtype in _SOURCES for tensor in op.outputs):
-                continue  # an iterator: what it gives is seen where it is taken
+                continue  # an iterator: its elements are recorded where they are read
             inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
             hidden = sorted(name for name in inside if kind_of(name) is not None)
             if hidden:
@@ -256,7 +256,7 @@ def find_sources(
 
 
 def _is_run(op, values):
-    """Whether a step runs an operator, by the conditions around it; None where that is not known beforehand."""
+    """Returns whether a step runs an operator, given the conditions around it; None if not known beforehand."""
     for predicate, branch in branches_around(op):
         while predicate is not None and predicate.op.type == "Identity" and predicate.name not in values:
             predicate = predicate.op.inputs[0]

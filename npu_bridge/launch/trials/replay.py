@@ -1,4 +1,4 @@
-"""In the ranks of `npu-run replay`: feeds a training with a record and compares losses and weights, bit for bit."""
+"""Feeds a training with a record, in the ranks of `npu-run replay`, and compares losses and weights bit for bit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from npu_bridge.session.hooked_session import HookOfTraining
 
 
 class ReplaySteps(HookOfTraining):
-    """Replays a record in the first session of a process that trains, and ends the script after it.
+    """A hook that replays a record in the first training session of a process, and then ends the script.
 
-    The verdict is a JSON file to write, with `steps`, and `differences`, a list of sentences.
+    It writes its verdict to a JSON file, with `steps`, and `differences`, a list of sentences.
 
     Raises:
-      OSError: nothing was recorded there for this rank.
+      OSError: the folder has no record for this rank.
     Ranks: local.
     """
 
@@ -40,14 +40,14 @@ class ReplaySteps(HookOfTraining):
             self._replay.load_weights(session)
 
     def before_run(self, run_context):
-        """Feeds what the recorded step has read."""
+        """Feeds the inputs of the recorded step."""
         if run_context.session is not self._session:
             return None
         feeds = self._replay.feeds(self._session.graph, len(self._losses))
         return tf.estimator.SessionRunArgs([] if self.training.loss is None else self.training.loss, feeds)
 
     def after_run(self, run_context, run_values):
-        """Compares, and raises SystemExit after the last step."""
+        """Compares the results, and raises SystemExit after the last step."""
         if run_context.session is not self._session:
             return
         self._losses.append(None if self.training.loss is None else float(run_values.results))
@@ -59,18 +59,18 @@ class ReplaySteps(HookOfTraining):
 
 
 def write_verdict(path: str, folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> None:
-    """Writes the file that a replay is for; arguments as of `differences`."""
+    """Writes the verdict of a replay; arguments as for `differences`."""
     found = {"steps": len(losses[1]), "differences": differences(folder, losses, weights)}
     write_whole(path, json.dumps(found, indent=1))
 
 
 def differences(folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> list[str]:
-    """Sentences about what is not as it was recorded.
+    """Returns sentences about differences from the record.
 
     Args:
       folder: of the rank's record.
-      losses: those of the record and those seen here.
-      weights: those after the last step, by name.
+      losses: of the record, and of this run.
+      weights: after the last step, by name.
     """
     found = [
         f"the loss of step {step} is {there!r} in the record and {here!r} here"

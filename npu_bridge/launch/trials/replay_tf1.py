@@ -1,4 +1,4 @@
-"""Trains from a fixed start: initial weights, batches and random numbers of a folder that `npu-run record` wrote.
+"""Trains from a fixed start: initial weights, batches and random numbers in a folder written by `npu-run record`.
 
 This file needs TensorFlow (1.15 or newer) and numpy, nothing else: copy it beside a script on any machine.
 
@@ -14,8 +14,8 @@ With a session of your own:
     for step in range(replay.steps):
         session.run(train_op, feed_dict=replay.feeds(session.graph, step))
 
-Every value is found by its name in the graph. Names that the graph here does not have are printed once, and what they
-would have been fed with comes from the script then.
+Every value is found by its name in the graph. Names that this graph does not have are printed once; the script then
+supplies their values.
 """
 
 import json
@@ -26,16 +26,16 @@ import tensorflow.compat.v1 as tf
 
 
 class Replay(tf.train.SessionRunHook):
-    """Loads recorded weights and feeds what recorded steps have read.
+    """A hook that loads recorded weights and feeds the inputs of recorded steps.
 
     Args:
-      folder: what `npu-run record` wrote.
-      rank: whose batches to feed; weights are those of this rank, too.
+      folder: the output of `npu-run record`.
+      rank: the rank whose weights and batches to use.
     Attributes:
-      steps: how many steps were recorded; one more ends the training, as the end of its data would.
-      losses: those of the recorded steps, None where none was seen.
+      steps: number of recorded steps; one more ends the training, as the end of its data would.
+      losses: of the recorded steps, None where no loss was found.
     Raises:
-      IOError: nothing was recorded there for this rank.
+      IOError: the folder has no record for this rank.
     """
 
     def __init__(self, folder, rank=0):
@@ -50,12 +50,12 @@ class Replay(tf.train.SessionRunHook):
         self._told = set()
 
     def load_weights(self, session):
-        """Gives every recorded variable its first value."""
+        """Gives every recorded variable its initial value."""
         saved = np.load(os.path.join(self._folder, "weights.npz"))
         with session.graph.as_default():
             variables = {name_of(variable): variable for variable in tf.global_variables()}
         self._tell("variables", set(saved.files) - set(variables))
-        # Many in one run: a session prepares its whole graph anew for every new set of fetches.
+        # Many variables per run: a session prepares its whole graph anew for every new set of fetches.
         left = [(variable, saved[name]) for name, variable in variables.items() if name in saved.files]
         while left:
             targets, feeds, later = [], {}, []
@@ -65,9 +65,9 @@ class Replay(tf.train.SessionRunHook):
                         f"replay: variable {name_of(variable)} has another shape. Expected {value.shape} as recorded; "
                         f"got {variable.shape}. Build the model that was recorded."
                     )
-                # A tensor where a variable of TensorFlow 1 starts from a checkpoint.
+                # This is a tensor if a variable of TensorFlow 1 starts from a checkpoint.
                 initializer = getattr(variable.initializer, "op", variable.initializer)
-                if initializer.inputs[1].name in feeds:  # two variables that start from one tensor
+                if initializer.inputs[1].name in feeds:  # two variables start from the same tensor
                     later.append((variable, value))
                 else:
                     targets.append(initializer)
@@ -76,7 +76,7 @@ class Replay(tf.train.SessionRunHook):
             left = later
 
     def feeds(self, graph, step):
-        """What a step reads: values by the names of tensors, for `feed_dict`."""
+        """Returns the inputs of a step: values by tensor name, for `feed_dict`."""
         saved = np.load(os.path.join(self._folder, f"step_{step:05d}.npz"))
         found, missing = {}, set()
         for name in saved.files:
@@ -90,18 +90,18 @@ class Replay(tf.train.SessionRunHook):
         return found
 
     def is_step(self, graph, fetches):
-        """Whether a run of these is one of the steps that were recorded: evaluations are not."""
+        """Returns whether a run of these fetches is one of the recorded steps: evaluations are not."""
         key = (graph.version, tuple(_elements(graph, fetches)))
         if key not in self._known:
             ops = graph.get_operations()
             updates = self._updates_in(ops)
-            # A graph without what was trained, as one that reads images, trains nothing.
+            # A graph without the trained variables, such as one that reads images, trains nothing.
             is_of_training = not self._trained or any(op.name in self._trained for op in ops)
             self._known[key] = bool(updates & self.needed(graph, fetches)) if updates else is_of_training
         return self._known[key]
 
     def needed(self, graph, fetches):
-        """All operators that a run of these computes."""
+        """Returns all operators that a run of these fetches computes."""
         waiting = _elements(graph, fetches)
         found = set(waiting)
         while waiting:
@@ -112,7 +112,7 @@ class Replay(tf.train.SessionRunHook):
         return found
 
     def _updates_in(self, ops):
-        """What was recorded to change the weights; variables of another kind have kernels of another name."""
+        """Returns the recorded weight updates among these; other kinds of variables have other kernel names."""
         named = {op for op in ops if op.name in self._updates}
         return named or {op for op in ops if "Apply" in op.type and op.inputs[0].op.name in self._trained}
 
@@ -127,7 +127,7 @@ class Replay(tf.train.SessionRunHook):
         if not self._is_step:
             return None
         if self._step >= self.steps:
-            # A loop need not ask whether it should stop; every one knows the end of its data.
+            # Some loops never ask whether to stop; every loop handles the end of its data.
             raise tf.errors.OutOfRangeError(None, None, f"replay: all {self.steps} recorded steps are done")
         return tf.train.SessionRunArgs(None, self.feeds(graph, self._step))
 
@@ -142,16 +142,16 @@ class Replay(tf.train.SessionRunHook):
 
 
 def name_of(variable):
-    """The name of a variable in a record: that of `loss_scale:0` is its own, whatever its operator is called."""
+    """Returns a variable's name in a record: `loss_scale:0` keeps this name, whatever its operator is called."""
     return variable.name.partition(":")[0]
 
 
 def _elements(graph, fetches):
-    """The operators behind anything `session.run` takes."""
+    """Returns the operators behind any argument of `session.run`."""
     if isinstance(fetches, dict):
         fetches = list(fetches.values())
     if isinstance(fetches, (list, tuple)):
         return [op for part in fetches for op in _elements(graph, part)]
-    fetches = getattr(fetches, "op", fetches)  # also of what is made of several tensors
+    fetches = getattr(fetches, "op", fetches)  # also for objects made of several tensors
     found = None if fetches is None else graph.as_graph_element(fetches)
     return [] if found is None else [getattr(found, "op", found)]

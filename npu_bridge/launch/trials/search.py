@@ -1,8 +1,8 @@
-"""Finds the smallest set of operators that have to keep their dtype for a training to stay as it was.
+"""Finds the smallest set of operators that must keep their dtype for a training to keep its results.
 
-Without TensorFlow: the search asks a function whether a training passes when some operators keep their dtype and all
-others are lowered. It takes that more kept operators never make it worse, and where that is not so still gives a set
-that was seen to pass.
+Needs no TensorFlow: the search asks a function whether a training passes when some operators keep their dtype and all
+others are lowered. It assumes that keeping more operators never makes the result worse; even if that is wrong, the
+returned set is one that has passed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Callable, NamedTuple
 
 
 class Operator(NamedTuple):
-    """An operator that may be lowered.
+    """An operator that can be lowered.
 
     Attributes:
       name: with its scopes, such as "layer_1/attention/Softmax".
       type: such as "Softmax".
-      where: the line that made it, for people; "" where that is not known.
+      where: the line that made it, for people; "" if unknown.
     """
 
     name: str
@@ -31,11 +31,11 @@ class Operator(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the search gives.
+    """The result of a search.
 
     Attributes:
-      kept: the operators that keep their dtype, in the order they were given in.
-      is_smallest: whether none of them can be left out; False when the runs ran out.
+      kept: the operators that keep their dtype, in the given order.
+      is_smallest: whether every one of them is needed; False when the runs ran out.
     """
 
     kept: tuple[Operator, ...]
@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 
 class OutOfRuns(Exception):
-    """Raised by a function that is asked for one run more than it may make."""
+    """An exception for a request beyond the allowed number of runs."""
 
 
 # From coarse to fine: name scopes, operator types in a scope, single operators.
@@ -56,14 +56,14 @@ _LEVELS: tuple[Callable[[Operator], object], ...] = (
 
 
 def smallest_kept(operators: Sequence[Operator], passes: Callable[[frozenset[str]], bool]) -> Found | None:
-    """Finds a set that passes and of which no operator can be left out.
+    """Finds a passing set from which no operator can be left out.
 
     With n operators of which k are needed it asks about k * log2(n) + 4 * (k + 1) times.
 
     Args:
-      operators: all that may be lowered.
-      passes: tells whether the training passes when the operators of these names keep their dtype. It may raise
-        `OutOfRuns`; the smallest set seen to pass until then is given.
+      operators: all that can be lowered.
+      passes: returns whether the training passes when the operators of these names keep their dtype. It can raise
+        `OutOfRuns`; the search then returns the smallest set that has passed.
     Returns:
       The set, empty when nothing needs to be kept; None when the training does not even pass with all of them kept.
     """
@@ -98,10 +98,10 @@ def smallest_kept(operators: Sequence[Operator], passes: Callable[[frozenset[str
 
 
 def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequence[Operator]], bool]) -> list[Operator]:
-    """Leaves out groups that are not needed; all of them together are known to pass, none of them is known to fail.
+    """Leaves out unneeded groups; all groups together are known to pass, and an empty set is known to fail.
 
-    The shortest beginning of the list that passes ends with a group that is needed. What stands before it is searched
-    again, together with that group.
+    The shortest prefix of the list that passes ends with a needed group. The groups before it are searched again,
+    together with that group.
     """
     needed: list[Operator] = []
 

@@ -1,7 +1,7 @@
-"""Pins the seeds of a process, and shifts them: runs of one script then differ in nothing else.
+"""Pins and shifts the seeds of a process, so that runs of one script differ in nothing else.
 
-Generators that a script makes with a seed of its own (`numpy.random.RandomState(0)`, `random.Random(0)`) are left as
-they are: as a rule they make its data.
+Generators that a script makes with its own seed (`numpy.random.RandomState(0)`, `random.Random(0)`) stay unchanged:
+they usually make its data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npu_bridge.launch.trials.trial import SEED
 
 
 def pin_seeds(shift: int, rank: int) -> None:
-    """Gives Python and numpy a fixed seed, another one on each rank, and adds `shift` to those that the script sets."""
+    """Gives Python and numpy a fixed seed, a different one on each rank, and adds `shift` to the script's own seeds."""
     for module in (random, np.random):
         set_seed = module.seed
         module.seed = functools.partial(_set_shifted, set_seed, shift, seed_of_rank(rank))
@@ -25,7 +25,7 @@ def pin_seeds(shift: int, rank: int) -> None:
 
 
 def pin_seeds_of_tensorflow(shift: int, rank: int) -> None:
-    """The same for TensorFlow, which must be loaded: graphs without a seed get one, and all are shifted."""
+    """Gives TensorFlow, which must be loaded, a seed for graphs without one, and shifts all seeds."""
     import tensorflow as tf
 
     def shifted(get_seed: Callable, op_seed: Any):
@@ -42,7 +42,7 @@ def pin_seeds_of_tensorflow(shift: int, rank: int) -> None:
 
 
 def seed_of_rank(rank: int) -> int:
-    """The seed where the script says none: without one, ranks draw different numbers."""
+    """Returns a rank's seed for scripts that set none: without a seed, ranks draw different numbers."""
     return SEED + 10007 * rank
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-SEED = 20150  # where the script says none; any number would do (ours)
+SEED = 20150  # for scripts that set none; any number would do (ours)
 
 
 class Trial(NamedTuple):
@@ -13,8 +13,8 @@ class Trial(NamedTuple):
 
     Attributes:
       folder: absolute path of the folder for its history, which Estimators take as their `model_dir` (`model` in it,
-        where the script is ended early); "" for neither.
-      seed: added to every seed the script sets, and to `SEED` where it sets none; None leaves seeds alone.
+        if the script is ended early); "" for no folder.
+      seed: added to every seed the script sets, or to `SEED` if it sets none; None leaves seeds alone.
       rounding: number of the draw by which initial weights are changed by one rounding; 0 for none.
       steps: training steps after which the script is ended; 0 for never.
       operators: path of a file to list the operators of the first training step in; "" for none.
@@ -40,5 +40,5 @@ class Trial(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str) -> Trial:
-        """Reads what `as_text` gave."""
+        """Parses the text of `as_text`."""
         return cls(**json.loads(text))
