@@ -1,1 +1,1 @@
-"""What everything else stands on: messages, files, the environment, the machine, and private names of TensorFlow."""
+"""Holds the lowest floor: messages, files, the environment, the machine, and private names of TensorFlow."""

@@ -1,6 +1,6 @@
-"""Import hook that changes a module at the moment it is loaded, whoever loads it.
+"""Changes modules at the moment they are loaded, through an import hook.
 
-A script may set variables before it imports TensorFlow or Horovod, so nobody must import them first.
+A script can set variables before it imports TensorFlow or Horovod, so this package must not import them first.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def after_import(
     while_loading: Callable[[], AbstractContextManager] = contextlib.nullcontext,
     if_missing: Callable[[], None] | None = None,
 ) -> None:
-    """Calls `change` with a module once it has been loaded; to be called before it is.
+    """Calls `change` with a module once it has been loaded; call this before it is loaded.
 
     Args:
       name: of the module.
-      change: may raise; then the import fails.
-      while_loading: makes the context in which the module is loaded. It may raise on entry, at each import.
-      if_missing: called whenever the module is looked for and not installed. It may raise.
+      change: can raise; the import then fails.
+      while_loading: makes the context in which the module is loaded. It can raise on entry, at each import.
+      if_missing: called whenever the module is looked for and not installed. It can raise.
     """
     sys.meta_path.insert(0, _Finder(name, change, while_loading, if_missing))
 
@@ -43,7 +43,7 @@ def when_loaded(name: str, change: Callable[[types.ModuleType], None]) -> None:
 
 
 def importer() -> str:
-    """The name of the module whose import statement is being carried out, for a function that `after_import` calls."""
+    """Returns the name of the module that is importing, for a function that `after_import` calls."""
     frame = sys._getframe(1)
     passing = (__name__, frame.f_globals.get("__name__"))
     while frame is not None:
@@ -55,7 +55,7 @@ def importer() -> str:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module as Python does, and wraps what loads it."""
+    """A finder that finds one module as Python does, and wraps its loader."""
 
     def __init__(self, name, change, while_loading, if_missing):
         self._name = name

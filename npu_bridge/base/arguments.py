@@ -1,10 +1,10 @@
-"""The one checker of arguments: numbers, counts, switches, words, types and lists.
+"""Checks arguments: numbers, counts, switches, words, types and lists.
 
-Each function returns the value in its plain form. Of the wrong type it is a TypeError, otherwise wrong a ValueError,
-whose text names the argument, what was expected and got, and how to fix it.
+Each function returns the value in its plain form. It raises TypeError for a wrong type, else ValueError; the text names
+the argument, the expected value, the given value, and the cure.
 
-In all of them, `owner` is the class or function that was called, `name` the argument, and `fix` a sentence saying what
-to do, for what the function itself cannot know.
+In all functions, `owner` is the class or function that was called, `name` the argument, and `fix` a sentence with the
+cure, for cases in which the check itself cannot know it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _IN_RANGE = "Choose one in that range."
 
 
 def is_number(value: Any) -> bool:
-    """True for real numbers of Python and numpy, not for booleans."""
+    """Returns True for real numbers of Python and numpy, not for booleans."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_integer(value: Any) -> bool:
-    """True for integers of Python and numpy, not for booleans."""
+    """Returns True for integers of Python and numpy, not for booleans."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -41,7 +41,7 @@ def check_number(
     below: float = math.inf,
     at_most: float | None = None,
 ) -> float:
-    """A finite number within bounds, of which `at_least` and `at_most` are allowed themselves."""
+    """Returns a finite number within bounds; `at_least` and `at_most` include the bound itself."""
     low = f"{above:g} <" if at_least is None else f"{at_least:g} <="
     high = f"< {below:g}" if at_most is None else f"<= {at_most:g}"
     expected = f"{low} {name} {high}"
@@ -50,7 +50,7 @@ def check_number(
         raise TypeError(message(owner, f"{name} is not a number", expected, shown(value), fix))
     try:
         number = float(value)
-    except OverflowError:  # an integer above all floats
+    except OverflowError:  # an integer larger than any float
         number = math.inf
     is_above = number > above if at_least is None else number >= at_least
     if not is_above or not (number < below if at_most is None else number <= at_most):
@@ -68,7 +68,7 @@ def check_count(
     at_most: int | None = None,
     what: str = "a whole number",
 ) -> int:
-    """An integer within bounds; `what` it is, for the message."""
+    """Returns an integer within bounds; `what` describes it in the message."""
     bounds = (f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None)
     expected = ", ".join(filter(None, (what, " and ".join(bounds))))
     if not is_integer(value):
@@ -80,7 +80,7 @@ def check_count(
 
 
 def without_quotes(value: Any, kind: type) -> str:
-    """How to fix a number of a kind, `int` or `float`, that was given as text; empty for anything else."""
+    """Returns the cure for a number, `int` or `float`, that was given as text; empty for anything else."""
     try:
         is_right = isinstance(value, str) and len(value) < 40 and math.isfinite(kind(value))
     except ValueError:
@@ -91,15 +91,15 @@ def without_quotes(value: Any, kind: type) -> str:
 def check_switch(
     owner: str, name: str, value: Any, fix: str = "Give one of them.", *, takes_numbers: bool = False
 ) -> bool:
-    """True or False, from a boolean of Python or numpy; with `takes_numbers` also from 1 or 0."""
-    is_boolean = type(value).__name__ in ("bool", "bool_")  # numpy's need not be loaded here
+    """Returns True or False for a boolean of Python or numpy; with `takes_numbers` also for 1 or 0."""
+    is_boolean = type(value).__name__ in ("bool", "bool_")  # by name, because numpy might not be loaded
     if not is_boolean and not (takes_numbers and is_integer(value) and value in (0, 1)):
         raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), fix))
     return bool(value)
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Iterable[str], fix: str = "Choose one.") -> str:
-    """One of a few words; anything else is a ValueError with the nearest word, else with `fix`."""
+    """Returns one of a few words; raises ValueError for others, with the nearest word or else `fix`."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
         expected = " or ".join(filter(None, (", ".join(map(repr, choices[:-1])), repr(choices[-1]))))
@@ -111,21 +111,21 @@ def check_choice(owner: str, name: str, value: Any, choices: Iterable[str], fix:
 def check_instance(
     owner: str, name: str, value: Any, kind: type | tuple, what: str, fix: str, expected: str = ""
 ) -> Any:
-    """An object of a class, or of one of several; `what` such an object is called, and `expected` in more words."""
+    """Returns an instance of one or several classes; `what` names such an object, `expected` describes it longer."""
     if not isinstance(value, kind):
         raise TypeError(message(owner, f"{name} is not {what}", expected or what, shown(value), fix))
     return value
 
 
 def check_list(owner: str, name: str, value: Any, fix: str, what: str = "a list", expected: str = "") -> list:
-    """A list of what can be iterated over, but for texts and dictionaries; words as in `check_instance`."""
+    """Returns a list from any iterable except texts and dictionaries; words as in `check_instance`."""
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         raise TypeError(message(owner, f"{name} is not {what}", expected or what, shown(value), fix))
     return list(value)
 
 
 def check_texts(owner: str, name: str, value: Any, fix: str) -> list[str]:
-    """A list of texts."""
+    """Returns a list of texts."""
     texts = check_list(owner, name, value, fix, "a list of texts")
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(message(owner, f"{name} is not a list of texts", "a list of texts", shown(value), fix))
@@ -133,7 +133,7 @@ def check_texts(owner: str, name: str, value: Any, fix: str) -> list[str]:
 
 
 def check_pattern(owner: str, name: str, value: Any, fix: str = "Escape special characters with a backslash.") -> str:
-    """A regular expression; anything else is a ValueError with the reason."""
+    """Returns a regular expression; raises ValueError for anything else, with the reason."""
     try:
         re.compile(value)
     except (re.error, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Changes the class of objects that others have made; the only place that does."""
+"""Changes the class of existing objects; the only place that does."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def change_class(instance: Any, new_class: type) -> None:
-    """Makes an object one of another class where it stands, so that whoever holds it sees the change.
+    """Changes an object's class in place, so that everything that holds the object sees the change.
 
     Args:
-      instance: such as a session, or a layer of somebody's model.
+      instance: such as a session, or a layer of a user's model.
       new_class: a subclass of its class or of the same base, without `__slots__`; its constructor is not called.
     """
     instance.__class__ = new_class

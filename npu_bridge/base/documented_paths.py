@@ -1,7 +1,7 @@
-"""Paths that scripts and saved models name, of modules that are kept elsewhere: most of them in `estimator/`.
+"""Finds modules by paths that scripts and saved models use, for modules kept elsewhere: most of them in `estimator/`.
 
 `npu_bridge.tbe.npu_vector_ops` is the module `npu_bridge.estimator.npu_vector_ops`, under a second name. Packages that
-hold nothing else exist here alone.
+hold only such names exist nowhere else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from npu_bridge.base.same_modules import let_find
 
 _KEPT = "npu_bridge.estimator"
 
-# By package: what it is, and where each of its names is kept, as `module` or `module:name` below `estimator`.
+# For each package its docstring, and the place of each of its names, as `module` or `module:name` below `estimator`.
 _PACKAGES = {
     "_api": ("A second way to `npu_bridge.experimental`.", {"experimental": "experimental"}),
     "helper": (
@@ -35,21 +35,21 @@ _PACKAGES = {
         {"npu_cube_ops": "npu_cube_ops", "npu_vector_ops": "npu_vector_ops"},
     ),
 }
-# Documented both right below `npu_bridge` and in `estimator/`.
+# Documented both directly below `npu_bridge` and in `estimator/`.
 NAMES = ("experimental", *_PACKAGES)
 
 
 def let_find_documented_paths() -> None:
-    """Lets imports of the documented paths find their modules; again is as good as once."""
+    """Lets imports of the documented paths find their modules; calling it again has no effect."""
     let_find("npu_bridge", _find)
 
 
 def _find(name: str) -> str | types.ModuleType | None:
-    """Of a name below `npu_bridge`: the module it stands for, by its path or made here; None for other names."""
+    """Returns the module for a name below `npu_bridge`, as a path or made here; None for other names."""
     package, _, inside = name.partition(".")
     if name == "experimental":
         return f"{_KEPT}.{name}"
-    if package == "precision":  # which Keras models saved by earlier versions name
+    if package == "precision":  # Keras models saved by earlier versions name it
         return f"npu_bridge.session.{name}"
     if package not in _PACKAGES:
         return None

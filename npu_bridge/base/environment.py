@@ -1,9 +1,9 @@
-"""Reads and writes environment variables, for the whole library; the launcher alone passes on an environment too.
+"""Reads and writes environment variables for the whole library; only the launcher also passes on an environment.
 
-A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open
-MPI's, or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`,
-`RANK_TABLE_FILE`, ...). Every function reads the environment when it is called and keeps nothing. What
-each documented variable means is written in `options/environment_table.py`.
+Two families of variables describe a run from outside: those that a launcher sets (Horovod's own, Open MPI's, or a PMI
+launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`, `RANK_TABLE_FILE`, ...). Every function
+reads the environment when it is called and keeps nothing. `options/environment_table.py` describes each documented
+variable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npu_bridge.base.errors import message
 
 
 class Launched(NamedTuple):
-    """Where a launcher placed this process.
+    """A process's place among those that a launcher started.
 
     Attributes:
       rank: position among all processes, from 0.
@@ -42,7 +42,7 @@ class Task(NamedTuple):
       number: from 0.
       count: of these processes, at least 2.
       is_local: whether all are known to be on one machine.
-      job: a text that is the same in all of them and in no others; "" where no variable says it.
+      job: a text that only these processes share; "" if no variable has one.
     """
 
     number: int
@@ -51,25 +51,25 @@ class Task(NamedTuple):
     job: str
 
 
-RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run starts a failed job again; unset where it does not
-MEMORY_FOLDER = "NPU_RUN_MEMORY_FOLDER"  # where a job that is started again keeps state in memory; unset otherwise
-BEGAN = "NPU_RUN_BEGAN"  # when npu-run first started the job, in seconds since 1970; set once it starts it again
-START = "NPU_RUN_START"  # job:number:numbers, which start of a job this is, and of which earlier ones ranks may go on
+RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run restarts a failed job; unset if it does not
+MEMORY_FOLDER = "NPU_RUN_MEMORY_FOLDER"  # where a restartable job keeps state in memory; unset otherwise
+BEGAN = "NPU_RUN_BEGAN"  # when npu-run first started the job, in seconds since 1970; set from the first restart on
+START = "NPU_RUN_START"  # job:number:numbers, of this start, and of earlier starts whose ranks might still run
 IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
 SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
-SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has taken them
-VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: nothing that TensorFlow says is left out
-# What `fill_rank_variables` sets for each rank.
+SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has read them
+VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: show everything that TensorFlow prints
+# The variables that `fill_rank_variables` sets for each rank.
 RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
-_JOB = 10087  # what launch scripts for NPUs call their only job
+_JOB = 10087  # the number that launch scripts for NPUs give their only job
 _ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# Number of a task, how many there are, how many on this machine (the same text where it is all of them), and what tells
-# jobs apart. Slurm starts the daemons of other launchers too, so these come first.
+# Variables with the number of a task, the number of tasks, of tasks on this machine (the same if all are on it), and an
+# identifier of the job. Slurm also starts the daemons of other launchers, so those launchers come first.
 _CLUSTERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE",)),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("PMI_JOBID",)),
@@ -77,24 +77,24 @@ _CLUSTERS = (
     ("JOB_COMPLETION_INDEX", "NPU_RUN_TASKS", "", ("NPU_RUN_FIRST",)),
 )
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-FIRST_TASK = "NPU_RUN_FIRST"  # host:port where the first task is found, in place of a file in a folder that all share
-JOB_SECRET = "NPU_RUN_SECRET"  # what tasks know each other by, then
+FIRST_TASK = "NPU_RUN_FIRST"  # host:port of the first task, in place of a file in a shared folder
+JOB_SECRET = "NPU_RUN_SECRET"  # identifies the tasks to each other then
 _CHIEF_VARIABLES = ("CM_CHIEF_IP", "CM_CHIEF_PORT", "CM_CHIEF_DEVICE")
 _CLUSTER_MANAGER_VARIABLES = (*_CHIEF_VARIABLES, "CM_WORKER_SIZE", "CM_WORKER_IP")
 
 
 def read_variable(name: str) -> str | None:
-    """The text of a variable, or None when it is unset or empty."""
+    """Returns the text of a variable, or None when it is unset or empty."""
     return os.environ.get(name) or None
 
 
 def positive_number(name: str, default: int, unit: str) -> int:
-    """A whole number of at least 1 that fits 64 bits from a variable, `default` when it is unset.
+    """Returns a whole number of at least 1 that fits 64 bits from a variable, or `default` when it is unset.
 
     Args:
-      unit: what it counts, for the message.
+      unit: the counted things, for the message.
     Raises:
-      ValueError: the text is something else.
+      ValueError: the text is no such number.
     """
     text = read_variable(name) or str(default)
     number = whole_number(text)
@@ -105,7 +105,7 @@ def positive_number(name: str, default: int, unit: str) -> int:
 
 
 def overlapped_steps() -> bool | None:
-    """Whether steps in a row are to overlap, as `NPU_OVERLAPPED_STEPS` says: None to try what is faster.
+    """Returns whether consecutive steps must overlap, from `NPU_OVERLAPPED_STEPS`; None to try which is faster.
 
     Raises:
       ValueError: the variable is neither 0 nor 1.
@@ -114,7 +114,7 @@ def overlapped_steps() -> bool | None:
 
 
 def prefers_communication() -> bool:
-    """Whether Horovod's threads are to run before others, as `NPU_COMMUNICATION_PRIORITY` says; by default not.
+    """Returns whether Horovod's threads run before others, from `NPU_COMMUNICATION_PRIORITY`; by default False.
 
     Raises:
       ValueError: the variable is neither 0 nor 1.
@@ -130,7 +130,7 @@ def _switch(name, why_unset):
 
 
 def whole_number(text: str) -> int | None:
-    """The number that decimal digits say; None for other text, and for a number that does not fit 64 bits."""
+    """Parses decimal digits; returns None for other text, and for a number that does not fit 64 bits."""
     text = text.strip().lstrip("0") or text.strip()[:1]
     number = int(text) if text.isdecimal() and len(text) < 20 else None
     return number if number is not None and number < 2**63 else None
@@ -143,13 +143,13 @@ def write_variable(name: str, value: object) -> None:
 
 @contextlib.contextmanager
 def temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Inside, variables have other values; afterwards they are as they were, set or unset.
+    """Changes variables inside the block; afterwards they are as they were, set or unset.
 
-    The environment is one for the whole process, so threads take turns: a second one waits at the entrance.
+    All threads share the environment, so a second thread waits until the first has left its block.
 
     Args:
-      choose_values: gives text by variable. Called when it is this thread's turn, so that it may start from what the
-        variables really say.
+      choose_values: returns text by variable. It is called when it is this thread's turn, so it sees the variables'
+        real values.
     """
     with _ONE_CHANGE_AT_A_TIME:
         values = choose_values()
@@ -166,25 +166,25 @@ def temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None
 
 
 def is_flag_on(name: str) -> bool:
-    """True when a variable is `1` or `true`; anything else, unset included, is off."""
+    """Returns True when a variable is `1` or `true`; anything else, also unset, is off."""
     return (read_variable(name) or "").strip().lower() in ("1", "true")
 
 
 def imposed_options() -> dict[str, Any]:
-    """Option values by name that the launcher sets, whatever the script says; empty as a rule."""
+    """Returns option values by name with which the launcher overrides the script; usually empty."""
     return json.loads(read_variable(IMPOSED_OPTIONS) or "{}")
 
 
 def given_settings() -> list[str]:
-    """Each `NAME=VALUE` of `npu-run --set`, in order; empty as a rule."""
+    """Returns each `NAME=VALUE` of `npu-run --set`, in order; usually empty."""
     return json.loads(read_variable(SETTINGS) or "[]")
 
 
 def launched() -> Launched | None:
-    """Tells who started this process and where it stands among its siblings.
+    """Returns the launcher's placement of this process among its siblings.
 
-    Horovod's launcher is asked first, then Open MPI, then PMI launchers (MPICH, Intel MPI). A launcher that
-    says nothing about the local placement is taken to have put every process on one machine.
+    Reads the variables of Horovod's launcher first, then of Open MPI, then of PMI launchers (MPICH, Intel MPI). Without
+    variables for the local placement, all processes count as being on one machine.
 
     Returns:
       The placement, or None when no launcher started this process.
@@ -207,11 +207,11 @@ def launched() -> Launched | None:
 
 
 def cluster_task() -> Task | None:
-    """Which of the tasks of a cluster this process is: of Open MPI, of a PMI launcher, of Slurm's srun, of Kubernetes.
+    """Returns which task of a cluster this process is: of Open MPI, a PMI launcher, Slurm's srun, or Kubernetes.
 
     Returns:
-      None where it is the only one, where nobody says so, and where each task is a rank already: by Horovod's
-      variables, or by HOROVOD_CONTROLLER=mpi.
+      None if it is the only task, if no variable says so, or if each task is a rank already: by Horovod's variables, or
+      by HOROVOD_CONTROLLER=mpi.
     Raises:
       ValueError: a variable is not a non-negative integer.
     """
@@ -227,7 +227,7 @@ def cluster_task() -> Task | None:
 
 
 def rank_size_text() -> str:
-    """The declared number of ranks as text: `RANK_SIZE`, else `CM_WORKER_SIZE`, else "1".
+    """Returns the declared number of ranks as text: `RANK_SIZE`, else `CM_WORKER_SIZE`, else "1".
 
     Raises:
       ValueError: both variables are set.
@@ -240,7 +240,7 @@ def rank_size_text() -> str:
 
 
 def declared_world_size() -> int:
-    """The number of ranks the environment declares; 1 when it declares none.
+    """Returns the number of ranks that the environment declares; 1 when it declares none.
 
     Text that is not a decimal number counts as 1, as it does on the NPU stack.
 
@@ -259,7 +259,7 @@ def declared_world_size() -> int:
 
 
 def declared_rank() -> int | None:
-    """This process's rank as `RANK_ID` declares it, or None when it is unset.
+    """Returns this process's rank from `RANK_ID`, or None when it is unset.
 
     Raises:
       ValueError: `RANK_ID` is not a non-negative integer.
@@ -268,9 +268,9 @@ def declared_rank() -> int | None:
 
 
 def probable_rank() -> int:
-    """This process's rank as far as the environment tells: the launcher's, else `RANK_ID`, else 0.
+    """Returns this process's rank as known before any collective: the launcher's, else `RANK_ID`, else 0.
 
-    For deciding who speaks before any collective exists; a malformed variable counts as unset.
+    For choosing the rank that prints; a malformed variable counts as unset.
     """
     try:
         placed = launched()
@@ -280,7 +280,7 @@ def probable_rank() -> int:
 
 
 def declared_device() -> int:
-    """The device ordinal the environment declares: `ASCEND_DEVICE_ID`, else `DEVICE_ID`, else 0.
+    """Returns the declared device ordinal: `ASCEND_DEVICE_ID`, else `DEVICE_ID`, else 0.
 
     Raises:
       ValueError: the variable is not a non-negative integer.
@@ -293,7 +293,7 @@ def declared_device() -> int:
 
 
 def visible_gpus() -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES lists, up to the first that is none, as CUDA reads it; None if it is unset."""
+    """Returns the GPUs of CUDA_VISIBLE_DEVICES, up to the first invalid one, as CUDA reads it; None if it is unset."""
     text = os.environ.get(VISIBLE_GPUS)
     if text is None:
         return None
@@ -304,8 +304,8 @@ def visible_gpus() -> list[str] | None:
 def fill_rank_variables(launched: Launched | None) -> None:
     """Sets missing rank variables, which scripts read themselves, from the launcher's placement.
 
-    `RANK_VARIABLES` are filled; one that exists is never overwritten. A job declared through `CM_*` variables keeps
-    `RANK_ID` and `RANK_SIZE` unset, because they exclude each other.
+    Fills `RANK_VARIABLES`, and never overwrites one that exists. A job declared through `CM_*` variables keeps
+    `RANK_ID` and `RANK_SIZE` unset, because the two families exclude each other.
 
     Args:
       launched: what `launched()` returned; None leaves the environment alone.
@@ -323,9 +323,8 @@ def fill_rank_variables(launched: Launched | None) -> None:
 def check_cluster_variables() -> None:
     """Checks that the variables describing the cluster do not contradict each other.
 
-    Two descriptions exist: a rank table (`RANK_TABLE_FILE` with `RANK_ID` and `RANK_SIZE`) and a chief's
-    address (`CM_CHIEF_IP`, `CM_CHIEF_PORT`, `CM_CHIEF_DEVICE`, `CM_WORKER_SIZE`). A job uses one of them, or
-    none.
+    Two descriptions exist: a rank table (`RANK_TABLE_FILE` with `RANK_ID` and `RANK_SIZE`) and a chief's address
+    (`CM_CHIEF_IP`, `CM_CHIEF_PORT`, `CM_CHIEF_DEVICE`, `CM_WORKER_SIZE`). A job uses at most one of them.
 
     Raises:
       ValueError: both are used, one is incomplete, or a number is outside its documented range.
@@ -348,11 +347,11 @@ def check_cluster_variables() -> None:
 
 
 def tf_config() -> dict[str, Any]:
-    """`TF_CONFIG` as a dictionary; empty when the variable is unset.
+    """Returns `TF_CONFIG` as a dictionary; empty when the variable is unset.
 
     Raises:
       json.JSONDecodeError: (a ValueError) the text is not JSON.
-      ValueError: the JSON is not an object, or its task is none.
+      ValueError: the JSON is not an object, or its task is invalid.
     """
     try:
         parsed = json.loads(read_variable("TF_CONFIG") or "{}")

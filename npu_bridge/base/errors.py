@@ -1,4 +1,4 @@
-"""Messages about options, all in one form: where, what is wrong, what was expected, what was given, how to fix it."""
+"""Makes messages about options, all in one form: where, the problem, what was expected, what was given, the cure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from npu_bridge.base.terminal import echo, logger
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _log = logger(__name__)
-LONGEST_MESSAGE = 499  # characters, whatever a message quotes
+LONGEST_MESSAGE = 499  # characters, including quoted values
 _LONGEST_VALUE = 80
 _MOST_PARTS = 8
-_PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # the last fits five times, with the words between
+_PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # five parts of the last length fit, with the words between them
 
 
 def message(where: str, problem: str, expected: str, got: str, fix: str) -> str:
-    """One line of at most `LONGEST_MESSAGE` characters, in the form of all messages: long parts lose their middle."""
+    """Returns one line of at most `LONGEST_MESSAGE` characters in the five-part form; long parts lose their middle."""
     parts = [str(part) for part in (where, problem, expected, got, fix)]
     for limit in _PART_LIMITS:
         where, problem, expected, got, fix = (shortened(part, limit) for part in parts)
@@ -32,7 +32,7 @@ def message(where: str, problem: str, expected: str, got: str, fix: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
-    """A text of at most `most` characters: itself, or its two ends with dots between them."""
+    """Returns a text of at most `most` characters: unchanged, or its two ends with dots between them."""
     if len(text) <= most:
         return text
     tail = (most - 5) // 3
@@ -40,10 +40,10 @@ def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it: its repr with its type, cut to a readable length."""
+    """Returns a value as messages show it: its repr with its type, cut to a readable length."""
     try:
         text = repr(value)
-    except Exception:  # a number of very many digits, or an object whose own repr fails
+    except Exception:  # a number with very many digits, or an object whose own repr fails
         text = "a value that cannot be printed"
     return f"{shortened(text, _LONGEST_VALUE)} ({type(value).__name__})"
 
@@ -51,17 +51,16 @@ def shown(value: Any) -> str:
 def option_error(
     kind: type[Exception], where: str, option: str, problem: str, expected: str, got: str, fix: str
 ) -> Exception:
-    """An exception with such a message that remembers which option it is about.
+    """Returns an exception with a five-part message and the name of its option.
 
     Args:
       kind: `ValueError` or `TypeError`.
       where: the class or map the option was given to.
-      option: the option's name; kept as attribute `option`, for a caller that knows in which file and line
-        it stood.
+      option: the option's name; kept as attribute `option`, for a caller that knows the option's file and line.
       problem: what is wrong, starting with the option's name.
       expected: what would have been right.
       got: what was given.
-      fix: one sentence saying what to do.
+      fix: one sentence with the cure.
     """
     error = kind(message(where, problem, expected, got, fix))
     error.option = option  # type: ignore[attr-defined]
@@ -69,7 +68,7 @@ def option_error(
 
 
 def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iterable[str], fix: str = "") -> Exception:
-    """The error for an option that does not exist there, with the nearest spelling unless a fix is given."""
+    """Returns the error for an unknown option, with the nearest spelling unless a fix is given."""
     known = list(known)
     fix = fix or did_you_mean(name, known, "Remove it; docs/options.md lists every option.")
     problem = f"unknown option {shortened(name, _LONGEST_VALUE)!r}"
@@ -77,9 +76,9 @@ def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iter
 
 
 def nearest(word: Any, known: Iterable[str]) -> str | None:
-    """The known word that looks most like `word`, or None when none does.
+    """Returns the known word that looks most like `word`, or None when none is near.
 
-    A known one that has all parts of `word` comes first: "mixed_fp16" means "allow_mix_precision_fp16", although
+    A known word that has all parts of `word` comes first: "mixed_fp16" means "allow_mix_precision_fp16", although
     "force_fp16" is shorter.
     """
     by_lower_case = {candidate.lower(): candidate for candidate in known}
@@ -99,13 +98,13 @@ def _has_all(parts, wanted):
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
-    """How to fix an unknown word: by the nearest known one, or as `otherwise` says when none is near."""
+    """Returns the cure for an unknown word: the nearest known word, or `otherwise` when none is near."""
     near = nearest(word, known)
     return f"Did you mean {near!r}?" if near else otherwise
 
 
 def unknown_keyword(owner: str, name: str, known: Iterable[str], fix: str = "") -> TypeError:
-    """The error for an argument that nobody has there, with the nearest one that is, unless a fix is given."""
+    """Returns the error for an unknown argument, with the nearest known one, unless a fix is given."""
     known = list(known)
     takes = f"one of {', '.join(known)}" if known else "no argument"
     fix = fix or did_you_mean(name, known, "Remove it.")
@@ -113,7 +112,7 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str], fix: str = "") 
 
 
 def with_known_keywords(others: Mapping[str, Callable[[Any], str]]) -> Callable[[_Function], _Function]:
-    """Decorator of functions that name the nearest argument where one is misspelt; `others` as in `KnownKeywords`."""
+    """Lets a function's errors name the nearest argument to a misspelt one; `others` as in `KnownKeywords`."""
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
@@ -129,7 +128,7 @@ def with_known_keywords(others: Mapping[str, Callable[[Any], str]]) -> Callable[
 
 
 def signature_of_class(made_by: type) -> inspect.Signature:
-    """The arguments of a class's constructor."""
+    """Returns the signature of a class's constructor."""
     init = made_by.__init__  # type: ignore[misc]
     if init is object.__init__:
         return inspect.Signature()
@@ -137,10 +136,10 @@ def signature_of_class(made_by: type) -> inspect.Signature:
 
 
 class KnownKeywords:
-    """A base of classes whose constructors name the nearest argument where one is misspelt, those of subclasses too.
+    """A base of classes whose constructors, also of subclasses, name the nearest argument to a misspelt one.
 
     Attributes:
-      other_keywords: arguments that people know from elsewhere, with a function of the value that says what to write.
+      other_keywords: arguments of other interfaces, each with a function of its value that returns the replacement.
     """
 
     other_keywords: Mapping[str, Callable[[Any], str]] = MappingProxyType({})
@@ -154,7 +153,7 @@ class KnownKeywords:
 def check_keywords(
     owner: str, signature: inspect.Signature, keywords: Mapping[str, Any], others: Mapping[str, Callable[[Any], str]]
 ) -> None:
-    """TypeError for a keyword that a function does not take; `others` as in `KnownKeywords`."""
+    """Raises TypeError for a keyword that a function does not take; `others` as in `KnownKeywords`."""
     parameters = signature.parameters
     is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in () if is_open else keywords:
@@ -164,11 +163,11 @@ def check_keywords(
 
 @functools.cache
 def say_once(level: int, text: str) -> None:
-    """Logs a line the first time it comes up in this process."""
+    """Logs a line, but only once in this process."""
     _log.log(level, "%s", text)
 
 
 @functools.cache
 def say_on_terminal(text: str) -> None:
-    """Prints a line on standard error the first time it comes up in this process."""
+    """Prints a line on standard error, but only once in this process."""
     echo(text, err=True)

@@ -1,6 +1,6 @@
 """Writes files that appear complete or not at all; the one module that removes or replaces files.
 
-Everybody else asks here, and says how a file of this package is told from somebody else's.
+All other modules use it, and describe how to recognise a file made by this package.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ __all__ = [
     "write_whole",
 ]
 
-UNFINISHED = ".unfinished-"  # how names begin of files that have not got theirs yet
+UNFINISHED = ".unfinished-"  # prefix of files that have not got their final names yet
 _PROBE_BYTES = 1 << 14
-_HEAD_BYTES = 8192  # what tells a file of ours stands within its first bytes
-# What TensorFlow calls files and folders that it has not moved to their place yet.
+_HEAD_BYTES = 8192  # the first bytes of a file, which show whether this package made it
+# Names of files and folders that TensorFlow has not moved to their place yet.
 _UNFINISHED = re.compile(r".*(_temp(_\w+)?|\.(tempstate|tmp)\w*)")
 
 
 class NotOursError(FileExistsError):
-    """What would be overwritten or removed was not made by this package; the message says what to do."""
+    """An error for a file to overwrite or remove that this package did not make; the message has the cure."""
 
 
 @contextlib.contextmanager
 def new_file(
     path: str | os.PathLike, mode: str = "w", ours: bytes | None = None, permissions: int = 0o666
 ) -> Iterator[Any]:
-    """A file to write, text ("w") or bytes ("wb"), that takes its name when it is complete.
+    """Opens a file to write, text ("w") or bytes ("wb"), that takes its name when it is complete.
 
-    What had the name before, a link to another file for example, is replaced and not written to.
+    An existing file of that name, for example a link to another file, is replaced and not written to.
 
     Args:
       path: its name.
       mode: "w" or "wb".
-      ours: a pattern in the beginning of the files that may be replaced; None for any, because the user has named it.
-      permissions: of the file, less what the process's umask takes.
+      ours: a pattern at the beginning of files that can be replaced; None for any file, because the user named it.
+      permissions: of the file, before the process's umask applies.
     Raises:
-      NotOursError: there is another file of that name.
+      NotOursError: another kind of file has that name.
     """
     if ours is not None:
         check_output(path, ours)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    # A name that nobody can know, and only if nothing has it.
+    # A random name, opened only if no file has it.
     unfinished = os.path.join(os.path.dirname(path), f"{UNFINISHED}{secrets.token_hex(8)}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
     try:
@@ -78,16 +78,16 @@ def new_file(
 
 
 def write_whole(path: str | os.PathLike, text: str, ours: bytes | None = None) -> None:
-    """Writes a text in one move: a crash leaves what was there, or all of the new one. `ours` as in `new_file`."""
+    """Writes a text atomically: a crash leaves the old file, or the complete new one. `ours` as in `new_file`."""
     with new_file(path, ours=ours) as file:
         file.write(text)
 
 
 def put_in_place(unfinished: str, path: str) -> None:
-    """Gives a file its name in one move, when its writer has finished it under a name with `UNFINISHED` beside it.
+    """Renames a finished file atomically; its writer has used a name with `UNFINISHED` beside the final one.
 
     Raises:
-      NotOursError: its name is another one.
+      NotOursError: the file has no such name.
     """
     if not os.path.basename(unfinished).startswith(UNFINISHED):
         raise NotOursError(f"{unfinished} is not an unfinished file.")
@@ -95,17 +95,17 @@ def put_in_place(unfinished: str, path: str) -> None:
 
 
 def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None:
-    """Sees that a file can be written without loss: its folder is there, and nothing of somebody else's has its name.
+    """Checks that a file can be written without loss: its folder exists, and no foreign file has its name.
 
-    An empty file may be replaced.
+    An empty file can be replaced.
 
     Args:
       path: the file to write.
-      ours: a pattern in the beginning of files that this package made.
-      option: what named the file, for messages.
+      ours: a pattern at the beginning of files that this package made.
+      option: the option that named the file, for messages.
     Raises:
-      NotOursError: something else has the name.
-      OSError: the folder is not there, or cannot be written to.
+      NotOursError: a foreign file has the name.
+      OSError: the folder is missing, or read-only.
     """
     check_home(path, option)
     where, folder = f"{option} {os.fspath(path)}".strip(), os.path.dirname(path) or "."
@@ -131,10 +131,10 @@ def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None
 
 
 def check_room(folder: str | os.PathLike) -> None:
-    """Tries whether a folder, which is made, takes some bytes, for writers that do not say when they fail.
+    """Creates a folder and checks that it takes some bytes, for writers that do not report failures.
 
     Raises:
-      OSError: it does not.
+      OSError: the bytes cannot be written.
     """
     os.makedirs(folder, exist_ok=True)
     name = os.path.join(folder, f".room-{secrets.token_hex(8)}")
@@ -142,19 +142,19 @@ def check_room(folder: str | os.PathLike) -> None:
     try:
         with open(descriptor, "wb", buffering=0) as file:
             written = 0
-            while written < _PROBE_BYTES:  # a disk that is nearly full takes a part
+            while written < _PROBE_BYTES:  # a disk that is nearly full writes only a part
                 written += file.write(bytes(_PROBE_BYTES - written))
     finally:
         os.remove(name)
 
 
 def temporary_folder(prefix: str = "npu_bridge-") -> tempfile.TemporaryDirectory:
-    """A folder that is gone when it is closed, on a disk that has room.
+    """Makes a folder on a disk with room, which is removed when it is closed.
 
     Args:
-      prefix: how its name begins.
+      prefix: the beginning of its name.
     Raises:
-      OSError: there is no place for it; the message names the place, and says how to choose another one.
+      OSError: no place has room; the message names the place, and how to choose another one.
     """
     try:
         folder = tempfile.TemporaryDirectory(prefix=prefix)
@@ -164,7 +164,7 @@ def temporary_folder(prefix: str = "npu_bridge-") -> tempfile.TemporaryDirectory
             folder.cleanup()
             raise
     except OSError as error:
-        place = tempfile.tempdir or "no place"  # which Python has chosen, where it has found one that takes four bytes
+        place = tempfile.tempdir or "no place"  # Python's choice: a place that took four bytes, if it found one
         got = f"{place} ({error.strerror or error})"
         fix = "Make room there, or name a folder with room: TMPDIR=/path"
         raise OSError(message("temporary files", "they cannot be written", "a folder with room", got, fix)) from error
@@ -172,7 +172,7 @@ def temporary_folder(prefix: str = "npu_bridge-") -> tempfile.TemporaryDirectory
 
 
 def check_home(path: str | os.PathLike, option: str = "") -> None:
-    """Raises NotOursError for a `~` that no shell has read: who deletes such a folder may delete the home folder."""
+    """Raises NotOursError for a `~` that no shell expanded: a user who deletes such a folder can delete the home."""
     if "~" in os.fspath(path).split(os.sep):
         raise NotOursError(
             f"{option} {os.fspath(path)}: the shell has left '~' as it is. Expected a path; write $HOME instead of '~'."
@@ -180,13 +180,13 @@ def check_home(path: str | os.PathLike, option: str = "") -> None:
 
 
 def remove_own(path: str, is_own: Callable[[str, os.stat_result], bool]) -> None:
-    """Removes a file, a link, or a folder with all that is in it; links are removed and never followed.
+    """Removes a file, a link, or a folder with all its contents; removes links and never follows them.
 
     Args:
-      path: what to remove; if it is not there, nothing happens.
-      is_own: whether a file or link, with its `lstat`, was made by the caller; folders belong to what is in them.
+      path: the path to remove; a missing path is no error.
+      is_own: whether the caller made a file or link, given its `lstat`; a folder belongs to the maker of its contents.
     Raises:
-      NotOursError: there is something else in it; then nothing is removed.
+      NotOursError: a foreign file is in it; nothing is removed then.
     """
     files, folders = [], []
     for each, found in walk(path):
@@ -198,12 +198,12 @@ def remove_own(path: str, is_own: Callable[[str, os.stat_result], bool]) -> None
             raise NotOursError(each)
     for each in files:
         os.unlink(each)
-    for each in reversed(folders):  # what is inside comes behind
+    for each in reversed(folders):  # contents come after their folder in the list
         os.rmdir(each)
 
 
 def walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """A path and all below it with their `lstat`, folders before what is in them; links are not followed."""
+    """Yields a path and everything below it with `lstat`, folders before their contents; does not follow links."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -215,7 +215,7 @@ def walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def remove_text(path: str, text: str) -> bool:
-    """Removes a file if it is ours by holding this very text; tells whether it did."""
+    """Removes a file if it holds exactly this text, which shows that it is ours; returns whether it did."""
     try:
         with open(path, encoding="utf-8") as file:
             is_own = file.read() == text
@@ -227,30 +227,30 @@ def remove_text(path: str, text: str) -> bool:
 
 
 def remove_unfinished(path: str, is_new: bool = False) -> None:
-    """Removes what a save of TensorFlow has not finished, in any file system that TensorFlow knows.
+    """Removes the leftovers of an unfinished TensorFlow save, in any file system that TensorFlow supports.
 
     Args:
-      path: a file, or a folder of half-written files, whose name says that it is unfinished.
-      is_new: it came into being in a save of this process that has failed, whatever its name is.
+      path: a file, or a folder of half-written files, whose name marks it as unfinished.
+      is_new: a failed save of this process created it, so any name is accepted.
     Raises:
-      NotOursError: its name is another one.
+      NotOursError: the name does not mark it as unfinished.
     """
     from tensorflow import io
 
     if not is_new and not _UNFINISHED.fullmatch(os.path.basename(path)):
         raise NotOursError(f"{path} is not what an unfinished save leaves.")
-    is_link = os.path.islink(path)  # a link is removed, and not what it leads to
+    is_link = os.path.islink(path)  # removes the link, not its target
     (io.gfile.rmtree if io.gfile.isdir(path) and not is_link else io.gfile.remove)(path)
 
 
 def finish(unfinished: str, path: str) -> None:
-    """Gives a file its name in one move, in any file system that TensorFlow knows.
+    """Renames a finished file atomically, in any file system that TensorFlow supports.
 
     Args:
-      unfinished: a file whose name, or that of its folder, says that it is unfinished.
-      path: its name; a file that has it is replaced.
+      unfinished: a file whose name, or whose folder's name, marks it as unfinished.
+      path: the new name; replaces a file that has it.
     Raises:
-      NotOursError: the name of `unfinished` is another one.
+      NotOursError: the name does not mark `unfinished` as unfinished.
     """
     from tensorflow import io
 
@@ -261,7 +261,7 @@ def finish(unfinished: str, path: str) -> None:
 
 
 def flush(path: str) -> None:
-    """Has the kernel write a file to the disk now; nothing is done for one of a remote file system."""
+    """Flushes a file to the disk now; does nothing in a remote file system."""
     if "://" in path:
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -272,9 +272,9 @@ def flush(path: str) -> None:
 
 
 def replace_list(path: str, text: str) -> None:
-    """Writes TensorFlow's list of checkpoints in one move, in any file system that TensorFlow knows.
+    """Writes TensorFlow's list of checkpoints atomically, in any file system that TensorFlow supports.
 
-    A folder that has its name is kept under another one.
+    Renames a folder that has the list's name.
     """
     from tensorflow import io
 

@@ -1,4 +1,4 @@
-"""Keeps the flat tensor that tensors were split from, so that nobody has to concatenate them again."""
+"""Remembers the flat tensor that tensors were split from, so that it need not be concatenated again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MARK = "_npu_bridge_piece"
 
 
 class Piece(NamedTuple):
-    """Where a tensor lies.
+    """A tensor's place in a flat one.
 
     Attributes:
       flat: a vector.
-      start: position of the tensor's first element in it.
-      count: how many pieces the vector has.
+      start: position of the tensor's first element in the vector.
+      count: number of pieces of the vector.
     """
 
     flat: Any
@@ -25,12 +25,12 @@ class Piece(NamedTuple):
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The elements of tensors of one dtype, one tensor after the other, as a vector."""
+    """Returns the elements of tensors of one dtype, one tensor after the other, as a vector."""
     return tf.concat([tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
 def cut_pieces(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list:
-    """A vector cut into tensors of static shapes, which remember where they come from."""
+    """Cuts a vector into tensors of static shapes, which remember their place in it."""
     sizes = [shape.num_elements() for shape in shapes]
     made, start = [], 0
     for part, shape, size in zip(tf.split(flat, sizes), shapes, sizes):
@@ -42,7 +42,7 @@ def cut_pieces(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list:
 
 
 def run_of(tensors: Sequence[Any]) -> tf.Tensor | None:
-    """The part of a flat tensor that tensors are when they lie in it one after the other; None when they do not."""
+    """Returns the part of a flat tensor that consists of these tensors in order; None if there is no such part."""
     places = [getattr(tensor, _MARK, None) for tensor in tensors]
     if not places or places[0] is None:
         return None
@@ -57,10 +57,10 @@ def run_of(tensors: Sequence[Any]) -> tf.Tensor | None:
 
 
 def mapped(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> list:
-    """What a transform that treats each element by itself makes of tensors: of a flat one, at once for all its pieces.
+    """Applies an element-wise transform to tensors; to a flat tensor once, for all its pieces.
 
     Args:
-      tensors: tensors, or other things that `transform` takes.
+      tensors: tensors, or other objects that `transform` takes.
     """
     made, wholes = [], {id(flat) for flat in with_flats(tensors)}
     of_flats: dict[int, dict] = {}
@@ -84,7 +84,7 @@ def _place_in(tensor, flat):
 
 
 def with_flats(tensors: Sequence[Any]) -> list:
-    """The tensors, but a flat one in the place of all of its pieces where all of them are there."""
+    """Returns the tensors, with each flat tensor in place of its pieces if all of them are present."""
     places = [getattr(tensor, _MARK, None) for tensor in tensors]
     found: dict[int, list] = {}
     for place in places:

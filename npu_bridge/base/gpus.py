@@ -1,4 +1,4 @@
-"""Which GPU a rank of this machine gets, found without starting TensorFlow, which would take memory of all of them."""
+"""Chooses the GPU of a rank without starting TensorFlow, which would reserve memory on all GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_FILES, _MOST_BYTES = 1000, 1 << 20
 
 
 def found_gpus(devices: str = "/dev") -> list[str]:
-    """The GPUs that a process may use, as CUDA names them: what its variable lists, else those of the device files.
+    """Returns the GPUs that a process can use, by CUDA's names: from CUDA's variable, else from the device files.
 
     Args:
       devices: the folder of the device files.
@@ -32,16 +32,16 @@ def found_gpus(devices: str = "/dev") -> list[str]:
 
 
 def gpu_of_rank(device: int, local_size: int, script: str, devices: str = "/dev") -> str | None:
-    """The one GPU for a rank; None where it keeps what it sees.
+    """Returns the one GPU for a rank; None if the rank keeps all that it sees.
 
-    That is so for a rank alone; without a GPU, or with one, which a cluster may have chosen for it; with fewer than
-    ranks; and for a script that chooses by itself: it counts the GPUs of the machine.
+    The result is None for a single rank; with at most one GPU, which a cluster might have chosen for the rank; with
+    fewer GPUs than ranks; and for a script that chooses by itself, which counts the GPUs of the machine.
 
     Args:
       device: number of the rank's device.
       local_size: number of ranks on this machine.
       script: its path.
-      devices: as for `found_gpus`.
+      devices: see `found_gpus`.
     """
     gpus = found_gpus(devices)
     if local_size < 2 or len(gpus) < max(2, local_size) or _chooses(script):
@@ -50,7 +50,7 @@ def gpu_of_rank(device: int, local_size: int, script: str, devices: str = "/dev"
 
 
 def shortage(local_size: int, devices: str = "/dev") -> str:
-    """A sentence for ranks that have to share GPUs; "" where there are none, one, or enough."""
+    """Returns a sentence if ranks must share GPUs; "" with no GPU, one, or enough."""
     gpus = found_gpus(devices)
     if not 1 < len(gpus) < local_size:
         return ""
@@ -61,7 +61,7 @@ def shortage(local_size: int, devices: str = "/dev") -> str:
 
 
 def describe_gpus(devices: str = "/dev") -> str:
-    """What ranks of this machine would get, for the doctor; "" without GPUs."""
+    """Returns the GPUs that ranks of this machine would get, for the doctor; "" without GPUs."""
     gpus = found_gpus(devices)
     if len(gpus) < 2:
         return f"GPU {gpus[0]} for every rank" if gpus else ""
@@ -69,7 +69,7 @@ def describe_gpus(devices: str = "/dev") -> str:
 
 
 def _chooses(script: str) -> bool:
-    """Whether a script, or a module near it, says which GPUs it wants: all of TensorFlow's ways have this word."""
+    """Returns whether a script, or a module near it, chooses its GPUs: all TensorFlow's ways have this word."""
     folder = pathlib.Path(os.path.realpath(script)).parent
     modules = itertools.islice(itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")), _MOST_FILES)
     for path in itertools.chain([script], modules):

@@ -1,9 +1,8 @@
-"""Folders that one job at a time may use: a small lock file in them says which process holds the folder.
+"""Holds folders that only one job at a time can use: a small lock file in the folder names the process that holds it.
 
-It works between hosts that share a file system, and a lock that a killed process has left is taken over: on the same
-machine by looking for the process, from elsewhere by the age of the file, which its holder keeps young. One process
-never refuses itself, nor do the ranks of one job refuse one another. Folders that are remote or cannot be written to
-are not held.
+Locks work between hosts that share a file system. A lock left by a killed process is taken over: on the same machine
+when the process is gone, from another machine when the file is old, because a living holder keeps it young. A process
+never refuses itself, nor do the ranks of one job refuse one another. Remote and read-only folders are not held.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from npu_bridge.base.terminal import logger
 __all__ = ["BEAT_SECS", "SILENT_SECS", "THREAD", "FolderHeldError", "Hold", "hold_folder"]
 
 _LOG = logger(__name__)
-# The holder gives a sign of life as often as this; after so long without one it is taken for dead (ours).
+# Interval between the holder's signs of life, and the silence after which it counts as dead (ours).
 BEAT_SECS, SILENT_SECS = 10.0, 60.0
-# Name of the thread that gives these signs.
+# Name of the thread that gives the signs of life.
 THREAD = "npu_bridge-held-folders"
 _POLL_SECS = 0.5
 _TAKEOVER = ".takeover"
@@ -34,7 +33,7 @@ _GUARD_TRIES = 200
 
 
 class FolderHeldError(RuntimeError):
-    """Another job uses the folder; the message says which, since when, and what to do."""
+    """An error for a folder that another job uses; the message says which job, since when, and the cure."""
 
 
 class _Lock:
@@ -46,25 +45,25 @@ class _Lock:
         self._process, self._mutex, self._is_released, self._seen_at = os.getpid(), threading.Lock(), False, _now()
 
     def give_sign(self) -> None:
-        """Keeps the file young, and puts it back when it was removed; notices once when it is somebody else's."""
+        """Keeps the file young, and restores it if it was removed; notices once if another job owns it."""
         if self.is_lost or not self.text:
             return
         with contextlib.suppress(OSError):
             now = _now()
-            # Of a file that is gone after a silence nobody knows: another job may have come, and ended since.
+            # If the file is gone after a silence, another job might have come, and ended since.
             was_silent = now - self._seen_at > SILENT_SECS
             if not was_silent:
                 self._put_back()
             found = _read_text(self.path)
             if found != self.text and (found or was_silent):
-                self.is_lost = True  # for good: the other thread that looks may have looked before
+                self.is_lost = True  # for good: the other thread that checks might have checked before
                 _LOG.error("%s is no longer this process's: another job has taken the folder.", self.path)
                 return
             self._seen_at = now
             os.utime(self.path)
 
     def _put_back(self) -> None:
-        """Makes the file again that somebody has cleaned away, unless another job comes first."""
+        """Restores a file that was cleaned away, unless another job comes first."""
         if self._process != os.getpid() or os.path.lexists(self.path):
             return
         with self._mutex, contextlib.suppress(FileNotFoundError):  # the folder is gone, too
@@ -88,9 +87,9 @@ class Hold:
 
     Attributes:
       is_first: this process did not hold it already.
-      has_taken_over: the process that held it before is known to be dead, and had not released it.
-      last_sign: when that process gave its last sign of life, in seconds by the clock of the file system; else None.
-      holder: the rank that holds it for the others of this job; None where this process does, or nobody.
+      has_taken_over: the previous holder is known to be dead, and had not released it.
+      last_sign: time of that holder's last sign of life, in seconds by the file system's clock; else None.
+      holder: the rank that holds it for this job's other ranks; None if this process does, or no rank.
     """
 
     def __init__(self, lock: _Lock | None):
@@ -101,13 +100,13 @@ class Hold:
         self.holder = None if lock is None else lock.holder
 
     def release(self) -> None:
-        """Gives the folder back; a second time does nothing."""
+        """Releases the folder; calling it again has no effect."""
         lock, self._lock = self._lock, None
         if lock is not None:
             _HELD.release(lock)
 
     def check(self) -> None:
-        """Sees that the folder is still held, say after the process was suspended.
+        """Checks that the folder is still held, for example after the process was suspended.
 
         Raises:
           FolderHeldError: another job has taken it over.
@@ -129,12 +128,12 @@ class Hold:
 
 
 def hold_folder(folder: str, purpose: str, what: str) -> Hold:
-    """Holds a folder for this process; what it holds already is counted.
+    """Holds a folder for this process; counts repeated holds.
 
     Args:
-      folder: which is there; a URL is not held.
-      purpose: name of the lock file, without its ending; those of different purposes do not exclude each other.
-      what: what this process does there, for the message to others.
+      folder: an existing folder; a URL is not held.
+      purpose: name of the lock file, without its ending; locks with different purposes do not exclude each other.
+      what: this process's use of the folder, for the message to other jobs.
     Raises:
       FolderHeldError: another job holds it.
     """
@@ -175,7 +174,7 @@ class _Held:
                 lock.remove()
 
     def release_all(self) -> None:
-        """At the end of the process."""
+        """Releases all locks at the end of the process."""
         if self._process == os.getpid():
             for lock in list(self._locks.values()):
                 lock.remove()
@@ -203,7 +202,7 @@ _HELD = _Held()
 
 
 def _acquire(path: str, what: str) -> _Lock | None:
-    """Makes the lock file; None where no file can be made."""
+    """Makes the lock file; returns None if no file can be made."""
     text = json.dumps({**describe_this_process(), "what": what, "token": secrets.token_hex(8)})
     own = _name_beside(path)
     try:
@@ -215,7 +214,7 @@ def _acquire(path: str, what: str) -> _Lock | None:
         return None
     try:
         return _acquire_with(path, own, text)
-    except OSError as error:  # somebody else's file, say, in a folder where only owners remove theirs
+    except OSError as error:  # for example another user's file, in a folder where only owners remove theirs
         _LOG.debug("%s: not held (%s).", path, error)
         return None
     finally:
@@ -229,9 +228,9 @@ def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
             return _Lock(path, text)
         owner = read_owner(path, own)
         if owner is None:
-            continue  # it was released this moment
+            continue  # the lock was released just now
         if own_job and owner.facts.get("job") == own_job and not owner.is_gone() and owner.silent_secs < SILENT_SECS:
-            return _Lock(path, "", holder=owner.rank)  # who holds it for all of them
+            return _Lock(path, "", holder=owner.rank)  # this rank holds it for all ranks
         if _is_alive(owner, path, own):
             raise FolderHeldError(owner.explain(os.path.dirname(path)))
         if _take_over(path, own, text, owner):
@@ -244,7 +243,7 @@ def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
 
 
 def _take_over(path: str, own: str, text: str, dead: Owner) -> bool:
-    """Removes a dead process's lock and makes one, while nobody else does; False to look again."""
+    """Replaces a dead process's lock by a new one, unless another process does so; returns False to look again."""
     guard = f"{path}{_TAKEOVER}"
     if not _place(own, guard, text):
         other = read_owner(guard, own)
@@ -258,13 +257,13 @@ def _take_over(path: str, own: str, text: str, dead: Owner) -> bool:
 
 
 def _place(own: str, path: str, text: str) -> bool:
-    """Gives a file with this text a name that nobody has; False if somebody has it."""
+    """Gives a file with this text a new name; returns False if the name exists."""
     try:
         os.link(own, path)
         return True
     except FileExistsError:
-        return _read_text(path) == text  # a file server whose first answer was lost says so of our own link
-    except OSError:  # a file system without links: for a moment the file is there and empty
+        return _read_text(path) == text  # after a lost answer, a file server reports our own link as existing
+    except OSError:  # a file system without links: for a moment the file exists but is empty
         try:
             _write_new(path, text)
             return True
@@ -282,12 +281,12 @@ def _write_new(path: str, text: str) -> None:
 
 
 def _now() -> float:
-    """Seconds that go on while the machine or this process is suspended."""
+    """Returns seconds of a clock that continues while the machine or this process is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _is_alive(owner: Owner, path: str, own: str) -> bool:
-    """Whether who holds a lock still runs; of a process elsewhere the next sign of life is waited for."""
+    """Returns whether a lock's holder still runs; for a process elsewhere, waits for its next sign of life."""
     if owner.is_here():
         return not owner.is_gone()
     if owner.is_of_an_earlier_start():
@@ -300,7 +299,7 @@ def _is_alive(owner: Owner, path: str, own: str) -> bool:
             return True
         time.sleep(_POLL_SECS)
         seen = read_owner(path, own)
-    return False  # or another one's by now, which is found out when it is to be taken over
+    return False  # another process can have taken it over by now, which the attempt to take it will show
 
 
 def _read_text(path: str) -> str:
@@ -312,7 +311,7 @@ def _read_text(path: str) -> str:
 
 
 def _remove(path: str, text: str) -> None:
-    """Removes a file of ours; what cannot be removed is taken over by the next one."""
+    """Removes a file of ours; if that fails, the next holder takes it over."""
     if not text:
         return
     with contextlib.suppress(OSError):

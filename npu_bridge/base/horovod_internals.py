@@ -1,7 +1,8 @@
-"""All names of Horovod outside its documented interface that this package uses, one small function for each.
+"""Wraps every name of Horovod outside its documented interface that this package uses, one small function for each.
 
-No other module touches them, so a new version of Horovod is checked here alone: `tests/test_internals.py` calls every
-function and says which one no longer works. Modules are imported when a function is called. Seen in Horovod 0.28.1.
+No other module touches these names, so only this one must be checked for a new version of Horovod:
+`tests/test_internals.py` calls every function and reports those that no longer work. Modules are imported when a
+function is called. Seen in Horovod 0.28.1.
 """
 
 from __future__ import annotations
@@ -13,34 +14,34 @@ from typing import TYPE_CHECKING, Any, Callable
 if TYPE_CHECKING:
     import types
 
-BASICS_MODULE = "horovod.common.basics"  # where the class is defined whose `init` starts Horovod
+BASICS_MODULE = "horovod.common.basics"  # defines the class whose `init` starts Horovod
 MODULE = "horovod.tensorflow"
-OPERATORS_MODULE = "horovod.tensorflow.mpi_ops"  # whose `MPI_LIB` holds the functions that make operators
-# Those by which values of ranks come together; a broadcast gives all of them one rank's.
+OPERATORS_MODULE = "horovod.tensorflow.mpi_ops"  # its `MPI_LIB` holds the functions that make operators
+# The functions that combine values of ranks; a broadcast is none of them: it copies one rank's value.
 _EXCHANGING = ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "alltoall", "reducescatter")
 _EXCHANGING += ("grouped_reducescatter",)
 
 
 def change_init(basics: types.ModuleType, wrap: Callable[[Callable], Callable]) -> None:
-    """Puts a function around `hvd.init` (`HorovodBasics.init`, Horovod 0.28).
+    """Wraps `hvd.init` (`HorovodBasics.init`, Horovod 0.28).
 
     Args:
       basics: the module `BASICS_MODULE`.
-      wrap: gives the function to call instead of the one it is given.
+      wrap: returns the function that replaces its argument.
     """
     basics.HorovodBasics.init = wrap(basics.HorovodBasics.init)
 
 
 def call_at_exchanges(operators: types.ModuleType, note: Callable[[Any], Any]) -> bool:
-    """Has a function called whenever values of ranks are brought together, in a graph that is built or eagerly.
+    """Calls a function at every collective that combines values of ranks, in a graph being built or eagerly.
 
     Seen in Horovod 0.28: `mpi_ops.MPI_LIB`. Broadcasts do not count.
 
     Args:
       operators: the module `OPERATORS_MODULE`.
-      note: the function; it gets the tensor that is exchanged, or a list of them.
+      note: the function; it gets the tensor of the collective, or a list of them.
     Returns:
-      False, and nothing is done, while the module is being loaded.
+      False, without any change, while the module is being loaded.
     """
     if not hasattr(operators, "MPI_LIB"):
         return False
@@ -58,16 +59,16 @@ def call_at_exchanges(operators: types.ModuleType, note: Callable[[Any], Any]) -
 
 
 def call_at_averages(horovod: types.ModuleType, note: Callable[[list], Any]) -> bool:
-    """Has a function called whenever an optimizer or a tape of Horovod, made from now on, averages gradients.
+    """Calls a function whenever an optimizer or a tape of Horovod, made from now on, averages gradients.
 
-    These are averaged in functions that Horovod keeps for all optimizers alike, so operators may be there already. Seen
-    in Horovod 0.28: `_make_allreduce_grads_fn`.
+    Horovod averages them in functions that it keeps for all optimizers, so the operators can exist already. Seen in
+    Horovod 0.28: `_make_allreduce_grads_fn`.
 
     Args:
       horovod: the module `horovod.tensorflow`.
       note: the function; it gets the list of gradients, some of them None.
     Returns:
-      False, and nothing is done, while the module is being loaded.
+      False, without any change, while the module is being loaded.
     """
     make = getattr(horovod, "_make_allreduce_grads_fn", None)
     if make is None:
@@ -88,26 +89,26 @@ def call_at_averages(horovod: types.ModuleType, note: Callable[[list], Any]) -> 
 
 
 def declared_process_sets(hvd: types.ModuleType) -> dict[int, list[int]]:
-    """The members of every process set by its number; 0 is the world (`mpi_ops._basics`, Horovod 0.28)."""
+    """Returns the members of every process set by its number; 0 is the world (`mpi_ops._basics`, Horovod 0.28)."""
     found = hvd.mpi_ops._basics._get_process_set_ids_and_ranks()
     return {number: list(members) for number, members in found.items()}
 
 
 def process_set(hvd: types.ModuleType, number: int, members: Sequence[int]) -> Any:
-    """The process set that Horovod knows by a number (`ProcessSet.process_set_id`, Horovod 0.28)."""
+    """Returns the process set with this number in Horovod (`ProcessSet.process_set_id`, Horovod 0.28)."""
     found = hvd.ProcessSet(members)
     found.process_set_id = number
     return found
 
 
 def import_launcher() -> None:
-    """Imports what the functions below need; raises whatever a broken installation raises."""
+    """Imports the modules of the functions below; a broken installation can raise anything."""
     from horovod.runner import gloo_run  # noqa: F401
     from horovod.runner.common.util import hosts  # noqa: F401
 
 
 def assigned_slots(hosts: str, size: int) -> list:
-    """Places of ranks on hosts, each with `rank` and `hostname` (`hosts.get_host_assignments`, Horovod 0.28).
+    """Returns places of ranks on hosts, with `rank` and `hostname` (`hosts.get_host_assignments`, Horovod 0.28).
 
     Args:
       hosts: as in `horovodrun -H`.
@@ -119,7 +120,7 @@ def assigned_slots(hosts: str, size: int) -> list:
 
 
 def variables_of_rank(slot: Any, address: str, port: int, interfaces: Sequence[str]) -> dict[str, Any]:
-    """Environment variables by which a rank finds its peers (`gloo_run.create_run_env_vars`, Horovod 0.28).
+    """Returns the variables by which a rank finds its peers (`gloo_run.create_run_env_vars`, Horovod 0.28).
 
     Args:
       slot: one of `assigned_slots`.

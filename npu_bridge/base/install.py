@@ -1,35 +1,35 @@
-"""Commands that install what may be missing, in their one place."""
+"""Holds the commands that install missing packages."""
 
 import importlib.util
 import sys
 
 _OLDEST, _NEWEST = 15, 21  # of TensorFlow 2
-_BESIDE_NUMPY_2 = 18  # from this one on
+_BESIDE_NUMPY_2 = 18  # the first minor version that works with numpy 2
 TENSORFLOWS = f"2.{_OLDEST} to 2.{_NEWEST}"
-# What is installed unless another one is asked for.
-CHOSEN = f"2.{_OLDEST if sys.version_info < (3, 12) else _NEWEST}"  # the former has no wheels for later Pythons
+# The version that is installed unless another one is asked for.
+CHOSEN = f"2.{_OLDEST if sys.version_info < (3, 12) else _NEWEST}"  # the oldest one has no wheels for later Pythons
 INSTALL_TENSORFLOW = f"Install it: pip install 'tensorflow-cpu=={CHOSEN}.*', or 'tensorflow=={CHOSEN}.*' for GPUs."
-# What TensorFlow was until 2.15, and is in packages of its own now.
+# Parts of TensorFlow until 2.15, now separate packages.
 _APART = {"tensorflow_estimator": "tensorflow-estimator==2.15.*", "tf_keras": "tf-keras=={version}.*"}
 
 
 def is_supported(version: str) -> bool:
-    """Whether this package works beside a version of TensorFlow, such as "2.18.1"."""
+    """Returns whether this package works with a version of TensorFlow, such as "2.18.1"."""
     major, minor, *_ = (*version.split("."), "0")
     return major == "2" and minor.isdigit() and _OLDEST <= int(minor) <= _NEWEST
 
 
 def missing_beside(version: str) -> str:
-    """A command for the packages that a TensorFlow from 2.16 on needs beside it and that are not there, or ""."""
+    """Returns the command for the missing packages that TensorFlow from 2.16 on needs beside it, or ""."""
     missing = [name for name in _APART if importlib.util.find_spec(name) is None]
     packages = [_APART[name].format(version=".".join(version.split(".")[:2])) for name in missing]
     return f"pip install --no-deps {' '.join(packages)}" if packages else ""
 
 
 def numpy_problem(tensorflow: str, numpy: str) -> str:
-    """Why a version of TensorFlow cannot be loaded beside one of numpy, and what to do; "" if it can.
+    """Returns why a version of TensorFlow cannot be loaded with one of numpy, and the cure; "" if it can.
 
-    Without, numpy prints forty lines about modules that were compiled for another version.
+    Without this check, numpy prints forty lines about modules that were compiled for another version.
     """
     if int(numpy.split(".")[0]) < 2 or not is_supported(tensorflow) or int(tensorflow.split(".")[1]) >= _BESIDE_NUMPY_2:
         return ""
@@ -47,14 +47,14 @@ HOROVOD_CHOICES = {
     "HOROVOD_WITHOUT_MPI": "1",
     "HOROVOD_WITHOUT_PYTORCH": "1",
     "HOROVOD_WITHOUT_MXNET": "1",
-    # cmake 4 refuses the bundled Gloo, which asks for cmake 2.8 behaviour, unless told otherwise.
+    # cmake 4 refuses the bundled Gloo, which asks for cmake 2.8 behaviour, without this setting.
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
 }
-# Its build imports these but cannot fetch them itself, because it has to see the installed TensorFlow.
+# Horovod's build imports these but cannot fetch them, because it must see the installed TensorFlow.
 HOROVOD_NEEDS = ("setuptools>=64,<81", "wheel", "cloudpickle", "packaging", "psutil", "pyyaml")
 INSTALL_HOROVOD = (
     f"{' '.join(f'{name}={value}' for name, value in HOROVOD_CHOICES.items())} "
     f"pip install --no-build-isolation {HOROVOD}"
 )
-# For people: it does the same, and keeps the wheel for the next time.
+# The command for users: it installs Horovod, and keeps the wheel for the next time.
 FIX_HOROVOD = "npu-run doctor --fix"

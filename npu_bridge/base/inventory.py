@@ -1,4 +1,4 @@
-"""Lists installed versions and what the machine has, without importing or starting anything."""
+"""Lists installed versions and the machine's hardware, without importing or starting anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from npu_bridge.base.machine import LOW_PRECISION_UNITS, cpu_description, cpu_features, usable_cores
 from npu_bridge.base.version import __version__
 
-# Names under which a package may be installed, the first one found counts.
+# Names under which a package can be installed; the first one found counts.
 PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tensorflow-rocm"),
     "keras": ("keras",),
@@ -25,7 +25,7 @@ _FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_f
 
 
 def installed_version(package: str) -> str | None:
-    """Version of a package by what is installed; None when it is not there."""
+    """Returns the version of an installed package; None if it is missing."""
     for name in PACKAGES[package]:
         try:
             return importlib.metadata.version(name)
@@ -35,7 +35,7 @@ def installed_version(package: str) -> str | None:
 
 
 def version_rows() -> list[tuple[str, str]]:
-    """Versions of everything that takes part, by name."""
+    """Returns the versions of all packages involved, by name."""
     rows = [
         ("npu_bridge", __version__),
         ("python", f"{platform.python_version()} ({sys.executable})"),
@@ -45,11 +45,11 @@ def version_rows() -> list[tuple[str, str]]:
 
 
 def machine_rows(gpus: list[str] | None, description: str | None = None) -> list[tuple[str, str]]:
-    """Cores, processor features that decide precision, memory and GPUs.
+    """Returns cores, processor features that decide precision, memory and GPUs.
 
     Args:
-      gpus: what TensorFlow sees; None when it could not be asked.
-      description: text about the processors, as Linux's `/proc/cpuinfo`; that of this machine by default.
+      gpus: the GPUs that TensorFlow sees; None when it could not be asked.
+      description: text about the processors, as Linux's `/proc/cpuinfo`; by default from this machine.
     """
     rows = [("cores", f"{usable_cores()} usable of {os.cpu_count()}")]
     text = cpu_description() if description is None else description

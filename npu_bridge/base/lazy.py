@@ -1,4 +1,4 @@
-"""Names of a package that are imported when somebody asks for them."""
+"""Imports names of a package on first use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Callable
 
 
 def attributes(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package.
+    """Returns the `__getattr__` of a package.
 
     Args:
       package: the package.
-      places: where each name is found: `module`, or `module:name` for something inside it.
+      places: the place of each name: `module`, or `module:name` for something inside it.
     """
 
     def __getattr__(name: str) -> Any:
@@ -24,12 +24,12 @@ def attributes(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def found_at(place: str) -> Any:
-    """A module by its name, or something in it by `module:name`."""
+    """Returns a module by its name, or something in it by `module:name`."""
     module, _, inside = place.partition(":")
     found = importlib.import_module(module)
     return getattr(found, inside) if inside else found
 
 
 def submodules(package: str, *names: str) -> dict[str, str]:
-    """Where a package's own modules are found, for `attributes`."""
+    """Returns the places of a package's own modules, for `attributes`."""
     return {name: f"{package}.{name}" for name in names}

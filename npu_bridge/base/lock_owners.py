@@ -1,4 +1,4 @@
-"""Who holds a lock file: what a process writes there of itself, and whether the one that wrote it still runs."""
+"""Describes a lock file's owner: what a process writes about itself, and whether it still runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
 
-# What tells jobs of several ranks apart, one for each launcher.
+# Variables that identify jobs of several ranks, one entry for each launcher.
 _JOBS = (("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"), ("PMIX_NAMESPACE",), ("PMI_JOBID",))
-_UNKNOWN = "unknown"  # when a process started that runs
+_UNKNOWN = "unknown"  # the start time of a running process whose start cannot be read
 
 
 class Owner(NamedTuple):
-    """Who wrote a lock file, and how long ago, in seconds, it last gave a sign of life."""
+    """The process that wrote a lock file, and how many seconds ago it last gave a sign of life."""
 
     facts: dict[str, Any]
     text: str
@@ -27,36 +27,36 @@ class Owner(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The process, for messages."""
+        """The process's name in messages."""
         return f"process {self._shown('process')} on {self._shown('host')}"
 
     @property
     def rank(self) -> int:
-        """Its rank in its job; -1 where the file does not say it."""
+        """Its rank in its job; -1 if the file does not say it."""
         rank = self.facts.get("rank")
         return rank if isinstance(rank, int) else -1
 
     def is_here(self) -> bool:
-        """Whether it was a process of this machine, since its start, and of this container."""
+        """Whether it was a process of this machine, since the last boot, and of this container."""
         return self.facts.get("machine") == _machine() and self.facts.get("host") == socket.gethostname()
 
     def is_gone(self) -> bool:
-        """Whether a process of this machine has ended, or its number is another one's now."""
+        """Whether a process of this machine has ended, or its number now belongs to another process."""
         process = self.facts.get("process")
         known = (self.facts.get("started"), _UNKNOWN)
         return self.is_here() and (not isinstance(process, int) or _start_of(process) not in known)
 
     def is_of_an_earlier_start(self) -> bool:
-        """Whether it was a rank of an earlier start of this process's job, all of whose ranks have surely ended."""
+        """Whether it was a rank of an earlier start of this job, all of whose ranks have surely ended."""
         job, number, going_on = _start_of_job()
         other_job, _, other = str(self.facts.get("start")).partition(":")
         if not job or other_job != job or not (other.isdecimal() and number.isdecimal()):
             return False
-        # Not of a later one: this process may itself be left over, on a host that the launcher has lost.
+        # Never of a later start: this process can itself be a leftover, on a host that the launcher has lost.
         return int(other) < int(number) and other not in going_on.split(",")
 
     def explain(self, folder: str) -> str:
-        """The message that refuses a folder which it holds."""
+        """Returns the message that refuses a folder held by this owner."""
         process, host = self._shown("process"), self._shown("host")
         stop = f"kill {process}" if host == socket.gethostname() else f"ssh {host} kill {process}"
         known = f" ({stop})" if process.isdigit() else ""
@@ -66,33 +66,33 @@ class Owner(NamedTuple):
         )
 
     def _shown(self, key):
-        """What the file says, if that is words and numbers: anybody can write one, and people copy what they read."""
+        """Returns a field of the file if it is plain words and numbers: any user can write one, and readers copy it."""
         text = str(self.facts.get(key))
         return text if re.fullmatch(r"[\w.: -]{1,100}", text) else "unknown"
 
 
 class Starts:
-    """The starts of one job: a lock of an earlier one needs no waiting, on whatever host its holder was."""
+    """The starts of one job: a lock of an earlier start needs no waiting, whichever host its holder was on."""
 
     def __init__(self):
         self._job, self._number, self._going_on = secrets.token_hex(8), 0, []
 
     def begin(self) -> None:
-        """Says to the ranks that are started next which start they are of."""
+        """Tells the ranks that are started next the number of their start."""
         self._number += 1
         environment.write_variable(environment.START, f"{self._job}:{self._number}:{','.join(self._going_on)}")
 
     def end(self, may_go_on: bool) -> None:
-        """The start is over; some of its ranks may not have ended."""
+        """Notes that the start is over; with `may_go_on`, some of its ranks might still run."""
         if may_go_on:
             self._going_on.append(str(self._number))
 
 
 def read_owner(path: str, own: str) -> Owner | None:
-    """Who wrote a lock; ages are by the clock of the file system, which has just dated `own`."""
+    """Reads a lock's owner; ages are by the file system's clock, which has just dated `own`."""
     try:
         os.utime(own)
-        with open(path, encoding="utf-8", errors="replace") as file:  # opening asks a file server anew
+        with open(path, encoding="utf-8", errors="replace") as file:  # opening refreshes a file server's cache
             text, modified = file.read(), os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None
@@ -105,7 +105,7 @@ def read_owner(path: str, own: str) -> Owner | None:
 
 
 def describe_this_process() -> dict[str, Any]:
-    """What this process writes into a lock file, so that others know it."""
+    """Returns the facts that this process writes into a lock file."""
     jobs = (tuple(map(environment.read_variable, names)) for names in _JOBS)
     return {
         "host": socket.gethostname(),
@@ -125,7 +125,7 @@ def _start_of_job() -> tuple[str, str, str]:
 
 
 def _machine() -> str:
-    """What tells apart machines of one name, starts of one machine, and containers on it."""
+    """Returns a text that distinguishes machines of one name, boots of one machine, and containers on it."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
@@ -134,13 +134,13 @@ def _machine() -> str:
 
 
 def _start_of(process: int) -> str | None:
-    """When a process started, in the kernel's words; None for one that has ended."""
+    """Returns the start time of a process, in the kernel's words; None if it has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
-        pass  # there is no such process, or no such file, or it is hidden from other users
+        pass  # no such process, no such file, or it is hidden from other users
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

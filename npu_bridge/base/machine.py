@@ -1,4 +1,4 @@
-"""What this machine has: cores, units for low precision, memory of processes, and this package's files."""
+"""Describes this machine: cores, low-precision units, memory of processes, and this package's files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOW_PRECISION_UNITS = {"float16": ("amx_fp16", "avx512_fp16"), "bfloat16": ("amx
 
 
 def own_packages() -> list[str]:
-    """Folders of the packages that are installed with this one, none of which is a script's own code."""
+    """Returns the folders of the packages installed with this one, which hold no script's own code."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [os.path.join(root, name) for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")]
 
@@ -28,19 +28,19 @@ def _installed() -> tuple[str, ...]:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file of Python code is not a script's own: of an installed package, or made while running."""
+    """Returns whether Python code is not a script's own: it is in an installed package, or was generated."""
     return file.startswith(_installed()) or "__autograph_generated_file" in file
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, which can be fewer than the machine has."""
+    """Returns the number of cores this process can run on, which can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def peak_memory(process: int | None = None) -> int | None:
-    """The most memory in bytes that this process has had, or another one of this machine; None where nobody says."""
+    """Returns the peak memory in bytes of this process, or another one of this machine; None if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{process or 'self'}/status", encoding="utf-8", errors="replace") as file:
             return int(file.read().partition("VmHWM:")[2].split()[0]) * 1024
@@ -54,7 +54,7 @@ def peak_memory(process: int | None = None) -> int | None:
 
 
 def memory_now() -> int | None:
-    """Memory of this process in bytes; where the system does not say, the most that it has had."""
+    """Returns the memory of this process in bytes; its peak if the system does not show the current value."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -62,7 +62,7 @@ def memory_now() -> int | None:
 
 
 def cpu_description() -> str:
-    """The system's text about its processors (Linux's `/proc/cpuinfo`); empty where there is none."""
+    """Returns the system's text about its processors (Linux's `/proc/cpuinfo`); "" if it has none."""
     try:
         return _CPU_DESCRIPTION.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -70,15 +70,15 @@ def cpu_description() -> str:
 
 
 def cpu_features(description: str) -> frozenset[str] | None:
-    """The feature names in a text such as `cpu_description` gives; None when it lists none."""
+    """Returns the feature names in a text such as `cpu_description` returns; None when it lists none."""
     flags = re.search(r"^flags\s*:\s*(.+)$", description, re.MULTILINE)
     return frozenset(flags.group(1).split()) if flags else None
 
 
 def missing_units(low_dtype: str, description: str | None = None) -> str | None:
-    """Why a CPU computes no faster in a low precision, as a clause; None when it has units for it, or nothing is known.
+    """Returns why a CPU gains nothing from a low precision, as a clause; None if it has units for it, or is unknown.
 
-    The description is text as in Linux's `/proc/cpuinfo`; by default that of this machine.
+    The description is text as in Linux's `/proc/cpuinfo`; by default from this machine.
     """
     features = cpu_features(cpu_description() if description is None else description)
     units = LOW_PRECISION_UNITS[low_dtype]

@@ -1,7 +1,7 @@
-"""Folders in memory that outlive the processes which write there: for state that a job goes on from.
+"""Makes folders in memory that outlive the processes which write there: for state from which a job resumes.
 
-A folder is held by who made it, with a lock that the kernel gives back when the holder dies. What a holder that was
-killed has left is removed by the next one, after an hour: until then the job may be starting again.
+The maker holds a folder with a lock that the kernel releases when the process dies. The next maker removes the folder
+of a killed process after an hour: until then the job might be restarting.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class MemoryFolder:
     """A folder that this process holds until `close`.
 
     Attributes:
-      path: where it is; nobody but this user can look into it.
+      path: its path; only this user can read it.
     """
 
     def __init__(self, path: str, lock: int):
         self.path, self._lock, self._process = path, lock, os.getpid()
 
     def close(self, keeps: bool = False) -> None:
-        """Removes the folder and what is in it, or keeps that for the next holder; again does nothing."""
+        """Removes the folder and its files, or keeps them for the next holder; calling it again has no effect."""
         lock, self._lock = self._lock, -1
-        if lock < 0 or self._process != os.getpid():  # a process that was forked holds nothing
+        if lock < 0 or self._process != os.getpid():  # a forked process holds nothing
             return
         if not keeps:
             _remove(self.path)
@@ -45,12 +45,12 @@ class MemoryFolder:
 
 
 def make_memory_folder(name: str = "") -> MemoryFolder | None:
-    """A folder in memory; one of that name that has no holder is taken over, with what is in it.
+    """Makes a folder in memory; takes over a folder of that name without a holder, with its files.
 
     Args:
-      name: of letters and digits; by default nobody else's.
+      name: letters and digits; by default a new name.
     Returns:
-      None where there is no such place, or another process holds the folder.
+      None if there is no place for it, or another process holds the folder.
     """
     prefix = f"npu_bridge-{os.getuid()}-"
     path = os.path.join(_ROOT, prefix + (name or secrets.token_hex(8)))
@@ -66,7 +66,7 @@ def make_memory_folder(name: str = "") -> MemoryFolder | None:
 
 @contextlib.contextmanager
 def for_job() -> Iterator[None]:
-    """Inside, the processes of this job, also those of other hosts, keep state in a folder of memory."""
+    """Lets the processes of this job, also on other hosts, keep state in a folder in memory during the block."""
     folder = make_memory_folder()
     if folder is None:
         yield
@@ -79,29 +79,29 @@ def for_job() -> Iterator[None]:
 
 
 def name_of(path: str) -> str:
-    """The name that `make_memory_folder` has given a folder, on any machine."""
+    """Returns the name that `make_memory_folder` has given a folder, on any machine."""
     return os.path.basename(path).rpartition("-")[2]
 
 
 def is_kept_by_job() -> bool:
-    """Whether processes of this job keep state in memory; the same on all ranks, also where one has no folder."""
+    """Returns whether this job's processes keep state in memory; the same on all ranks, even without a folder."""
     return read_variable(MEMORY_FOLDER) is not None
 
 
 def folder_of_job() -> str | None:
-    """The folder in memory of the job that this process belongs to; None if the launcher starts no job again."""
+    """Returns this job's folder in memory; None if the launcher does not restart the job."""
     path = read_variable(MEMORY_FOLDER)
     return path if path is not None and _is_own(path) else None
 
 
 def free_bytes(path: str) -> int:
-    """How much can be written to the file system of a folder."""
+    """Returns how many bytes can be written to the file system of a folder."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
 def _take(path: str) -> int | None:
-    """Holds a folder; gives the descriptor that does so, None if another process holds it."""
+    """Holds a folder; returns the descriptor of the lock, or None if another process holds it."""
     if not _is_own(path):
         return None
     lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -115,7 +115,7 @@ def _take(path: str) -> int | None:
 
 
 def _is_own(path: str) -> bool:
-    """Whether it is a folder of this user's, and of nobody else's."""
+    """Returns whether it is a folder of this user, closed to all others."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

@@ -1,8 +1,8 @@
-"""Folders that commands write to: new, empty, or made by the same command before, which a marker file in them says.
+"""Holds folders that commands write to: new, empty, or made by the same command, as a marker file in them says.
 
-The marker lists the files that the command has left, so that it removes these the next time and nothing that others
-have put beside them, not even while the command ran: what is of a name that it does not write is not its own. The
-folder itself stays, and a copy of it is no longer the one that was made.
+The marker lists the files that the command has left. The next run removes these, but nothing that others have put
+beside them, even while the command ran: files with other names are never deleted. The folder itself stays; a copy of it
+does not count as made by the command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OURS = rb'^\{"made_by": '
 
 
 class OwnFolder:
-    """A folder that a command may write to.
+    """A folder that a command can write to.
 
     Attributes:
       path: its real path.
@@ -42,21 +42,21 @@ class OwnFolder:
         self._marker = os.path.join(path, MARKER)
         self._facts = _read_marker(self._marker)
         if self._facts.get("is_open") and last_sign is not None:
-            # It was killed: what has come a while after its last sign of life is somebody else's.
+            # The command was killed: files from well after its last sign of life belong to someone else.
             self._list_files(until_ns=int((last_sign + held_folders.BEAT_SECS) * 1e9))
-        if not self._facts.get("is_open"):  # else it is open in this process, or nobody knows when it was left
+        if not self._facts.get("is_open"):  # else it is open in this process, or its closing time is unknown
             self._facts = {"made_by": command, "files": self._facts.get("files", {}), "is_open": True}
             self._facts.update(inode=os.stat(path).st_ino, since_ns=_NEVER)
             self._write()
-            # By the clock of the file system: what changes from now on is ours.
+            # By the file system's clock: files that change from now on are ours.
             self._facts["since_ns"] = os.stat(self._marker).st_ctime_ns
             self._write()
 
     def clear(self, *patterns: str) -> None:
-        """Removes what this command has made before under some names, with `*`, in the folder.
+        """Removes files that this command made earlier, whose names in the folder match patterns with `*`.
 
         Raises:
-          NotOursError: something else is there under one of these names, and nothing is removed; or it cannot be.
+          NotOursError: a foreign file has such a name, and nothing is removed; or a file cannot be removed.
         """
         names = self.check(*patterns)
         try:
@@ -69,7 +69,7 @@ class OwnFolder:
             raise NotOursError(problem) from error
 
     def check(self, *patterns: str) -> list[str]:
-        """The names that fit; raises NotOursError if this command has not made all that is there under them."""
+        """Returns the matching names; raises NotOursError if the command did not make all these files."""
         names = [name for name in sorted(os.listdir(self.path)) if name not in _IGNORED]
         chosen = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
         for path, found in (each for name in chosen for each in walk(os.path.join(self.path, name))):
@@ -78,8 +78,8 @@ class OwnFolder:
         return chosen
 
     def close(self) -> None:
-        """Lists what the command has made."""
-        with contextlib.suppress(OSError):  # on a full disk, or when something is just being removed: it stays open
+        """Writes the list of the command's files to the marker."""
+        with contextlib.suppress(OSError):  # a full disk, or a file that is just being removed: it stays open
             self._list_files()
             self._write()
 
@@ -93,7 +93,7 @@ class OwnFolder:
         self._facts = {**self._facts, "files": files, "is_open": False}
 
     def _is_own(self, path: str, found: os.stat_result) -> bool:
-        """Whether a file has a name of the command's, was made while the folder was its, and is as it was left."""
+        """Returns whether a file has a name of the command's, dates from its use of the folder, and is unchanged."""
         name = os.path.relpath(path, self.path)
         if not any(_fits(name, pattern) for pattern in self._made):
             return False
@@ -108,17 +108,17 @@ class OwnFolder:
 
 @contextlib.contextmanager
 def own_folder(folder: str, command: str, option: str, made: Sequence[str], holds: bool = True) -> Iterator[OwnFolder]:
-    """A folder to write to, while this block lasts; it is made if need be, and nobody else may write to it meanwhile.
+    """Holds a folder to write to during this block; creates it if needed, and excludes other processes.
 
     Args:
       folder: its path.
-      command: what writes, as it is typed: "npu-run record".
-      option: what named the folder, for messages.
-      made: patterns of all names that the command ever writes there, below the folder: `*` is within one name, and
-        `/**` at the end is all that is in a folder. Files of other names are somebody else's, whenever they came.
-      holds: False where several processes of one job write there.
+      command: the command that writes, as it is typed: "npu-run record".
+      option: the option that named the folder, for messages.
+      made: patterns of all names that the command ever writes below the folder: `*` matches within one name, and `/**`
+        at the end everything in a folder. Files with other names belong to someone else, whatever their age.
+      holds: False if several processes of one job write there.
     Raises:
-      NotOursError: it is a file, or holds what the command has not made.
+      NotOursError: it is a file, or holds files that the command did not make.
       FolderHeldError: another process writes to it now.
       OSError: it cannot be written.
     """
@@ -126,7 +126,7 @@ def own_folder(folder: str, command: str, option: str, made: Sequence[str], hold
     _check(path, command, option)
     os.makedirs(path, exist_ok=True)
     with hold_folder(path, _PURPOSE, command) if holds else Hold(None) as hold:
-        _check(path, command, option)  # what has come before the folder was held
+        _check(path, command, option)  # again: files can have come before the folder was held
         own = OwnFolder(path, command, option, made, hold.last_sign)
         try:
             yield own
@@ -144,7 +144,7 @@ def _check(path: str, command: str, option: str) -> None:
             f"{option}: {path} is not a folder. Expected a new or empty one; name another with {option}."
         )
     everybodys = ["/", os.path.expanduser("~")]
-    with contextlib.suppress(FileNotFoundError):  # no folder for temporary files can be written
+    with contextlib.suppress(FileNotFoundError):  # raised if no folder for temporary files is writable
         everybodys.append(tempfile.gettempdir())
     if path in map(os.path.realpath, everybodys):
         raise NotOursError(
@@ -167,7 +167,7 @@ def _check(path: str, command: str, option: str) -> None:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Whether a name below the folder is one of a pattern, or of a file that was to get such a name."""
+    """Returns whether a name below the folder matches a pattern, or is an unfinished file for such a name."""
     parts, wanted = name.split(os.sep), pattern.split("/")
     if wanted[-1] == "**":
         wanted = wanted[:-1]

@@ -1,7 +1,7 @@
 """Keeps TensorFlow's public functions as they were when this package was imported.
 
-A script may write `tf.nn.dropout = npu_ops.dropout`. An operator that looked up `tf.nn.dropout` when it is called would
-then call itself. So what computes here says `from npu_bridge.base.own_tensorflow import tf`.
+A script can write `tf.nn.dropout = npu_ops.dropout`. An operator that looked up `tf.nn.dropout` when it is called would
+then call itself. So operators here use `from npu_bridge.base.own_tensorflow import tf`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import tensorflow
 __all__ = ["tf"]
 
 _PUBLIC = ("tensorflow._api.", "tensorflow.compat")
-# Others load Keras or Estimators as soon as anything is asked of them.
+# Namespaces of other types load Keras or Estimators at the first access.
 _LOADED = (types.ModuleType, type(tensorflow.compat.v1))
 # Scripts do not replace raw operators. Version 2 is the same namespace again.
 _LEFT_OUT = ("raw_ops", "v2")
 
 
 class _Kept(types.ModuleType):
-    """A namespace of TensorFlow with the values of now; Keras and others that load when they are used stay themselves.
+    """A copy of a TensorFlow namespace as of now; lazily loaded parts such as Keras are not copied.
 
     Args:
       module: the namespace.
-      seen: those that were kept already.
+      seen: namespaces that were copied already.
     """
 
     def __init__(self, module: types.ModuleType, seen: dict[int, _Kept]):

@@ -1,4 +1,4 @@
-"""Configurations of optimizers as JSON knows them: numbers of numpy and TensorFlow become those of Python."""
+"""Converts configurations of optimizers for JSON: numbers of numpy and TensorFlow become Python's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from npu_bridge.base.tf_internals import keras3
 
 
 def plain(value: Any) -> Any:
-    """A value of a configuration with Python's own numbers, whatever it is nested in.
+    """Returns a configuration value with Python's own numbers, at any depth.
 
     Args:
-      value: what a `get_config` returned. Scalars and arrays of numpy, tensors whose values are known, and variables
-        outside of graphs become numbers, or lists of them; schedules become their configurations.
+      value: a result of `get_config`. Scalars and arrays of numpy, tensors with known values, and variables outside of
+        graphs become numbers, or lists of them; schedules become their configurations.
     Returns:
-      The same for anything else.
+      The converted value; anything else is unchanged.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""The one way to open files for reading: regular ones only, and none outside of the folder that names it."""
+"""Opens files for reading: only regular ones, and only inside the folder whose listing or file named them."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _LONGEST_LINE = 80
 
 
 class RefusedFileError(OSError):
-    """What has the name of a file to read is not a regular file, or is not in the folder that it has to be in."""
+    """An error for a path that is not a regular file, or is outside of its required folder."""
 
 
 @contextlib.contextmanager
 def open_file(
     path: str | os.PathLike, mode: str = "r", within: str | os.PathLike | None = None, **text: Any
 ) -> Iterator:
-    """Opens a regular file; neither a pipe that nobody writes to nor a device can hold up the caller.
+    """Opens a regular file; a pipe without a writer or a device cannot block the caller.
 
     Args:
       path: the file. With `within`, a path below that folder, with or without the folder in front.
       mode: "r" or "rb".
       within: the folder where the name was found, in a file or in a list of the folder. No part of the path below it
-        may be a link or lead out of it. None: a person has given the path, and may have given a link.
-      **text: of `open`: `encoding` (UTF-8 where it is left out), `errors`, `newline`.
+        can be a link or lead out of it. None: the user has given the path, which can be a link.
+      **text: passed to `open`: `encoding` (by default UTF-8), `errors`, `newline`.
     Raises:
-      RefusedFileError: it is something else, or elsewhere.
+      RefusedFileError: the file is not regular, or outside of the folder.
       OSError: it cannot be opened.
     """
     file = _opened(os.fspath(path)) if within is None else _opened_below(os.fspath(path), os.fspath(within))
@@ -56,7 +56,7 @@ def open_file(
 
 
 def not_readable(error: OSError, owner: str, path: str | os.PathLike, what: str) -> OSError:
-    """The same error with a text that says which file it is about, what it should be, and which file may be meant."""
+    """Returns the error with a text that names the file, its expected content, and a file that might be meant."""
     path = os.path.abspath(path)
     folder, name = os.path.split(path)
     is_missing = isinstance(error, FileNotFoundError)
@@ -71,7 +71,7 @@ def not_readable(error: OSError, owner: str, path: str | os.PathLike, what: str)
 
 
 def not_written_in(form: str, error: ValueError, owner: str, path: str, text: str) -> ValueError:
-    """The error for a file in another form: its line, and what the parser says of it."""
+    """Returns the error for a file in another format: its line, and the parser's reason."""
     lines = text.rstrip().splitlines() or [""]
     found = re.search(r"\bline (\d+)", str(error))
     number = min(int(found[1]), len(lines)) if found else len(lines)
@@ -82,11 +82,11 @@ def not_written_in(form: str, error: ValueError, owner: str, path: str, text: st
 
 
 def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, most_bytes: int = 1 << 31) -> str:
-    """All of a text file in UTF-8.
+    """Reads a text file in UTF-8.
 
     Raises:
-      OSError: as `open_file`, or it has more than `most_bytes`.
-      UnicodeDecodeError: it is not a text.
+      OSError: as for `open_file`, or it has more than `most_bytes`.
+      UnicodeDecodeError: it is not UTF-8 text.
     """
     with open_file(path, "rb", within) as file:
         content = file.read(most_bytes + 1)
@@ -96,20 +96,20 @@ def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, 
 
 
 def read_json(path: str | os.PathLike, within: str | os.PathLike | None = None) -> Any:
-    """The content of a JSON file.
+    """Reads a JSON file.
 
     Raises:
-      OSError: as `open_file`.
-      ValueError: as `parse_json`; a UnicodeDecodeError where it is not a text.
+      OSError: as for `open_file`.
+      ValueError: as for `parse_json`; a UnicodeDecodeError if it is not UTF-8 text.
     """
     return parse_json(read_text(path, within))
 
 
 def parse_json(text: str) -> Any:
-    """The value of a text of JSON, whose numbers fit into 64 bits.
+    """Parses JSON text whose numbers fit into 64 bits.
 
     Raises:
-      ValueError: it is no JSON, nested too deeply, or has a number that does not.
+      ValueError: it is not JSON, is nested too deeply, or has a larger number.
     """
     try:
         return json.loads(text, parse_int=_integer, parse_float=_number)
@@ -118,10 +118,10 @@ def parse_json(text: str) -> Any:
 
 
 def whole_number(value: Any, least: int = 0, most: int = 2**53) -> int:
-    """A whole number that a file gives, as a number or as a text, within bounds.
+    """Returns a whole number from a file, where it is a number or text, within bounds.
 
     Raises:
-      TypeError, ValueError: it is none, or not within them.
+      TypeError, ValueError: it is not a whole number, or out of bounds.
     """
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a whole number; got {value}")
@@ -145,13 +145,13 @@ def _number(digits: str) -> float:
 
 
 def _relative(folder: str | os.PathLike, path: str | os.PathLike) -> str:
-    """A path below a folder, relative to it and in one form.
+    """Returns a path below a folder, relative to it and normalised.
 
     Args:
       folder: where the path was found.
-      path: relative to the folder, or with it in front.
+      path: relative to the folder, or with the folder in front.
     Raises:
-      RefusedFileError: it leaves the folder: it is absolute, or has `..` in it.
+      RefusedFileError: it leaves the folder: it is absolute, or contains `..`.
     """
     folder, path = os.fspath(folder), os.fspath(path)
     inside = path[len(folder) :].lstrip(os.sep) if path.startswith(folder.rstrip(os.sep) + os.sep) else path
@@ -172,7 +172,7 @@ def _opened(path: str) -> int:
 
 
 def _opened_below(path: str, folder: str) -> int:
-    """Goes down one folder after the other, so that none can become a link in between."""
+    """Opens one folder after the other, so that none can become a link in between."""
     *folders, name = _relative(folder, path).split(os.sep)
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     shown = folder
@@ -215,7 +215,7 @@ def _checked(file: int, path: str) -> int:
 
 
 def _check(found: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
-    """Before a file is opened, as that alone may move a device, and again after it."""
+    """Checks a file's kind, before it is opened, because opening alone can move a device, and again after."""
     if stat.S_IFMT(found.st_mode) != kind:
         expected = "a regular file" if kind == stat.S_IFREG else "a folder"
         got = _KINDS.get(stat.S_IFMT(found.st_mode), "another kind of file")

@@ -1,4 +1,4 @@
-"""The import hook by which a module can be imported under a second name."""
+"""Lets modules be imported under a second name, through an import hook."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from typing import Any
 
 
 def let_find_same_modules(alias: str, package: str) -> None:
-    """Lets imports of `alias.x` find the module `package.x`; again is as good as once."""
+    """Lets imports of `alias.x` find the module `package.x`; calling it again has no effect."""
     let_find(alias, functools.partial(_same, package))
 
 
 def let_find(alias: str, find: Callable[[str], str | types.ModuleType | None]) -> None:
-    """Lets imports of `alias.x` find modules that are elsewhere; again is as good as once.
+    """Lets imports of `alias.x` find modules that are elsewhere; calling it again has no effect.
 
     Args:
-      find: gives, for `x`, the full name of the module, or a new module where there is none yet; None for what is found
-        in the usual way.
+      find: returns, for `x`, the full name of the module, or a new module if none exists yet; None leaves the import to
+        Python.
     """
     if not any(isinstance(finder, _Finder) and finder.alias == alias for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(alias, find))
 
 
 def _same(package: str, name: str) -> str | None:
-    """The module of a package by its name there, None without one."""
+    """Returns the full name of a package's module, or None without one."""
     is_there = not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None
     return f"{package}.{name}" if is_there else None
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what is not there in files of its own."""
+    """A finder for modules without files of their own."""
 
     def __init__(self, alias: str, find: Callable[[str], str | types.ModuleType | None]):
         self.alias, self._find = alias, find
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None):
-        """A spec for a module that is elsewhere, None for everything else."""
+        """Returns a spec for a module that is elsewhere, None for everything else."""
         del path, target
         name = fullname.removeprefix(f"{self.alias}.")
         found = None if name == fullname else self._find(name)
@@ -62,7 +62,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module):
-        """Nothing to run; a module gets its own spec back, which importing it by this name has replaced."""
+        """Runs nothing; gives a module its own spec back, which the import by this name has replaced."""
         own = module.__spec__.loader_state
         if isinstance(own, importlib.machinery.ModuleSpec):
             module.__spec__ = own

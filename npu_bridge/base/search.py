@@ -1,4 +1,4 @@
-"""The two searches of any graph: breadth first, and in the order of dependencies."""
+"""Searches any graph: breadth first, or in the order of dependencies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def search(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
-    """Every node that can be reached, once each, breadth first; the starts come first.
+    """Yields every reachable node once, breadth first; the starts come first.
 
-    A node is given before its neighbours are asked for, so a caller may stop early. `neighbours` may give none to end
-    the search there.
+    Yields a node before it asks for its neighbours, so a caller can stop early. `neighbours` can return none to end the
+    search there.
     """
     waiting = collections.deque(dict.fromkeys(starts))
     seen = set(waiting)
@@ -26,10 +26,9 @@ def search(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]])
 
 
 def dependency_order(starts: Iterable[Node], needs: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """Every node that can be reached, each after all it needs; of a cycle one edge is left out.
+    """Returns every reachable node after all it needs; of a cycle one edge is left out.
 
-    Nodes are visited in the order in which `starts` and `needs` give them, so the result is the same on every rank
-    where these are.
+    Visits nodes in the order of `starts` and `needs`, so the result is the same on every rank if these are.
     """
     done: dict[Node, None] = {}
     entered: set[Node] = set()

@@ -1,7 +1,7 @@
-"""Files beside a training: logs, reports, pictures, records, numbers. It goes on where one of them cannot be written.
+"""Writes files beside a training: logs, reports, pictures, records, numbers. Training continues if a write fails.
 
-One line says what is not written any more and why, another one that it is written again. Checkpoints are no such files:
-a training that cannot keep its state ends.
+One line reports the failure and its reason, another one the first write that works again. Checkpoints are no such
+files: a training that cannot save its state ends.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from npu_bridge.base.terminal import in_line, logger
 __all__ = ["GrowingFile", "Secondary", "describe_failure"]
 
 _LOG = logger(__name__)
-# After a failure nothing is tried for a second, after the next for two, and so on: a disk that is nearly full takes
-# some writes and others not, and neither lines about that nor a slow network disk may get in a training's way.
+# After a failure, writes pause for a second, after the next for two, and so on: a nearly full disk refuses only some
+# writes, and neither log lines about that nor a slow network disk may delay a training.
 _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 _KEPT_BYTES = 1 << 20
 
 
 def describe_failure(error: BaseException) -> str:
-    """Why something could not be written, in one line."""
+    """Returns why a write failed, in one line."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "") or type(error).__name__
     return in_line(text)
 
 
 class Secondary:
-    """One thing that is written beside a training.
+    """A file or group of files written beside a training.
 
     Args:
       what: its name in the two lines, as "the log logs/rank_0.log".
-      failures: classes of exceptions besides `OSError` that say it cannot be written.
-      say: prints a line; None: a warning in the log.
+      failures: exception classes besides `OSError` that mean a failed write.
+      say: prints a line; None logs a warning.
       clock: seconds that never go back.
     Attributes:
-      is_stopped: the last attempt has failed.
-      reason: why.
+      is_stopped: the last attempt failed.
+      reason: why it failed.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Secondary:
         self._next_try = 0.0
 
     def attempt(self, action: Callable[..., Any], *arguments: Any, now: bool = False) -> bool:
-        """Calls `action`, which writes; gives whether it was called and has not failed.
+        """Calls `action`, which writes; returns whether it was called and did not fail.
 
         Args:
-          now: try also in the pause after a failure, because there is no next time.
+          now: also try in the pause after a failure, because there is no later chance.
         """
         if self.is_stopped and not now and self._clock() < self._next_try:
             return False
@@ -86,15 +86,15 @@ class Secondary:
 
 
 class GrowingFile:
-    """A file to which a training adds; what cannot be written is kept for later, the latest part of it at least.
+    """A file to which a training appends; if a write fails, at least its latest part is kept for later.
 
     Args:
-      path: the file; its folder is made.
-      what: as of `Secondary`, without the path.
-      begin: prepares the file, once, before anything is added.
-      gap: a line for the file about bytes that were not kept, with `{count}` and `{reason}`; "" writes none.
-      kept_bytes: how much is kept.
-      say, clock: as of `Secondary`.
+      path: the file; its folder is created.
+      what: see `Secondary`, without the path.
+      begin: prepares the file, once, before the first write.
+      gap: a line for the file about lost bytes, with `{count}` and `{reason}`; "" writes none.
+      kept_bytes: how many bytes are kept.
+      say, clock: see `Secondary`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class GrowingFile:
         self._lost = 0
 
     def open(self) -> None:
-        """Makes the file ready.
+        """Prepares the file.
 
         Raises:
           OSError: it cannot be written.
@@ -127,13 +127,13 @@ class GrowingFile:
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def write(self, text: bytes) -> None:
-        """Adds a text; it is in the file when this returns, or kept."""
+        """Appends a text; when this returns, it is in the file, or kept."""
         self._kept.append(text)
         if not self.secondary.attempt(self._write_kept):
             self._forget()
 
     def close(self) -> None:
-        """Writes what is left, if it can be, and closes the file; `write` would open it again."""
+        """Writes the kept bytes, if possible, and closes the file; `write` would open it again."""
         if self._kept or self._begin is not None:
             self.secondary.attempt(self._write_kept, now=True)
         self._kept.clear()
@@ -141,22 +141,22 @@ class GrowingFile:
 
     def _write_kept(self) -> None:
         if self._file is not None and not os.fstat(self._file).st_nlink:
-            self._close()  # somebody has removed it
+            self._close()  # the file was removed
         if self._file is None:
             self.open()
         try:
             if self._lost and self._gap:
                 _append(self._file, self._gap.format(count=self._lost, reason=self.secondary.reason).encode())
             self._lost = 0
-            while self._kept:  # one by one: there may be room for some
+            while self._kept:  # one by one: the disk can have room for some of them
                 _append(self._file, self._kept[0])
                 self._kept.popleft()
         except OSError:
-            self._close()  # a file system may be gone for good and come back under the same name
+            self._close()  # a file system can be gone for good and return under the same name
             raise
 
     def _forget(self) -> None:
-        """Keeps the latest of what could not be written."""
+        """Keeps only the latest unwritten bytes."""
         size = sum(map(len, self._kept))
         while size > self._kept_bytes:
             size -= len(self._kept[0])
@@ -170,13 +170,13 @@ class GrowingFile:
 
 
 def _append(file: int, text: bytes) -> None:
-    """Adds all of a text, or nothing: half a line would spoil the next one."""
+    """Appends all of a text, or nothing: half a line would spoil the next one."""
     before, written = os.fstat(file).st_size, 0
     try:
         while written < len(text):
             written += os.write(file, text[written:])
     except OSError:
         with contextlib.suppress(OSError):
-            if written and os.fstat(file).st_size == before + written:  # nobody else has added anything
+            if written and os.fstat(file).st_size == before + written:  # no other process has appended anything
                 os.ftruncate(file, before)
         raise

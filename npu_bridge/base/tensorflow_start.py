@@ -1,8 +1,8 @@
-"""TensorFlow, at the moment it is loaded: the right version, and without its greetings and false alarms.
+"""Prepares TensorFlow when it is loaded: checks its version, and hides its greetings and false alarms.
 
-What is not shown: TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, the closing notice of
-tensorflow-addons, and two warnings where they are not true (`_Alarms`). Other warnings and errors stay, and so does
-whatever the script logs. `NPU_BRIDGE_VERBOSE=1` shows all.
+Hidden are TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, the closing notice of
+tensorflow-addons, and two warnings where they are not true (`_Alarms`). Other warnings and errors are shown, and so are
+all log lines of the script. `NPU_BRIDGE_VERBOSE=1` shows all.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from npu_bridge.base.tf_internals import names
 __all__ = ["explain_global_step", "watch"]
 
 _OURS = ("npu_bridge", "hccl", "tensorflow1_compat")
-# What runs without TensorFlow, and beside any version of it.
+# Packages that run without TensorFlow, and with any version of it.
 _INDEPENDENT = ("npu_bridge.base", "npu_bridge.launch", "npu_bridge.options")
 _INDEPENDENT += ("npu_bridge.reporting.compare", "npu_bridge.run")
 _ADVICE = ("Instructions for updating:", "The name %s is deprecated")
-# What is said of `tf.layers`, of cells, and of methods of layers, twice for each call and on every rank.
+# Warnings about `tf.layers`, cells, and methods of layers, twice for each call and on every rank.
 _LAYER_ADVICE = r"`(tf\.layers|tf\.nn|layer)\.[\w.]+` (is deprecated|will be removed)"
 _CLOSING_NOTICE = r"\s*TensorFlow Addons \(TFA\) has ended"
 _STANDS_STILL = "It seems that global step"
 _SLOW_CALLBACK = re.compile(r"Callback method `(\w+)` is slow .* time: ([\d.]+)s\)")
-_SHORT_SECS = 0.01  # ours: beside a step that is shorter still, anything is slow
+_SHORT_SECS = 0.01  # ours: compared with a shorter step, any callback is slow
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _GREETING = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} .* (port|cpu_feature_guard)\.cc:\d+\]"
 )
-_KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read while TensorFlow is loaded, and when `tf.keras` is used first
+_KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read while TensorFlow is loaded, and at the first use of `tf.keras`
 _KERAS_2 = ("1", "true", "True")  # its values for Keras 2
 
 
 def watch() -> None:
-    """Sees to TensorFlow now if this process has loaded it, else when it does.
+    """Prepares TensorFlow now if this process has loaded it, else when it does.
 
-    Imports of this package fail with one sentence where TensorFlow is missing or of another version; other modules may
-    import whatever there is.
+    Imports of this package fail with one sentence if TensorFlow is missing or unsupported; other modules can import any
+    version.
     """
     if "tensorflow" in sys.modules:
         _see_to(sys.modules["tensorflow"])
@@ -59,7 +59,7 @@ def watch() -> None:
 
 
 def explain_global_step() -> None:
-    """Has TensorFlow say no more that the global step stands still: it is increased, or it was told that it is not."""
+    """Hides TensorFlow's warning that the global step stands still: it rises, or a warning here has said why not."""
     _alarms().step_is_explained = True
 
 
@@ -80,13 +80,13 @@ def _see_to(tensorflow: types.ModuleType) -> None:
     if not _is_verbose():
         logging.getLogger("tensorflow").addFilter(_is_no_advice)
         logging.getLogger("tensorflow").addFilter(_alarms())
-        # After the script's own filters, which decide first.
+        # Appended after the script's own filters, which decide first.
         for notice in (_CLOSING_NOTICE, _LAYER_ADVICE):
             warnings.filterwarnings("ignore", notice, UserWarning, append=True)
 
 
 def _problem_of(found: str) -> str:
-    """Why this package cannot work beside a version of TensorFlow, and what to do; "" if it can."""
+    """Returns why this package cannot work with a version of TensorFlow, and the cure; "" if it can."""
     if not is_supported(found):
         problem = f"npu_bridge: TensorFlow is of another version. Expected {TENSORFLOWS}; got {found}."
         return f"{problem} {INSTALL_TENSORFLOW}"
@@ -97,7 +97,7 @@ def _problem_of(found: str) -> str:
 
 
 def _problem_of_keras(tensorflow: types.ModuleType) -> str:
-    """Why `tf.keras` cannot be what this package calls by that name, Keras 2, and what to do; "" if it can."""
+    """Returns why `tf.keras` cannot be Keras 2, which this package needs by that name, and the cure; "" if it can."""
     if names.HAS_ESTIMATORS:
         return ""
     from npu_bridge.base import environment
@@ -114,7 +114,7 @@ def _problem_of_keras(tensorflow: types.ModuleType) -> str:
 
 
 def _problem_of_path(path: str) -> str:
-    """Why TensorFlow cannot be found by its path, which it takes for UTF-8, and what to do; "" if it can."""
+    """Returns why TensorFlow cannot be found by its path, which it reads as UTF-8, and the cure; "" if it can."""
     with contextlib.suppress(UnicodeEncodeError):
         if path.encode() == os.fsencode(path):
             return ""
@@ -127,7 +127,7 @@ def _problem_of_path(path: str) -> str:
 
 
 def _choose_keras_2() -> None:
-    """Has `tf.keras` be Keras 2, unless the user has chosen."""
+    """Makes `tf.keras` Keras 2, unless the user has chosen."""
     from npu_bridge.base import environment
 
     if environment.read_variable(_KERAS_CHOICE) is None:
@@ -136,9 +136,9 @@ def _choose_keras_2() -> None:
 
 @contextlib.contextmanager
 def _while_loading() -> Iterator[None]:
-    """TensorFlow reads the level of its C++ messages once, while it is loaded.
+    """Sets the level of TensorFlow's C++ messages, which it reads once, while it is loaded.
 
-    From 2.16 on its libraries greet before they read it.
+    From 2.16 on its libraries print greetings before they read it.
     """
     from npu_bridge.base import environment, inventory
 
@@ -150,7 +150,7 @@ def _while_loading() -> Iterator[None]:
     if problem:
         raise ImportError(problem, name="tensorflow")
     if not names.HAS_ESTIMATORS:
-        _choose_keras_2()  # `from tensorflow.keras.layers import Dense` follows what it was when TensorFlow was loaded
+        _choose_keras_2()  # before the import, which decides what `from tensorflow.keras.layers import Dense` finds
     given = "0" if _is_verbose() else environment.read_variable(_LEVEL)
     level = {} if given else {_LEVEL: "1"}
     greets = given == "0" or names.HAS_ESTIMATORS
@@ -160,12 +160,12 @@ def _while_loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_greetings() -> Iterator[None]:
-    """Keeps what goes to the standard error of this process, also from C++, and hands on what is no greeting."""
+    """Buffers this process's standard error, also from C++, and passes on everything but greetings."""
     with contextlib.ExitStack() as stack:
         try:
             said = stack.enter_context(tempfile.TemporaryFile())
             original = os.dup(2)
-        except OSError:  # no disk has room for a file, or standard error is closed
+        except OSError:  # no disk has room for a temporary file, or standard error is closed
             yield
             return
         os.dup2(said.fileno(), 2)
@@ -187,13 +187,13 @@ def _explain_absence() -> None:
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    """False for what TensorFlow says about a name that it wants to retire, told by its template."""
+    """Returns False for TensorFlow's advice about a deprecated name, recognised by its template."""
     template = str(record.msg)
     return not (template.startswith("From %s: ") and any(advice in template for advice in _ADVICE))
 
 
 def _is_verbose() -> bool:
-    from npu_bridge.base import environment  # not earlier: importing the package alone loads nothing
+    from npu_bridge.base import environment  # imported late: importing the package alone loads nothing
 
     return environment.is_flag_on(environment.VERBOSE)
 
@@ -208,10 +208,10 @@ def _alarms() -> _Alarms:
 
 
 class _Alarms(logging.Filter):
-    """Keeps back two warnings of TensorFlow and Keras where they are not true, or were given before.
+    """A filter for two warnings of TensorFlow and Keras where they are not true, or were given before.
 
-    A skipped step rightly does not increase the global step. Beside the short steps of a small model every callback is
-    slow; and where a step waits for other ranks in a callback of this package, nobody can make that faster.
+    A skipped step rightly does not increase the global step. Compared with the short steps of a small model every
+    callback is slow; and if a step waits for other ranks in a callback of this package, the user cannot speed it up.
     """
 
     step_is_explained = False
@@ -226,7 +226,7 @@ class _Alarms(logging.Filter):
 
 
 def _is_of_others(method: str) -> bool:
-    """Whether one of the callbacks that are being called has this method neither from Keras nor from here."""
+    """Returns whether a running callback has this method from neither Keras nor this package."""
     keras = sys.modules["tensorflow"].keras
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), keras.callbacks.CallbackList):
@@ -234,7 +234,7 @@ def _is_of_others(method: str) -> bool:
     if frame is None:
         return True
     known = (*_OURS, "npu_device", "keras", "tf_keras", "horovod")
-    methods = (method, method.replace("train_", ""))  # as older scripts call it
+    methods = (method, method.replace("train_", ""))  # the second name is that of older scripts
     for kind in map(type, frame.f_locals["self"].callbacks):
         makers = [base for base in kind.__mro__ if any(name in vars(base) for name in methods)]
         if makers and makers[0].__module__.split(".")[0] not in known:
@@ -243,7 +243,7 @@ def _is_of_others(method: str) -> bool:
 
 
 class _Refusal(importlib.abc.MetaPathFinder):
-    """Refuses this package's modules beside a TensorFlow they are not made for."""
+    """A finder that refuses this package's modules if TensorFlow is unsupported."""
 
     def __init__(self, text: str):
         self._text = text

@@ -1,6 +1,6 @@
-"""The one way to a terminal: control characters of texts from outside are shown there (`\\x1b`), and not sent.
+"""Prints on terminals: control characters in texts from outside are shown (`\\x1b`), and not sent.
 
-What ranks print goes another way (`launch/job/output.py`), untouched.
+The output of ranks goes another way (`launch/job/output.py`), unchanged.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import TextIO
 
 __all__ = ["echo", "flush_or_silence", "in_line", "json_text", "logger", "put", "silence", "visible"]
 
-# C0 but for tab and newline, DEL, C1, what turns the direction of writing, what some terminals take for a newline, and
-# halves of pairs, which no file and no terminal can be given.
+# C0 except tab and newline, DEL, C1, characters that change the writing direction, those that some terminals take for a
+# newline, and halves of surrogate pairs, which no file and no terminal accepts.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINES = re.compile("[\t\n]")
 
 
 def visible(text: str) -> str:
-    """A text with its control characters as Python writes them; tabs and newlines stay."""
+    """Returns a text with its control characters escaped as in Python; tabs and newlines stay."""
     return _CONTROLS.sub(_escaped, text)
 
 
 def in_line(text: str) -> str:
-    """A name inside a line: its tabs and newlines are shown, too, so that it cannot begin a line of its own."""
+    """Returns a name for use inside a line: also escapes tabs and newlines, so that it cannot start a new line."""
     return _LINES.sub(_escaped, visible(text))
 
 
 def json_text(text: str) -> str:
-    """JSON as it is printed: `json.dumps` escapes all but DEL."""
+    """Returns JSON text for printing: `json.dumps` escapes everything but DEL."""
     return text.replace("\x7f", "\\u007f")
 
 
 def put(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:
-    """Writes a text to a stream as it can be shown there; None, as Python has it for a closed one, takes nothing.
+    """Writes a text to a stream in visible form; None, which Python uses for a closed stream, discards it.
 
     Args:
-      before, after: what moves the cursor, of ours; written as it is, in one piece with the text.
+      before, after: our own cursor movements; written unchanged, in one write with the text.
     Raises:
       OSError, ValueError: the stream cannot be written, or was closed.
     """
@@ -51,10 +51,10 @@ def put(stream: TextIO | None, text: str, before: str = "", after: str = "") -> 
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Prints lines on standard output, or on standard error; the latter where it can be.
+    """Prints lines on standard output, or on standard error; failures of the latter are ignored.
 
     Raises:
-      OSError: standard output cannot be written, or nobody reads any more.
+      OSError: standard output cannot be written, or its reader is gone.
     """
     if not err:
         put(sys.stdout, f"{text}\n")
@@ -68,7 +68,7 @@ def echo(text: str, err: bool = False) -> None:
 
 
 def flush_or_silence() -> None:
-    """Has nothing left to be written when Python ends, which would turn a stream that fails into an exit code."""
+    """Flushes the streams or silences them: a stream that fails at Python's end would change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -78,13 +78,13 @@ def flush_or_silence() -> None:
 
 
 def silence(stream: TextIO | None) -> None:
-    """Has what is still to be written to a stream go nowhere: Python would try again at its end, and say so."""
+    """Discards a stream's unwritten output: Python would try again at its end, and report the failure."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module; what is logged may name files, hosts and operators, and is shown on a terminal."""
+    """Returns a module's logger, which escapes control characters: log lines can name files, hosts and operators."""
     log = logging.getLogger(name)
     log.addFilter(_make_visible)
     return log

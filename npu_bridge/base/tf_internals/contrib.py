@@ -1,4 +1,4 @@
-"""What TensorFlow 2.15.1 and Keras 2.15.0 keep of TensorFlow 1.15 under private names, for `tensorflow1_compat/`."""
+"""Wraps private names of TensorFlow 2.15.1 and Keras 2.15.0 kept from TensorFlow 1.15, for `tensorflow1_compat/`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from npu_bridge.base.tf_internals.names import KERAS
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_LEAST_EPSILON = 1.001e-5  # what cuDNN once asked for
+_LEAST_EPSILON = 1.001e-5  # required by old versions of cuDNN
 
 
 def constant_shape(tensor: tf.Tensor) -> tf.TensorShape:
-    """What is known of a shape tensor while a graph is made (`tensor_util.constant_value_as_shape`, TF 2.15)."""
+    """Returns a shape tensor's value as known in the graph (`tensor_util.constant_value_as_shape`, TF 2.15)."""
     from tensorflow.python.framework import tensor_util
 
     return tensor_util.constant_value_as_shape(tensor)
 
 
 def accept_whole_floats() -> None:
-    """Lets a size be a whole float, `[3, 64 / 2]`, as in TensorFlow 1.15 (`tensor_shape.Dimension`, TF 2.15)."""
+    """Allows whole floats as sizes, `[3, 64 / 2]`, as in TensorFlow 1.15 (`tensor_shape.Dimension`, TF 2.15)."""
     from tensorflow.python.framework import tensor_shape
 
     original = tensor_shape.Dimension.__init__
@@ -39,9 +39,9 @@ def accept_whole_floats() -> None:
 
 
 def add_larger_epsilons() -> None:
-    """Has batch normalisations that are fused add 1.001e-5 or more to a variance, as in TensorFlow 1.15.
+    """Makes fused batch normalisations add at least 1.001e-5 to a variance, as in TensorFlow 1.15.
 
-    Only `nn_impl.fused_batch_norm` (TF 2.15), which Keras and TF-Slim call, sees the operator that does.
+    Changes the operator only for `nn_impl.fused_batch_norm` (TF 2.15), which Keras and TF-Slim call.
     """
     from tensorflow.python.ops import gen_nn_ops, nn_impl
 
@@ -58,94 +58,94 @@ def add_larger_epsilons() -> None:
 
 
 def in_both_modes(method: Callable, **options: Any) -> Callable:
-    """A test that runs in graph and in eager mode (`test_util.run_in_graph_and_eager_modes`, TF 2.15)."""
+    """Makes a test run in graph and eager mode (`test_util.run_in_graph_and_eager_modes`, TF 2.15)."""
     from tensorflow.python.framework import test_util
 
     return test_util.run_in_graph_and_eager_modes(method, **options)
 
 
 def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> tf.Tensor:
-    """A step of a moving average that does not begin at zero (`moving_averages.assign_moving_average`, TF 2.15)."""
+    """Returns a moving average's step without zero debiasing (`moving_averages.assign_moving_average`, TF 2.15)."""
     from tensorflow.python.training import moving_averages
 
     return moving_averages.assign_moving_average(variable, value, decay, name=name)
 
 
 def updates_itself(optimizer: tf.compat.v1.train.Optimizer) -> bool:
-    """Returns whether an optimizer updates variables, and has no other do it (`Optimizer._resource_apply_dense`)."""
+    """Returns whether an optimizer itself updates variables, not another one (`Optimizer._resource_apply_dense`)."""
     import tensorflow as tf
 
     return type(optimizer)._resource_apply_dense is not tf.compat.v1.train.Optimizer._resource_apply_dense
 
 
 def bounded_tensor_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str | None) -> Any:
-    """A tensor's shape, dtype and bounds (`tensor_spec.BoundedTensorSpec`, TF 2.15)."""
+    """Returns a tensor's shape, dtype and bounds (`tensor_spec.BoundedTensorSpec`, TF 2.15)."""
     from tensorflow.python.framework import tensor_spec
 
     return tensor_spec.BoundedTensorSpec(shape, dtype, minimum, maximum, name)
 
 
 def smart_cond(predicate: Any, when_true: Callable, when_false: Callable, name: str | None) -> Any:
-    """One branch where it is known which, else `tf.cond` (`smart_cond.smart_cond`, TF 2.15)."""
+    """Builds one branch if the predicate is constant, else `tf.cond` (`smart_cond.smart_cond`, TF 2.15)."""
     from tensorflow.python.framework import smart_cond as module
 
     return module.smart_cond(predicate, when_true, when_false, name)
 
 
 def smart_constant_value(predicate: Any) -> bool | None:
-    """True or False where that is known while a graph is made (`smart_cond.smart_constant_value`, TF 2.15)."""
+    """Returns a predicate's value if constant in the graph (`smart_cond.smart_constant_value`, TF 2.15)."""
     from tensorflow.python.framework import smart_cond as module
 
     return module.smart_constant_value(predicate)
 
 
 def remove_squeezable_dimensions(labels: Any, predictions: Any, name: str | None) -> tuple:
-    """Labels and predictions of one rank (`confusion_matrix.remove_squeezable_dimensions`, TF 2.15)."""
+    """Returns labels and predictions of equal rank (`confusion_matrix.remove_squeezable_dimensions`, TF 2.15)."""
     from tensorflow.python.ops import confusion_matrix
 
     return confusion_matrix.remove_squeezable_dimensions(labels, predictions, name=name)
 
 
 def flatten_up_to(structure: Any, deeper: Any) -> list:
-    """The parts of a structure where another one has its leaves (`util.nest.flatten_up_to`, TF 2.15)."""
+    """Returns a structure's parts at the leaves of a shallower one (`util.nest.flatten_up_to`, TF 2.15)."""
     from tensorflow.python.util import nest
 
     return nest.flatten_up_to(structure, deeper)
 
 
 def flat_element(element: Any) -> list:
-    """The tensors of a dataset's element, for which a list is a tensor (`data.util.nest.flatten`, TF 2.15)."""
+    """Returns the tensors of a dataset's element, in which a list is a tensor (`data.util.nest.flatten`, TF 2.15)."""
     from tensorflow.python.data.util import nest
 
     return nest.flatten(element)
 
 
 def packed_element(element: Any, tensors: Sequence) -> Any:
-    """Tensors in the structure of a dataset's element (`data.util.nest.pack_sequence_as`, TF 2.15)."""
+    """Packs tensors into the structure of a dataset's element (`data.util.nest.pack_sequence_as`, TF 2.15)."""
     from tensorflow.python.data.util import nest
 
     return nest.pack_sequence_as(element, list(tensors))
 
 
 def lookup_ops() -> types.ModuleType:
-    """Functions that make tables and return them (`ops.lookup_ops.index_table_from_file` and others, TF 2.15)."""
+    """Returns the module of table functions (`ops.lookup_ops.index_table_from_file` and others, TF 2.15)."""
     from tensorflow.python.ops import lookup_ops as module
 
     return module
 
 
 def write_profile(profiler: Any, path: str) -> None:
-    """Writes what a `tf.profiler.Profiler` has gathered (`Profiler._write_profile`, TF 2.15)."""
+    """Writes the profile of a `tf.profiler.Profiler` (`Profiler._write_profile`, TF 2.15)."""
     profiler._write_profile(path)
 
 
 def keras_loss_scale_optimizer() -> type:
-    """Loss scaling of legacy Keras optimizers (`loss_scale_optimizer.LossScaleOptimizer`, Keras 2.15)."""
+    """Returns the loss scaling of legacy Keras optimizers (`loss_scale_optimizer.LossScaleOptimizer`, Keras 2.15)."""
     return importlib.import_module(f"{KERAS}.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizer
 
 
 def modules_with_fewer_names() -> dict[types.ModuleType, tuple[str, ...]]:
-    """Modules that TF-Slim 1.1 imports, and the names it misses in them (`framework.ops` and others, TF 2.15)."""
+    """Returns modules that TF-Slim 1.1 imports, with their missing names (`framework.ops` and others, TF 2.15)."""
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import array_ops, control_flow_ops
 
@@ -157,16 +157,16 @@ def modules_with_fewer_names() -> dict[types.ModuleType, tuple[str, ...]]:
 
 
 def variable_scope_module() -> types.ModuleType:
-    """The module of variable scopes, which TF-Slim 1.1 imports (`ops.variable_scope`, TF 2.15)."""
+    """Returns the module of variable scopes, which TF-Slim 1.1 imports (`ops.variable_scope`, TF 2.15)."""
     from tensorflow.python.ops import variable_scope
 
     return variable_scope
 
 
 def modules_of_layers() -> dict[types.ModuleType, types.ModuleType]:
-    """By TensorFlow's own modules of TF 1 layers, those of Keras that work.
+    """Returns Keras's working modules of TF 1 layers, by TensorFlow's own modules.
 
-    Seen in TF 2.15: the modules in `tensorflow.python.layers` look for a package that need not be installed.
+    Seen in TF 2.15: the modules in `tensorflow.python.layers` look for a package that might not be installed.
     """
     return {
         importlib.import_module(f"tensorflow.python.layers.{name}"): importlib.import_module(
@@ -177,9 +177,9 @@ def modules_of_layers() -> dict[types.ModuleType, types.ModuleType]:
 
 
 def load_generated_code_with(loader: type) -> None:
-    """Has AutoGraph load what it makes of functions with a kind of `SourceFileLoader` (`pyct.loader`, TF 2.15).
+    """Makes AutoGraph load generated code with a subclass of `SourceFileLoader` (`pyct.loader`, TF 2.15).
 
-    It makes code of the text of a function, in which imports stand as they do in the user's file.
+    AutoGraph generates code from a function's text, including the imports of the user's file.
     """
     from tensorflow.python.autograph.pyct import loader as loader_of_autograph
 
@@ -193,17 +193,17 @@ def load_generated_code_with(loader: type) -> None:
 
 
 def keras_of_1() -> types.ModuleType:
-    """`tf.keras` as `tf.compat.v1` has it (`keras.api._v1.keras`, Keras 2.15)."""
+    """Returns `tf.keras` of `tf.compat.v1` (`keras.api._v1.keras`, Keras 2.15)."""
     return importlib.import_module(f"{KERAS}.api._v1.keras")
 
 
 def layer_of_cells() -> type:
-    """The class of cells that make their variables as layers do (`legacy_cells.LayerRNNCell`, Keras 2.15)."""
+    """Returns the class of cells that make variables as layers do (`legacy_cells.LayerRNNCell`, Keras 2.15)."""
     return importlib.import_module(f"{KERAS}.src.layers.rnn.legacy_cells").LayerRNNCell
 
 
 def engine_classes() -> tuple[type, type, type]:
-    """A model of layers, a layer of inputs, and what a layer takes (`keras.src.engine`, Keras 2.15)."""
+    """Returns the classes of a functional model, an input layer, and an input spec (`keras.src.engine`, Keras 2.15)."""
     functional, layer, spec = (
         importlib.import_module(f"{KERAS}.src.engine.{name}") for name in ("functional", "input_layer", "input_spec")
     )
@@ -211,9 +211,9 @@ def engine_classes() -> tuple[type, type, type]:
 
 
 def background_saver_hook() -> type:
-    """Saves while training goes on (`tpu.async_checkpoint.AsyncCheckpointSaverHook`, TF 2.15).
+    """Returns the hook that saves in the background (`tpu.async_checkpoint.AsyncCheckpointSaverHook`, TF 2.15).
 
-    TensorFlow 2.16 has none any more; the hook that saves between steps takes its place.
+    TensorFlow 2.16 no longer has it; there this returns the hook that saves between steps.
     """
     import tensorflow.compat.v1 as tf
 

@@ -1,8 +1,8 @@
-"""`tf.estimator` where TensorFlow has none, from 2.16 on.
+"""Provides `tf.estimator` for TensorFlow from 2.16 on, which has none.
 
-The package tensorflow-estimator 2.15, the last one, still works beside TensorFlow 2.21. It needs three things that
-TensorFlow took away with it: the names `tf.estimator` and `tf.compat.v1.estimator`; modules that ran Estimators on
-several workers and on TPUs; and a third kind of exported names beside those of TensorFlow and of Keras.
+The package tensorflow-estimator 2.15, the last version, still works with TensorFlow 2.21. It needs three things that
+TensorFlow has removed: the names `tf.estimator` and `tf.compat.v1.estimator`; modules that ran Estimators on several
+workers and on TPUs; and a third kind of exported names beside those of TensorFlow and of Keras.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from npu_bridge.base.after_import import after_import
 __all__ = ["bring_back"]
 
 _COORDINATOR = "tensorflow.python.distribute.estimator_training"
-# Only on TPUs something in these is called.
+# Code in these modules runs only on TPUs.
 _OF_TPU = (
     "tensorflow.python.tpu.session_support",
     "tensorflow.python.tpu.tpu_embedding",
     "tensorflow.python.tpu.tpu_embedding_gradient",
 )
 _PACKAGE = "tensorflow_estimator.python.estimator.api"
-# As scripts import them -> as the package has them.
+# Names that scripts import -> names in the package.
 _NAMES = {
     "tensorflow.estimator": f"{_PACKAGE}._v2.estimator",
     "tensorflow.compat.v1.estimator": f"{_PACKAGE}._v1.estimator",
@@ -37,11 +37,11 @@ _NAMES = {
 
 
 def bring_back(tensorflow: types.ModuleType) -> None:
-    """Lets `tf.estimator` be there, loaded when it is asked for."""
+    """Adds `tf.estimator`, which is loaded on first use."""
     sys.meta_path.append(_Finder())
     for module in (tensorflow, tensorflow.compat.v1, tensorflow.compat.v2):
         _let_have(module)
-    for name in ("tensorflow.compat.v1", "tensorflow.compat.v2"):  # imported so, they are loaded once more
+    for name in ("tensorflow.compat.v1", "tensorflow.compat.v2"):  # an import by this name loads them once more
         after_import(name, _let_have)
 
 
@@ -59,7 +59,7 @@ def _let_have(module: types.ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules that are gone; those of `tf.estimator` are the package's own under another name."""
+    """A finder of removed modules; those of `tf.estimator` are the package's own under another name."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         is_known = name in (_COORDINATOR, *_OF_TPU) or _real_name(name)
@@ -86,7 +86,7 @@ def _of_tpu(name: str) -> type:
 
 
 class _OfTpu:
-    """A class or function that works on TPUs alone."""
+    """A class or function that works only on TPUs."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         raise NotImplementedError(f"{type(self).__name__} needs a TPU, and TensorFlow 2.15.")
@@ -100,7 +100,7 @@ def _real_name(name: str) -> str:
 
 
 def _prepare_exports() -> None:
-    """Estimators are exported under names of their own (`util.tf_export.API_ATTRS`)."""
+    """Adds the kind of names under which Estimators are exported (`util.tf_export.API_ATTRS`)."""
     from tensorflow.python.util import tf_export
 
     if not hasattr(tf_export, "ESTIMATOR_API_NAME"):
@@ -111,7 +111,7 @@ def _prepare_exports() -> None:
 
 
 def _init_run_config(config: Any, cluster: dict[str, Any]) -> None:
-    """A RunConfig with a strategy: this process is alone in it."""
+    """Initialises a RunConfig with a strategy, for a process without other workers."""
     config._distribute_coordinator_mode = None
     given = config._experimental_distribute
     for name in ("train_distribute", "eval_distribute"):

@@ -1,4 +1,4 @@
-"""Private parts of functions that are called eagerly, and of TensorFlow's graph rewriter. TensorFlow 2.15.1."""
+"""Wraps private parts of eagerly called functions, and of TensorFlow's graph rewriter. TensorFlow 2.15.1."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def add_function(definition: Any) -> None:
 
 @contextlib.contextmanager
 def renamed_calls(rename: Callable[[str], str] | None) -> Iterator[None]:
-    """Inside, this thread calls other functions eagerly than its code says: those that `rename` names.
+    """Makes this thread's eager calls go to the functions that `rename` returns, inside the block.
 
-    The innermost one counts; None calls what the code says. Seen in TF 2.15: `Context.call_function`.
+    The innermost block counts; None restores the original calls. Seen in TF 2.15: `Context.call_function`.
     """
     before = getattr(_RENAMING, "rename", None)
     rename_calls(rename)
@@ -44,7 +44,7 @@ def renamed_calls(rename: Callable[[str], str] | None) -> Iterator[None]:
 
 
 def rename_calls(rename: Callable[[str], str] | None) -> None:
-    """As `renamed_calls`, from now on."""
+    """Renames calls as `renamed_calls` does, from now on."""
     _wrap_calls()
     _RENAMING.rename = rename
 
@@ -72,8 +72,8 @@ def rewritten_graph(graph: tf.Graph, fetches: Sequence[str], session_config: tf.
 
     Args:
       graph: a TF 1 graph.
-      fetches: names of operators that the rewriter leaves alone, and computes everything for.
-      session_config: says which passes run.
+      fetches: names of operators that the rewriter keeps, with all their inputs.
+      session_config: selects the passes.
     """
     import tensorflow as tf
     from tensorflow.core.protobuf.device_properties_pb2 import NamedDevice

@@ -1,4 +1,4 @@
-"""Private parts of graphs, operators, functions and variables. TensorFlow 2.15.1."""
+"""Wraps private parts of graphs, operators, functions and variables. TensorFlow 2.15.1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def opened_for_changes(graph: tf.Graph) -> Iterator[None]:
-    """Inside, even a finalized graph can be changed (`Graph._unsafe_unfinalize`, TF 2.15)."""
+    """Allows changes to a graph, even a finalized one, inside the block (`Graph._unsafe_unfinalize`, TF 2.15)."""
     was_finalized = graph.finalized
     graph._unsafe_unfinalize()
     try:
@@ -23,59 +23,59 @@ def opened_for_changes(graph: tf.Graph) -> Iterator[None]:
 
 
 def update_input(op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
-    """Has an operator read another tensor at one of its inputs (`Operation._update_input`, TF 2.15).
+    """Replaces an input tensor of an operator (`Operation._update_input`, TF 2.15).
 
-    A session that has run anything of the graph ignores it or fails.
+    A session that has already run any part of the graph ignores the change or fails.
     """
     op._update_input(position, tensor)
 
 
 def add_control_inputs(op: tf.Operation, others: Iterable[tf.Operation]) -> None:
-    """Has an operator wait for others (`Operation._add_control_inputs`, TF 2.15)."""
+    """Makes an operator wait for others (`Operation._add_control_inputs`, TF 2.15)."""
     op._add_control_inputs(list(others))
 
 
 def remove_control_inputs(op: tf.Operation) -> None:
-    """Has an operator wait for no other but those it reads (`Operation._remove_all_control_inputs`, TF 2.15)."""
+    """Makes an operator wait only for its inputs (`Operation._remove_all_control_inputs`, TF 2.15)."""
     op._remove_all_control_inputs()
 
 
 def control_outputs(op: tf.Operation) -> list:
-    """The operators that wait for one without reading it (`Operation._control_outputs`, TF 2.15)."""
+    """Returns the operators that wait for one without reading it (`Operation._control_outputs`, TF 2.15)."""
     return list(op._control_outputs)
 
 
 def set_attribute(op: tf.Operation, name: str, value: Any) -> None:
-    """Sets an attribute, an AttrValue, of an operator that exists (`Operation._set_attr`, TF 2.15)."""
+    """Sets an attribute, an AttrValue, of an existing operator (`Operation._set_attr`, TF 2.15)."""
     op._set_attr(name, value)
 
 
 def attributes_of_new_operators(graph: tf.Graph, attributes: Mapping[str, Any]) -> Any:
-    """A context manager: operators made inside get these AttrValues by name (`Graph._attr_scope`, TF 2.15)."""
+    """Returns a context manager that gives new operators these AttrValues by name (`Graph._attr_scope`, TF 2.15)."""
     return graph._attr_scope(dict(attributes))
 
 
 def is_reference(dtype: tf.DType) -> bool:
-    """Whether a dtype is that of a TF 1 reference variable (`DType._is_ref_dtype`, TF 2.15)."""
+    """Returns whether a dtype is that of a TF 1 reference variable (`DType._is_ref_dtype`, TF 2.15)."""
     return dtype._is_ref_dtype
 
 
 def control_flow_context(op: tf.Operation) -> Any:
-    """The innermost TF 1 condition or loop an operator is in, or None (`_get_control_flow_context`, TF 2.15)."""
+    """Returns the innermost TF 1 condition or loop of an operator, or None (`_get_control_flow_context`, TF 2.15)."""
     return op._get_control_flow_context()
 
 
 def contexts_around(context: Any) -> Iterator[Any]:
-    """A TF 1 condition or loop, and those it is in, from the inside (`ControlFlowContext.outer_context`, TF 2.15)."""
+    """Yields a TF 1 condition or loop, then those around it, outwards (`ControlFlowContext.outer_context`, TF 2.15)."""
     while context is not None:
         yield context
         context = context.outer_context
 
 
 def run_iterations_in_turn(op: tf.Operation) -> None:
-    """Has the TF 1 loops that an operator is in end one iteration before the next one begins.
+    """Makes the TF 1 loops around an operator end each iteration before the next one begins.
 
-    Only before a session has run the loop (`WhileContext._parallel_iterations`, and that of its operators, TF 2.15).
+    Works only before a session has run the loop (`WhileContext._parallel_iterations`, also of its operators, TF 2.15).
     """
     from tensorflow.core.framework import attr_value_pb2
 
@@ -90,25 +90,25 @@ def run_iterations_in_turn(op: tf.Operation) -> None:
 
 
 def branches_around(op: tf.Operation) -> Iterator[tuple[tf.Tensor | None, bool]]:
-    """The TF 1 conditions an operator is in, from the inside: what decides, and which branch it is (`CondContext.pred`
-    and `branch`, TF 2.15). A loop has None for what decides."""
+    """Yields the TF 1 conditions around an operator, innermost first: the predicate and the branch (`CondContext.pred`
+    and `branch`, TF 2.15). A loop has None as predicate."""
     for context in contexts_around(op._get_control_flow_context()):
         yield getattr(context, "pred", None), bool(getattr(context, "branch", 0))
 
 
 def allow_fetching(op: tf.Operation) -> None:
-    """Takes back `Graph.prevent_fetching`; it holds for all that is inside a TF 1 condition (TF 2.15)."""
+    """Undoes `Graph.prevent_fetching`, which covers everything inside a TF 1 condition (TF 2.15)."""
     op.graph._unfetchable_ops.discard(op)
 
 
 def current_control_flow_context(graph: tf.Graph) -> Any:
-    """The TF 1 condition or loop that is being built, or None (`Graph._get_control_flow_context`, TF 2.15)."""
+    """Returns the TF 1 condition or loop being built, or None (`Graph._get_control_flow_context`, TF 2.15)."""
     return graph._get_control_flow_context()
 
 
 @contextlib.contextmanager
 def inside_control_flow_context(graph: tf.Graph, context: Any) -> Iterator[None]:
-    """Inside, operators are made in a TF 1 condition or loop (`Graph._set_control_flow_context`, TF 2.15)."""
+    """Makes operators in a TF 1 condition or loop inside the block (`Graph._set_control_flow_context`, TF 2.15)."""
     outside = graph._get_control_flow_context()
     graph._set_control_flow_context(context)
     try:
@@ -118,48 +118,48 @@ def inside_control_flow_context(graph: tf.Graph, context: Any) -> Iterator[None]
 
 
 def brought_into(context: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor of outside as it can be read in a TF 1 condition (`ControlFlowContext.AddValue`, TF 2.15)."""
+    """Makes an outside tensor readable in a TF 1 condition (`ControlFlowContext.AddValue`, TF 2.15)."""
     return context.AddValue(tensor)
 
 
 def is_branch_or_body(graph: tf.Graph) -> bool:
-    """Whether a graph is that of a branch of `tf.cond` or of a `tf.while_loop` (`ControlFlowFuncGraph`, TF 2.15)."""
+    """Returns whether a graph belongs to a `tf.cond` or a `tf.while_loop` (`ControlFlowFuncGraph`, TF 2.15)."""
     from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
     return isinstance(graph, ControlFlowFuncGraph)
 
 
 def when_function_is_built(graph: tf.Graph, call: Callable[[], Any]) -> bool:
-    """Has something called when the outermost function around a function that is being built is complete.
+    """Calls `call` when the outermost function around a function being built is complete.
 
     Seen in TF 2.15: `FuncGraph.outer_graph` and `_add_scope_exit_callback`.
 
     Returns:
-      False, and nothing will be called, where that function is built for a TF 1 graph.
+      False, without any call, if that function is built for a TF 1 graph.
     """
     while graph.outer_graph.building_function:
         graph = graph.outer_graph
-    if graph.outer_graph.get_operations():  # else the empty one that stands behind eager execution
+    if graph.outer_graph.get_operations():  # else it is the empty graph of eager execution
         return False
     graph._add_scope_exit_callback(call)
     return True
 
 
 def is_compiled_by_xla(graph: tf.Graph) -> bool:
-    """Whether what is built now is compiled as a whole (`control_flow_util.GraphOrParentsInXlaContext`, TF 2.15)."""
+    """Returns whether XLA compiles the code being built (`control_flow_util.GraphOrParentsInXlaContext`, TF 2.15)."""
     from tensorflow.python.ops import control_flow_util
 
     return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def function_definition(graph: tf.Graph, name: str) -> Any:
-    """The FunctionDef of a function that a graph holds; None without one of that name (`_get_function`, TF 2.15)."""
+    """Returns the FunctionDef of a graph's function, or None (`_get_function`, TF 2.15)."""
     function = graph._get_function(name)
     return None if function is None else function.cached_definition
 
 
 def function_definitions(graph: tf.Graph) -> list:
-    """The FunctionDefs of all functions that a graph holds (`Graph._copy_functions_to_graph_def`, TF 2.15).
+    """Returns the FunctionDefs of all functions of a graph (`Graph._copy_functions_to_graph_def`, TF 2.15).
 
     `Graph.as_graph_def` would copy every constant of the graph, too.
     """
@@ -171,18 +171,18 @@ def function_definitions(graph: tf.Graph) -> list:
 
 
 def operator_definition(type_name: str) -> Any:
-    """The OpDef of a type of operator, or None if there is none (`op_def_registry.get`, TF 2.15)."""
+    """Returns the OpDef of a type of operator, or None (`op_def_registry.get`, TF 2.15)."""
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(type_name)
 
 
 def has_kernel(type_name: str, dtype: tf.DType, device: str) -> bool:
-    """Whether TensorFlow has a kernel of an operator type for values of a dtype (`framework.kernels`, TF 2.15).
+    """Returns whether TensorFlow has a kernel of an operator type for a dtype (`framework.kernels`, TF 2.15).
 
     Args:
-      type_name: a type whose attribute `T` is the dtype; without kernels that name one, any will do.
-      dtype: of its values.
+      type_name: a type whose attribute `T` is the dtype; if no kernel names one, any kernel counts.
+      dtype: of the operator's values.
       device: "CPU" or "GPU".
     """
     from tensorflow.python.framework import kernels
@@ -195,48 +195,48 @@ def has_kernel(type_name: str, dtype: tf.DType, device: str) -> bool:
 
 
 def read_tensor(variable: Any) -> Any:
-    """What fetches and savers read of a variable of a graph (`_graph_element`, TF 2.15); anything else as it is."""
+    """Returns the tensor that fetches and savers read of a graph variable (`_graph_element`, TF 2.15), or the value."""
     return getattr(variable, "_graph_element", variable)
 
 
 def set_read_tensor(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Has fetches and savers read this tensor instead of a resource variable's own read (TF 2.15).
+    """Makes fetches and savers read this tensor instead of a resource variable's own value (TF 2.15).
 
-    Savers of slots of partitioned variables ask `read_value_no_copy`.
+    Savers of slots of partitioned variables use `read_value_no_copy`.
     """
     variable._graph_element = value
     variable.read_value_no_copy = lambda: value
 
 
 def unique_id(variable: tf.Variable) -> str:
-    """A text that no other variable of the process has (`ResourceVariable._unique_id`, TF 2.15)."""
+    """Returns a text that is unique to the variable in the process (`ResourceVariable._unique_id`, TF 2.15)."""
     return variable._unique_id
 
 
 def shared_name(variable: tf.Variable) -> str:
-    """The name of a variable without its output number (`ResourceVariable._shared_name`, TF 2.15)."""
+    """Returns a variable's name without its output number (`ResourceVariable._shared_name`, TF 2.15)."""
     return variable._shared_name
 
 
 def call_by(variable: tf.Variable, name: str, slice_info: tf.Variable.SaveSliceInfo) -> None:
-    """Has a resource variable called and saved by another name than that of its operator.
+    """Gives a resource variable a name, also in checkpoints, that differs from its operator's.
 
     Seen in TF 2.15: `_handle_name` and `_set_save_slice_info`.
 
     Args:
       variable: the variable.
-      name: with an output number, as of a tensor.
-      slice_info: tells savers the name without that number.
+      name: with an output number, as for a tensor.
+      slice_info: gives savers the name without that number.
     """
     variable._handle_name = name
     variable._set_save_slice_info(slice_info)
 
 
 def stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_key: bool) -> tf.Variable:
-    """A variable that is the resource variable `values` for whoever reads or writes it, and `original` by its name.
+    """Returns a variable that is read and written as the resource variable `values`, and has the name of `original`.
 
-    Optimizers of all families keep slots by a key, which they ask a `_distributed_container` for (`optimizer._var_key`,
-    TF and Keras 2.15): with `has_key` the slots of the one are those of the other.
+    Optimizers of all families keep slots by a key from a variable's `_distributed_container` (`optimizer._var_key`, TF
+    and Keras 2.15): with `has_key` both variables share their slots.
     """
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
@@ -260,11 +260,11 @@ def stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_ke
 
 
 def original_of(variable: Any) -> Any:
-    """The variable that a `stand_in` stands for; any other is itself."""
+    """Returns the original of a `stand_in`; any other variable unchanged."""
     return getattr(variable, "stands_for", variable)
 
 
 def owner_of_slots(variable: Any) -> Any:
-    """The variable that a `stand_in` with its key stands for; any other is itself."""
+    """Returns the original of a `stand_in` that has its key; any other variable unchanged."""
     is_stand_in = hasattr(variable, "stands_for") and hasattr(variable, "_distributed_container")
     return variable.stands_for if is_stand_in else variable

@@ -1,6 +1,6 @@
-"""Private names that this package's classes override in a base class of TensorFlow, or use of it in themselves.
+"""Lists private names that this package's classes override in TensorFlow's base classes, or use through `self`.
 
-A subclass cannot reach these through a function. Seen in TensorFlow 2.15.1, Keras 2.15.0 and Estimator 2.15.0, those
+A subclass cannot reach these through a function. Seen in TensorFlow 2.15.1, Keras 2.15.0 and Estimator 2.15.0; names
 below `keras` in Keras 3.15.1.
 """
 

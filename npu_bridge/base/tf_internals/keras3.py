@@ -1,4 +1,4 @@
-"""Keras 3 beside Keras 2: whether somebody has loaded it, and its private parts. Seen in Keras 3.15.1."""
+"""Wraps Keras 3 beside Keras 2: whether it is loaded, and its private parts. Seen in Keras 3.15.1."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _OPTIMIZER_MODULE = "keras.src.optimizers.base_optimizer"
 
 
 def loaded() -> types.ModuleType | None:
-    """Keras 3, if this process has loaded it as a whole; None where `keras` is Keras 2. It loads nothing."""
+    """Returns Keras 3, if this process has fully loaded it; None if `keras` is Keras 2. Loads nothing."""
     module = None if KERAS == _MODULE else sys.modules.get(_MODULE)
-    return module if hasattr(module, "__version__") else None  # which is there at the end
+    return module if hasattr(module, "__version__") else None  # set at the end of the import
 
 
 def load(owner: str) -> types.ModuleType:
-    """Keras 3, loaded now if it is not yet; `owner` is the module that is made of it.
+    """Returns Keras 3, loading it if needed; `owner` is the module built on it.
 
     Raises:
       ImportError: `keras` is Keras 2 here, or is not installed.
@@ -40,21 +40,21 @@ def load(owner: str) -> types.ModuleType:
 def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
     """Calls `change` with Keras 3: now if it is loaded, else once it has been.
 
-    Not where `keras` is Keras 2, nor where this is called while Keras 3 is being loaded.
+    Does nothing if `keras` is Keras 2, or if called while Keras 3 is being loaded.
     """
     if KERAS != _MODULE and (loaded() is not None or _MODULE not in sys.modules):
         when_loaded(_MODULE, change)
 
 
 def is_tf_keras(tensorflow: types.ModuleType) -> bool:
-    """Whether `tf.keras` has been used before and became Keras 3 (`KerasLazyLoader._tfll_keras_version`, TF 2.21)."""
+    """Returns whether an earlier use made `tf.keras` Keras 3 (`KerasLazyLoader._tfll_keras_version`, TF 2.21)."""
     module = vars(tensorflow).get("keras")
     settled = {} if module is None else object.__getattribute__(module, "__dict__")
     return settled.get("_tfll_keras_version") == "keras_3" or settled.get("__name__") == f"{_MODULE}._tf_keras.keras"
 
 
 def lead_to_keras_2(tensorflow: types.ModuleType) -> None:
-    """Has `from tensorflow.keras.layers import Dense` find Keras 2, also where TensorFlow was loaded first.
+    """Makes `from tensorflow.keras.layers import Dense` find Keras 2, even if TensorFlow was loaded first.
 
     Seen in TensorFlow 2.21: `tensorflow.__path__` begins with the folder that has `keras`.
     """
@@ -66,35 +66,35 @@ def lead_to_keras_2(tensorflow: types.ModuleType) -> None:
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether something is an optimizer of Keras 3."""
+    """Returns whether a value is an optimizer of Keras 3."""
     keras = loaded()
     return keras is not None and isinstance(value, keras.optimizers.Optimizer)
 
 
 def is_model(value: Any) -> bool:
-    """Whether something is a model of Keras 3."""
+    """Returns whether a value is a model of Keras 3."""
     keras = loaded()
     return keras is not None and isinstance(value, keras.Model)
 
 
 def is_schedule(value: Any) -> bool:
-    """Whether something is a learning-rate schedule of Keras 3."""
+    """Returns whether a value is a learning-rate schedule of Keras 3."""
     keras = loaded()
     return keras is not None and isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
 
 
 def scales_loss(value: Any) -> bool:
-    """Whether something is an optimizer of Keras 3 that multiplies the loss."""
+    """Returns whether a value is an optimizer of Keras 3 that scales the loss."""
     return is_optimizer(value) and (
         isinstance(value, loaded().optimizers.LossScaleOptimizer) or value.loss_scale_factor is not None
     )
 
 
 def check_backend(owner: str) -> None:
-    """Refuses Keras 3 that computes with another library; only where it is loaded.
+    """Refuses a loaded Keras 3 whose backend is not TensorFlow.
 
     Raises:
-      ValueError: it does; `owner` is who asks.
+      ValueError: the backend is another library; `owner` is named in the message.
     """
     found = backend()
     if found != "tensorflow":
@@ -104,37 +104,37 @@ def check_backend(owner: str) -> None:
 
 
 def backend() -> str:
-    """What Keras 3 computes with, such as "tensorflow"; only where it is loaded."""
+    """Returns the backend of a loaded Keras 3, such as "tensorflow"."""
     return sys.modules[_MODULE].backend.backend()
 
 
 def variables_built_with(optimizer: Any) -> list:
-    """The variables that an optimizer of Keras 3 was built with, empty before (`_trainable_variables`, Keras 3.15)."""
+    """Returns the variables a Keras 3 optimizer was built with; empty before (`_trainable_variables`, Keras 3.15)."""
     return list(optimizer._trainable_variables)
 
 
 def value_of(variable: Any) -> Any:
-    """The variable of TensorFlow behind one of Keras 3; others are themselves (`Variable.value`, Keras 3.15)."""
+    """Returns a Keras 3 variable's TensorFlow variable; any other variable unchanged (`Variable.value`, Keras 3.15)."""
     keras = loaded()
     return variable.value if keras is not None and isinstance(variable, keras.Variable) else variable
 
 
 def prefix_of_slots(variable: Any) -> str:
-    """What names of a variable's slots begin with (`BaseOptimizer.add_variable_from_reference`, Keras 3.15)."""
+    """Returns the prefix of a variable's slot names (`BaseOptimizer.add_variable_from_reference`, Keras 3.15)."""
     if hasattr(variable, "path"):
         return f"{variable.path.replace('/', '_')}_"
     return f"{variable.name.replace('/', '_').replace(':', '_')}_"
 
 
 def constrain(stand_in: Any, variable: Any) -> None:
-    """Gives what stands for a variable of Keras 3 the same constraint (`tf.Variable.constraint`, Keras 3.15)."""
+    """Gives the stand-in of a Keras 3 variable the same constraint (`tf.Variable.constraint`, Keras 3.15)."""
     stand_in._constraint = getattr(variable, "constraint", None)
 
 
 def watch_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
-    """As `training.watch_keras_optimizers`, for those of Keras 3, of which it loads nothing.
+    """Watches Keras 3 optimizers as `training.watch_keras_optimizers` does; does not load Keras 3.
 
-    Seen in Keras 3.15: `BaseOptimizer._backend_apply_gradients`, where all gradients are there.
+    Seen in Keras 3.15: `BaseOptimizer._backend_apply_gradients`, which gets all gradients at once.
     """
 
     def change(module):

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow as texts, for modules that run before TensorFlow is loaded or without it.
+"""Holds private names of TensorFlow as texts, for modules that run before TensorFlow is loaded or without it.
 
 Seen in TensorFlow 2.15.1; `KERAS` in 2.21 as well, where Keras 3 is 3.15.1.
 """
@@ -10,10 +10,10 @@ import os
 
 
 def _has_estimators() -> bool:
-    """Whether TensorFlow is 2.15, told from its files: later ones have no `tf.estimator`, nor Keras 2."""
+    """Returns whether TensorFlow is 2.15, from its files: later versions have neither `tf.estimator` nor Keras 2."""
     try:
         spec = importlib.util.find_spec("tensorflow")
-    except ValueError:  # something else is under its name
+    except ValueError:  # another module has its name
         return True
     folders = (spec and spec.submodule_search_locations) or []
     return not folders or any(os.path.isfile(os.path.join(folder, *_OF_ESTIMATORS)) for folder in folders)
@@ -21,26 +21,26 @@ def _has_estimators() -> bool:
 
 _OF_ESTIMATORS = ("python", "distribute", "estimator_training.py")
 HAS_ESTIMATORS = _has_estimators()
-# The package that `tf.keras` is, and Keras 2 in it: beside later versions it has a name of its own.
+# The package of `tf.keras`, Keras 2: for later versions of TensorFlow it has another name.
 KERAS = "keras" if HAS_ESTIMATORS else "tf_keras"
 
-SESSION_MODULE = "tensorflow.python.client.session"  # where the class of all sessions is defined
-ESTIMATOR_MODULE = "tensorflow_estimator.python.estimator.estimator"  # where Estimators settle on their RunConfig
-# Where `tf.keras.Model.fit` is defined, for eager execution and for graphs; and where models of Keras 3 have theirs.
+SESSION_MODULE = "tensorflow.python.client.session"  # defines the class of all sessions
+ESTIMATOR_MODULE = "tensorflow_estimator.python.estimator.estimator"  # Estimators choose their RunConfig here
+# The modules that define `tf.keras.Model.fit`, for eager execution and for graphs; then the one of Keras 3 models.
 KERAS_MODEL_MODULES = (f"{KERAS}.src.engine.training", f"{KERAS}.src.engine.training_v1")
 KERAS_MODEL_MODULES += () if HAS_ESTIMATORS else ("keras.src.models.model",)
-# Where optimizers of Keras are defined, those of today and the legacy ones.
+# The modules that define Keras optimizers, current and legacy ones.
 KERAS_OPTIMIZER_MODULE = f"{KERAS}.src.optimizers.optimizer"
 KERAS_LEGACY_OPTIMIZER_MODULE = f"{KERAS}.src.optimizers.legacy.optimizer_v2"
 MODEL_OF_ESTIMATOR = "_call_model_fn"  # the method in which an Estimator calls a model function, in a mode
 INPUT_OF_ESTIMATOR = "_call_input_fn"  # the method in which an Estimator calls a script's input function
-# Methods of `tf.keras.optimizers.legacy.Optimizer` by which Keras takes gradients and adds them up over replicas.
+# Methods of `tf.keras.optimizers.legacy.Optimizer` that compute gradients and sum them over replicas.
 LEGACY_COMPUTE = "_compute_gradients"
 LEGACY_AGGREGATE = "_aggregate_gradients"
 
 
 def is_execution(module: str, function: str) -> bool:
-    """Whether a function of TensorFlow executes operators and waits for them, in a session or eagerly."""
+    """Returns whether a function of TensorFlow executes operators and waits for them, in a session or eagerly."""
     return function in _EXECUTIONS.get(module, ()) or module.startswith(_OPERATORS)
 
 

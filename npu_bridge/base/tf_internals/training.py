@@ -1,4 +1,4 @@
-"""Private parts of optimizers, models, estimators and savers. TensorFlow 2.15.1, Keras 2.15.0, Estimator 2.15.0."""
+"""Wraps private parts of optimizers, models, estimators and savers. TensorFlow 2.15.1, Keras and Estimator 2.15.0."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from npu_bridge.base.tf_internals.names import KERAS_LEGACY_OPTIMIZER_MODULE, KE
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Where TF 1 optimizers keep the tensor they made of their learning rate and what they made it of, and Keras optimizers
-# their variable.
+# Attributes for the learning rate: its tensor and its original value in TF 1 optimizers, its variable in Keras
+# optimizers.
 _LEARNING_RATES = ("_lr_t", "_learning_rate_tensor", "_lr", "_learning_rate")
 
 
 def create_slots(optimizer: tf.compat.v1.train.Optimizer, variables: Sequence) -> None:
-    """Makes the slots of a TF 1 optimizer ahead of its update (`Optimizer._create_slots`, TF 2.15)."""
+    """Makes a TF 1 optimizer's slots before its update (`Optimizer._create_slots`, TF 2.15)."""
     optimizer._create_slots(variables)
 
 
 def create_all_weights(optimizer: Any, variables: Sequence) -> None:
-    """Makes the variables of a legacy Keras optimizer ahead of its update (`_create_all_weights`, Keras 2.15)."""
+    """Makes a legacy Keras optimizer's variables before its update (`_create_all_weights`, Keras 2.15)."""
     optimizer._create_all_weights(variables)
 
 
 def scope_of_variables(optimizer: Any) -> str:
-    """The scope in which a legacy Keras optimizer makes its variables (`Optimizer._name`, Keras 2.15)."""
+    """Returns the scope of a legacy Keras optimizer's variables (`Optimizer._name`, Keras 2.15)."""
     return optimizer._name
 
 
 def compute_legacy_gradients(optimizer: Any, loss: Any, variables: Any, grad_loss: Any, tape: Any) -> list:
-    """(gradient, variable) pairs of a legacy Keras optimizer (`Optimizer._compute_gradients`, Keras 2.15)."""
+    """Returns a legacy Keras optimizer's (gradient, variable) pairs (`Optimizer._compute_gradients`, Keras 2.15)."""
     return optimizer._compute_gradients(loss, variables, grad_loss, tape=tape)
 
 
 def aggregates_as_stock(optimizer: Any) -> bool:
-    """Whether a legacy optimizer adds up gradients of replicas as Keras does (`_aggregate_gradients`, Keras 2.15)."""
+    """Returns whether a legacy optimizer sums replicas' gradients like Keras (`_aggregate_gradients`, Keras 2.15)."""
     import tensorflow as tf
 
     stock = tf.keras.optimizers.legacy.Optimizer
@@ -49,14 +49,14 @@ def aggregates_as_stock(optimizer: Any) -> bool:
 
 
 def learning_rates(optimizer: Any) -> list:
-    """What an optimizer of any kind may keep as its learning rate, most of it None (`_lr_t`, `_hyper`, TF 2.15)."""
-    hyper = getattr(optimizer, "_hyper", None)  # of a Keras legacy optimizer
+    """Returns an optimizer's possible learning rates, most of them None (`_lr_t`, `_hyper`, TF 2.15)."""
+    hyper = getattr(optimizer, "_hyper", None)  # exists in a Keras legacy optimizer
     found = [getattr(optimizer, name, None) for name in _LEARNING_RATES]
     return [*found, hyper.get("learning_rate") if isinstance(hyper, dict) else None]
 
 
 def adam_numbers(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Tensor]:
-    """The hyper-parameters of TF 1 Adam during its update, by their names in `tf.raw_ops.ApplyAdam`.
+    """Returns the hyper-parameters of TF 1 Adam during its update, by their names in `tf.raw_ops.ApplyAdam`.
 
     Seen in TF 2.15: `_get_beta_accumulators`, `_lr_t`, `_beta1_t`, `_beta2_t` and `_epsilon_t`.
     """
@@ -72,7 +72,7 @@ def adam_numbers(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Te
 
 
 def hyper_variables(optimizer: Any) -> list:
-    """Variables that a Keras optimizer keeps numbers in which it was given (`_hyper`, `_learning_rate`, Keras 2.15)."""
+    """Returns the variables of a Keras optimizer's hyper-parameters (`_hyper`, `_learning_rate`, Keras 2.15)."""
     import tensorflow as tf
 
     hyper = getattr(optimizer, "_hyper", None)
@@ -81,61 +81,61 @@ def hyper_variables(optimizer: Any) -> list:
 
 
 def scheduled_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:
-    """The variable of a scheduled learning rate; None without a schedule (`_current_learning_rate`, Keras 2.15)."""
+    """Returns a scheduled learning rate's variable; None without a schedule (`_current_learning_rate`, Keras 2.15)."""
     return getattr(optimizer, "_current_learning_rate", None)
 
 
 def rate_at(optimizer: tf.keras.optimizers.Optimizer, step: tf.Tensor) -> tf.Tensor:
-    """What the schedule of an optimizer gives at a step (`Optimizer._learning_rate`, Keras 2.15)."""
+    """Returns the value of an optimizer's schedule at a step (`Optimizer._learning_rate`, Keras 2.15)."""
     return optimizer._learning_rate(step)
 
 
 def track(owner: Any, part: Any, name: str, overwrite: bool = False) -> None:
-    """Makes an object part of another one's checkpoints (`Trackable._track_trackable`, TF 2.15)."""
+    """Makes an object part of another object's checkpoints (`Trackable._track_trackable`, TF 2.15)."""
     owner._track_trackable(part, name, overwrite=overwrite)
 
 
 def delegating_trackable() -> type:
-    """A class whose objects are, for checkpoints, another object (`tf.__internal__.tracking`, TF 2.15)."""
+    """Returns a class whose objects save and restore another object (`tf.__internal__.tracking`, TF 2.15)."""
     import tensorflow as tf
 
     return tf.__internal__.tracking.DelegatingTrackableMixin
 
 
 def initialise_in_keras_session(variable: tf.Variable) -> None:
-    """Has Keras sessions of a TF 1 graph initialise a variable (`tf.keras.__internal__.backend`, Keras 2.15)."""
+    """Makes Keras sessions of a TF 1 graph initialise a variable (`tf.keras.__internal__.backend`, Keras 2.15)."""
     import tensorflow as tf
 
     tf.keras.__internal__.backend.track_variable(variable)
 
 
 def is_graph_network(model: tf.keras.Model) -> bool:
-    """Whether a model has a graph of layers from its inputs on (`Model._is_graph_network`, Keras 2.15)."""
+    """Returns whether a model is a graph of layers from its inputs on (`Model._is_graph_network`, Keras 2.15)."""
     return bool(model._is_graph_network)
 
 
 def set_dtype_policy(layer: tf.keras.layers.Layer, policy: str) -> None:
-    """Gives a layer that has no variables yet another policy (`Layer._set_dtype_policy`, Keras 2.15)."""
+    """Gives a layer without variables another policy (`Layer._set_dtype_policy`, Keras 2.15)."""
     layer._set_dtype_policy(policy)
 
 
 def steps_per_execution(model: tf.keras.Model) -> int:
-    """Training steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
+    """Returns the steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
     return model.steps_per_execution if keras3.is_model(model) else int(model._steps_per_execution or 1)
 
 
 def warm_start_settings(estimator: tf.estimator.Estimator) -> Any:
-    """What an Estimator starts from; None for nothing (`Estimator._warm_start_settings`, Estimator 2.15)."""
+    """Returns an Estimator's warm start, or None (`Estimator._warm_start_settings`, Estimator 2.15)."""
     return estimator._warm_start_settings
 
 
 def model_function(estimator: tf.estimator.Estimator) -> Any:
-    """The function by which an Estimator was made (`Estimator._model_fn`, Estimator 2.15)."""
+    """Returns an Estimator's model function (`Estimator._model_fn`, Estimator 2.15)."""
     return estimator._model_fn
 
 
 def session_config(run_config: tf.estimator.RunConfig) -> Any:
-    """The session settings that a RunConfig was given (`RunConfig._session_config`, Estimator 2.15)."""
+    """Returns the session settings that a RunConfig was given (`RunConfig._session_config`, Estimator 2.15)."""
     return run_config._session_config
 
 
@@ -145,36 +145,36 @@ def set_session_config(run_config: tf.estimator.RunConfig, config: tf.compat.v1.
 
 
 def expect_steps_per_run(hook: tf.estimator.CheckpointSaverHook, steps: int) -> None:
-    """Says how far a run may move the global step (`CheckpointSaverHook._set_steps_per_run`, Estimator 2.15)."""
+    """Tells a hook the steps of a run (`CheckpointSaverHook._set_steps_per_run`, Estimator 2.15)."""
     hook._set_steps_per_run(steps)
 
 
 def distribute_config(strategy: tf.distribute.Strategy) -> Any:
-    """What a RunConfig takes to train and evaluate under a strategy (`DistributeConfig`, TF 2.15)."""
+    """Returns the part of a RunConfig for training and evaluating under a strategy (`DistributeConfig`, TF 2.15)."""
     from tensorflow.python.distribute.distribute_config import DistributeConfig
 
     return DistributeConfig(strategy, strategy)
 
 
 def bulk_saver_builder() -> type:
-    """The class that builds the operators of a saver (`training.saver.BulkSaverBuilder`, TF 2.15)."""
+    """Returns the class that builds the operators of a saver (`training.saver.BulkSaverBuilder`, TF 2.15)."""
     from tensorflow.python.training.saver import BulkSaverBuilder
 
     return BulkSaverBuilder
 
 
 def folder_of(hook: tf.estimator.CheckpointSaverHook) -> str:
-    """The folder that a hook saves to (`CheckpointSaverHook._checkpoint_dir`, TF 2.15)."""
+    """Returns the folder that a hook saves to (`CheckpointSaverHook._checkpoint_dir`, TF 2.15)."""
     return hook._checkpoint_dir
 
 
 def has_listeners(hook: tf.estimator.CheckpointSaverHook) -> bool:
-    """Whether somebody waits for checkpoints of a hook (`CheckpointSaverHook._listeners`, TF 2.15)."""
+    """Returns whether a hook's checkpoints have listeners (`CheckpointSaverHook._listeners`, TF 2.15)."""
     return bool(hook._listeners)
 
 
 def put_around_restore(function: Callable) -> None:
-    """From now on `Saver.restore` of TF 1 is `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
+    """Makes TF 1 `Saver.restore` call `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
     from tensorflow.python.training.saver import Saver
 
     restore = Saver.restore
@@ -187,19 +187,19 @@ def put_around_restore(function: Callable) -> None:
 
 
 def saved_as(variable: tf.Variable) -> tuple[str, str]:
-    """Under which key savers of TF 1 keep a variable, and which slice of it (`_save_slice_info`, TF 2.15)."""
+    """Returns the key and the slice under which TF 1 savers keep a variable (`_save_slice_info`, TF 2.15)."""
     part = getattr(variable, "_save_slice_info", None)
     return (part.full_name, part.spec) if part is not None else (variable.name.partition(":")[0], "")
 
 
 def variables_by_key(saver: tf.compat.v1.train.Saver) -> dict | None:
-    """What a saver was given as a dictionary; None where it keeps variables by their names (`_var_list`, TF 2.15)."""
+    """Returns a saver's dictionary of variables; None if it keeps them by name (`_var_list`, TF 2.15)."""
     given = saver._var_list
     return given if isinstance(given, dict) else None
 
 
 def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
-    """Under which key an object-based checkpoint holds each variable, by the variable's name; empty for another kind.
+    """Returns the keys of an object-based checkpoint by variable name; empty for another kind of checkpoint.
 
     Seen in TF 2.15: the message `TrackableObjectGraph` under the key `_CHECKPOINTABLE_OBJECT_GRAPH`.
     """
@@ -214,24 +214,24 @@ def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
 
 
 def was_restored(part: Any) -> bool:
-    """Whether an object-based checkpoint had something for an object (`Trackable._update_uid`, TF 2.15)."""
+    """Returns whether an object-based checkpoint had values for an object (`Trackable._update_uid`, TF 2.15)."""
     return getattr(part, "_self_update_uid", -1) >= 0
 
 
 def restored_and_unused(part: Any) -> list[str]:
-    """Names of what a restored checkpoint has below an object, and nothing has taken (`_deferred_dependencies`)."""
+    """Returns restored names below an object that nothing has claimed (`_deferred_dependencies`)."""
     waiting = getattr(part, "_self_unconditional_deferred_dependencies", None) or {}  # seen in TF 2.15
     return [name for name, restores in waiting.items() if restores]
 
 
 def compile_arguments(model: tf.keras.Model) -> dict:
-    """What a model was compiled with, as its objects; empty for one that was not (`_compile_config`, Keras 2.15)."""
+    """Returns the arguments a model was compiled with, as objects; empty before (`_compile_config`, Keras 2.15)."""
     config = getattr(model, "_compile_config", None)
     return dict(config.config) if config is not None else {}
 
 
 def watch_gradients(note: Callable[[Any, Any], None]) -> None:
-    """From now on calls `note` with what gradients were taken of in TF 1 graphs, and the gradients.
+    """Calls `note` from now on with the targets of gradients in TF 1 graphs, and the gradients.
 
     Seen in TF 2.15: `gradients_util._GradientsHelper`.
     """
@@ -249,10 +249,10 @@ def watch_gradients(note: Callable[[Any, Any], None]) -> None:
 
 
 def watch_keras_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
-    """From now on optimizers of Keras tell when they are made, and when they update, as soon as Keras is loaded.
+    """Reports, from now on, Keras optimizers when they are made and when they update, as soon as Keras is loaded.
 
     Seen in Keras 2.15: `Optimizer._internal_apply_gradients`, and `OptimizerV2._distributed_apply` of legacy ones. Both
-    come after whatever an optimizer does to bring gradients together.
+    run after an optimizer has combined its gradients.
 
     Args:
       made: called with each optimizer that was constructed.
@@ -298,10 +298,10 @@ def watch_keras_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, 
 
 
 def change_seeds(change: Callable[[Callable, Any], Any]) -> None:
-    """From now on random operators ask `change` for their pair of seeds (`framework.random_seed.get_seed`, TF 2.15).
+    """Lets `change` choose the seeds of random operators from now on (`framework.random_seed.get_seed`, TF 2.15).
 
     Args:
-      change: gets the function that TensorFlow asks and the seed that an operator was given, or None.
+      change: gets TensorFlow's own function and the operator's seed, or None; returns the pair of seeds.
     """
     from tensorflow.python.framework import random_seed
 
@@ -309,10 +309,10 @@ def change_seeds(change: Callable[[Callable, Any], Any]) -> None:
 
 
 def seed_all_operators(seed: int) -> None:
-    """From now on random operators that are made without a seed have one, other in each: determinism refuses them.
+    """Gives random operators without a seed a different one each, from now on: determinism refuses them without.
 
-    Seen in TF 2.15: `Graph._create_op_internal`; and `config` of the two modules that refuse by themselves, in which it
-    is asked for nothing else.
+    Seen in TF 2.15: `Graph._create_op_internal`; and `config` in the two modules that refuse by themselves, its only
+    use there.
     """
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import image_ops_impl, stateful_random_ops
@@ -332,13 +332,13 @@ def seed_all_operators(seed: int) -> None:
 
 
 def change_folders_of_estimators(module: types.ModuleType, choose: Callable[[str], str]) -> None:
-    """From now on Estimators write to the folder that `choose` gives for theirs.
+    """Makes Estimators write to the folder that `choose` returns, from now on.
 
     Seen in Estimator 2.15: `maybe_overwrite_model_dir_and_session_config`.
 
     Args:
       module: the one that defines Estimators (`names.ESTIMATOR_MODULE`).
-      choose: takes and gives a path.
+      choose: returns the folder for an Estimator's own folder.
     """
     settle = module.maybe_overwrite_model_dir_and_session_config
 
@@ -351,16 +351,16 @@ def change_folders_of_estimators(module: types.ModuleType, choose: Callable[[str
 
 
 def converts_optimizers() -> bool:
-    """Whether Keras compiles models with legacy optimizers alone (`tf2.enabled`, as `keras.optimizers.get` asks)."""
+    """Returns whether Keras compiles models only with legacy optimizers (`tf2.enabled`, as `keras.optimizers.get`)."""
     from tensorflow.python import tf2
 
     return not tf2.enabled()
 
 
 def config_before_training(optimizer: Any) -> dict:
-    """The configuration of an optimizer in a graph, where Keras 2.15 cannot read the variable of the learning rate.
+    """Returns an optimizer's configuration in a graph, where Keras 2.15 cannot read the learning rate's variable.
 
-    Seen in it: `Optimizer._serialize_hyperparameter`. A variable counts as what it begins with.
+    Seen in Keras 2.15: `Optimizer._serialize_hyperparameter`. Uses a variable's initial value.
     """
     import tensorflow as tf
 
@@ -377,19 +377,19 @@ def config_before_training(optimizer: Any) -> dict:
 
 
 def let_write(kind: type, may_write: Callable[[], bool]) -> None:
-    """Has Estimators with configurations of a kind train without writing where `may_write()` is false.
+    """Lets Estimators with configurations of a class train without writing while `may_write()` is false.
 
-    Theirs alone says then that nothing is written; scripts read what they wrote in every copy of it, which is all that
-    an Estimator hands out. Listeners of a saver that is not there are left out, for which Estimator 2.15 would raise.
-    Seen in it: `_train_with_estimator_spec`, which reads all intervals of `_config`.
+    Only the Estimator's own configuration then says that nothing is written; scripts still read their settings in the
+    copies that an Estimator hands out. Leaves out listeners, for which Estimator 2.15 would raise without a saver. Seen
+    in Estimator 2.15: `_train_with_estimator_spec`, which reads all intervals of `_config`.
 
     Args:
-      kind: the class of such configurations.
+      kind: the class of the configurations.
       may_write: called when a training begins.
     """
     import tensorflow as tf
 
-    base = tf.compat.v1.estimator.Estimator  # also of tf.estimator.Estimator
+    base = tf.compat.v1.estimator.Estimator  # the base of tf.estimator.Estimator, too
     train = base._train_with_estimator_spec
     if hasattr(train, "__wrapped__"):
         return
@@ -416,7 +416,7 @@ def let_write(kind: type, may_write: Callable[[], bool]) -> None:
 
 
 def shared_event_writer(folder: str) -> Any:
-    """What `FileWriterCache.get` gives for a folder, None where nothing is kept (`FileWriterCache._cache`, TF 2.15)."""
+    """Returns the cached writer of `FileWriterCache.get` for a folder, or None (`FileWriterCache._cache`, TF 2.15)."""
     import tensorflow as tf
 
     cache = tf.compat.v1.summary.FileWriterCache
@@ -425,7 +425,7 @@ def shared_event_writer(folder: str) -> Any:
 
 
 def share_event_writer(folder: str, writer: Any) -> None:
-    """Has `FileWriterCache.get`, and so TensorFlow's hooks, take a writer (`FileWriterCache._cache`, TF 2.15)."""
+    """Makes `FileWriterCache.get`, and so TensorFlow's hooks, use a writer (`FileWriterCache._cache`, TF 2.15)."""
     import tensorflow as tf
 
     cache = tf.compat.v1.summary.FileWriterCache
