@@ -1,9 +1,9 @@
-"""Ranks and collective operations: which ranks there are, and all-reduce, all-gather and broadcast between them.
+"""Finds the ranks of a job, and runs all-reduce, all-gather and broadcast between them.
 
-`current()` answers with the one communicator of this process: `SingleProcess` when nobody else takes part (Horovod is
-not imported then), `HorovodCommunicator` when a launcher started several ranks. Callers use the same few methods
-either way. `group(name)` answers the same way for some of the ranks. What only calculates (`cost_model.py`,
-`fragments.py`) is used without TensorFlow, so the names are imported when they are asked for.
+`current()` returns this process's communicator: `SingleProcess` for a process alone (without importing Horovod),
+`HorovodCommunicator` if a launcher started several ranks. Both have the same few methods. `group(name)` returns the
+communicator of some of the ranks. Names are imported on first use, because some modules (`cost_model.py`,
+`fragments.py`) only calculate and are used without TensorFlow.
 """
 
 from npu_bridge.base.lazy import attributes

@@ -1,4 +1,4 @@
-"""Adasum of vectors: those of different ranks are combined in pairs, by how much they point the same way."""
+"""Computes Adasum of vectors: combines those of different ranks in pairs, by how much they point the same way."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import tensorflow as tf
 
 from npu_bridge.collective.communicator import Communicator
 
-# A square root of the smallest normal float64: a vector of a smaller squared norm counts as zero.
+# The square root of the smallest normal float64: a vector with a smaller squared norm counts as zero.
 _LEAST_SQUARED_NORM = 1.5e-154
 
 
 class AdasumTree:
-    """Combines vectors of all ranks, each rank a part of them, and gives the whole to all.
+    """A tree that combines the ranks' vectors: each rank computes a part, and all ranks get the whole result.
 
     First the ranks of a group exchange equal pieces and average them, so that each has one piece. At each level a rank
-    then keeps one half of its piece, gets the same half from a rank that is `2**level` groups away, and gives away the
-    other half. Every number of the result is computed on one rank alone, so all ranks have the same bits.
+    then keeps one half of its piece, receives the same half from a rank that is `2**level` groups away, and sends the
+    other half. Only one rank computes each number of the result, so all ranks have the same bits.
 
     Args:
-      ranks: all of them.
-      averaged_ranks: the size of the groups, of which there is a power of two; also an attribute.
+      ranks: the communicator of all ranks.
+      averaged_ranks: size of the groups, whose number is a power of two; also an attribute.
     Attributes:
-      groups: how many there are.
+      groups: number of groups.
     """
 
     def __init__(self, ranks: Communicator, averaged_ranks: int):
@@ -33,23 +33,23 @@ class AdasumTree:
         self._neighbours = range(self._group * averaged_ranks, (self._group + 1) * averaged_ranks)
 
     def combined(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
-        """The tree's result for a vector.
+        """Returns the tree's result for a vector.
 
         Args:
           flat: vector of 32 or 64 bits, of the same length on all ranks.
-          sizes: lengths of the tensors it consists of, each of which is combined by itself; None for one tensor.
-          name: of the transfers.
+          sizes: lengths of its tensors, which are combined separately; None for one tensor.
+          name: prefix of the collectives' names.
         """
         padded, sizes = self._padded(flat, sizes)
         return self._up(self._mean_piece(padded, name), sizes, name)[: tf.size(flat)]
 
     def combined_of_groups(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
-        """The same for a vector that the ranks of each group have alike; nothing is averaged."""
+        """Returns the tree's result for a vector that is the same on all ranks of a group, without averaging."""
         padded, sizes = self._padded(flat, sizes)
         return self._up(tf.split(padded, self.averaged_ranks)[self._place], sizes, name)[: tf.size(flat)]
 
     def mean(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
-        """The mean of a vector over the ranks of this group, with the same bits on all of them; arguments as above."""
+        """Averages a vector over the ranks of this group, with the same bits on all of them; arguments as above."""
         padded, _ = self._padded(flat, sizes)
         return self.gathered(self._mean_piece(padded, name), f"{name}_mean")[: tf.size(flat)]
 
@@ -60,20 +60,20 @@ class AdasumTree:
         return tf.ensure_shape(gathered, [None, *tensor.shape.as_list()[1:]])
 
     def _padded(self, flat, sizes):
-        """The vector with a rest that makes pieces equal, and that in its sizes."""
+        """Returns the vector padded to equal pieces, and the sizes with the padding."""
         length = tf.size(flat) if sizes is None else sum(sizes)
-        padding = self.ranks.size - length % self.ranks.size  # never none, so that no transfer is empty
+        padding = self.ranks.size - length % self.ranks.size  # at least 1, so that no collective is empty
         return tf.pad(flat, [[0, padding]]), None if sizes is None else [*sizes, padding]
 
     def _mean_piece(self, padded, name):
-        """This rank's piece of the mean over its group."""
+        """Returns this rank's piece of the mean over its group."""
         if self.averaged_ranks == 1:
             return padded
         pieces = self._exchanged(padded, self._neighbours, f"{name}_group")
         return tf.reduce_mean(tf.reshape(pieces, [self.averaged_ranks, -1]), axis=0)
 
     def _up(self, piece, sizes, name):
-        """The whole vector, its padding included, of pieces that the ranks of a group have of their group's vector."""
+        """Combines the groups' vectors from the pieces that their ranks hold; returns the whole with padding."""
         ranks, averaged = self.ranks, self.averaged_ranks
         smallest = (tf.size(piece) if sizes is None else sum(sizes) // averaged) // self.groups
         for level in range(self.groups.bit_length() - 1):
@@ -94,18 +94,18 @@ class AdasumTree:
         return tf.reshape(tf.gather(pieces, np.argsort(starts)), [-1])
 
     def _shares(self, others):
-        """A vector with a 1 for each of some ranks."""
+        """Returns a vector with a 1 for each of some ranks."""
         return tf.constant([int(rank in others) for rank in range(self.ranks.size)], tf.int32)
 
     def _exchanged(self, tensor, others, name):
-        """Gives each of some ranks, in their order, an equal part of a tensor, and gets theirs."""
+        """Sends each of some ranks, in their order, an equal part of a tensor, and returns the parts received."""
         counts = self._shares(others) * (tf.size(tensor) // len(others))
         received = self.ranks.all_to_all(tensor, counts, name)[0]
         return tf.reshape(received, tf.shape(tensor))
 
     def _pair(self, pair, segments, block, name):
-        """One piece of what a pair of vectors becomes; the ranks of the block have the other pieces."""
-        parts = [segments.cut(tf.cast(tensor, tf.float64)) for tensor in pair]  # whose squares are finite
+        """Returns one piece of a combined pair of vectors; the ranks of the block have the other pieces."""
+        parts = [segments.cut(tf.cast(tensor, tf.float64)) for tensor in pair]  # squares are finite in float64
         products = segments.spread(
             [tf.stack([tf.reduce_sum(a * a), tf.reduce_sum(a * b), tf.reduce_sum(b * b)]) for a, b in zip(*parts)]
         )
@@ -120,12 +120,12 @@ class AdasumTree:
 
 
 def _start(group, place, levels, groups):
-    """Where the piece of a rank begins after so many levels, in pieces as they are at the end."""
+    """Returns where a rank's piece begins after some levels, in units of the final pieces."""
     return place * groups + sum((group >> level & 1) * (groups >> (level + 1)) for level in range(levels))
 
 
 class _Segments:
-    """The parts of a piece that belong to different tensors; `lengths` of all of these is None where they are one."""
+    """The parts of a piece that belong to different tensors; `lengths` of all tensors is None for a single one."""
 
     def __init__(self, lengths, start, length):
         self._lengths = lengths
@@ -144,9 +144,9 @@ class _Segments:
         return [piece] if self._lengths is None else tf.split(piece, self._inside)
 
     def spread(self, rows):
-        """Rows of numbers for each part, as a matrix with a row for each tensor."""
+        """Spreads rows of numbers for each part to a matrix with a row for each tensor."""
         return tf.pad(tf.stack(rows), [[self._first, self._all - self._first - self._count], [0, 0]])
 
     def own(self, numbers):
-        """Of a vector of numbers for each tensor those of the parts."""
+        """Returns the parts' numbers from a vector with a number for each tensor."""
         return numbers[self._first : self._first + self._count]

@@ -1,9 +1,9 @@
-"""Checks when an optimizer is built that all ranks will all-reduce the same gradients, before any of them waits.
+"""Checks, when an optimizer is built, that all ranks will all-reduce the same gradients, before any of them waits.
 
-A collective that ranks build differently waits for ever, fails far from its cause, or adds up what does not belong
-together. So a rank writes a description of its transfers to the job's key-value store and reads those of others. That
-adds nothing to a graph and waits for nobody: ranks other than 0 read the entry of rank 0, rank 0 reads all there are.
-Each rank writes before it reads, so of rank 0 and any other rank at least one sees both entries.
+If ranks build a collective differently, it waits for ever, fails far from its cause, or sums unrelated values. So a
+rank writes a description of its all-reduces to the job's key-value store and reads those of others. This adds nothing
+to a graph and does not wait: rank 0 reads all existing entries, the other ranks read the entry of rank 0. Each rank
+writes before it reads, so of rank 0 and any other rank at least one sees both entries.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from npu_bridge.collective.key_value_store import KeyValueStore
 
 _LOG = logger(__name__)
 _POLL_SECS = 0.02
-# The number that Keras gives to a name it has seen before.
+# The number that Keras appends to a repeated name.
 _NAME_NUMBER = re.compile(r"_(\d+)(?=[/:]|$)")
 
 
 class RanksDisagreeError(RuntimeError):
-    """Two ranks would reduce different things, or decide about steps differently."""
+    """An error for two ranks that would reduce different gradients, or decide about steps differently."""
 
-    # TensorFlow 2.15 turns what is raised while a function is traced into an error of its own, unless it says this.
+    # Without this attribute, TensorFlow 2.15 replaces errors raised while a function is traced by its own.
     ag_pass_through = True
 
 
@@ -43,10 +43,10 @@ class Gradient(NamedTuple):
     """One gradient of a plan.
 
     Attributes:
-      name: of the variable it is the gradient of.
-      shape: of that variable, as text.
+      name: of its variable.
+      shape: of its variable, as text.
       kind: "a dense gradient", "a sparse gradient" or "no gradient".
-      dtype: name of the gradient's dtype; "" where there is none.
+      dtype: name of the gradient's dtype; "" without a gradient.
     """
 
     name: str
@@ -57,15 +57,15 @@ class Gradient(NamedTuple):
 
 @dataclasses.dataclass
 class Plan:
-    """What one rank will transfer for one optimizer.
+    """The all-reduces of one rank for one optimizer.
 
     Attributes:
-      owner: name of the optimizer; empty when nothing is transferred.
-      gradients: what is reduced, in the order of the variables.
-      fragments: positions in `gradients`, one list per transfer, in the order they become ready.
-      settings: what every rank must set alike, by name: texts, numbers and booleans.
-      has_numbered_names: names were given by Keras, which numbers them through the whole life of a process: a rank
-        that has built another model before has other numbers, and that is fine.
+      owner: name of the optimizer; empty when it reduces nothing.
+      gradients: the reduced gradients, in the order of the variables.
+      fragments: positions in `gradients`, one list per fragment, in the order they become ready.
+      settings: values that must be equal on every rank, by name: texts, numbers and booleans.
+      has_numbered_names: Keras gave the names, with numbers that run through the life of a process; a rank that has
+        built another model before has other numbers, which is no error.
     """
 
     owner: str = ""
@@ -75,18 +75,18 @@ class Plan:
     has_numbered_names: bool = False
 
     def to_text(self) -> str:
-        """The plan as JSON."""
+        """Returns the plan as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Plan:
-        """The plan that `to_text` wrote."""
+        """Parses a plan that `to_text` wrote."""
         plan = cls(**json.loads(text))
         plan.gradients = [Gradient(*gradient) for gradient in plan.gradients]
         return plan
 
     def difference_from(self, reference: Plan) -> Difference | None:
-        """The first thing in which this plan differs from that of rank 0, the cause before its consequences."""
+        """Returns the first difference from rank 0's plan, causes before consequences."""
         return (
             _difference_of_gradients(reference, self)
             or _difference_of_settings(reference.settings, self.settings)
@@ -95,7 +95,7 @@ class Plan:
 
 
 class Difference(NamedTuple):
-    """The first thing in which two plans differ: the parts of a message."""
+    """The first difference between two plans: the parts of a message."""
 
     problem: str
     expected: str
@@ -104,9 +104,9 @@ class Difference(NamedTuple):
 
 
 class Agreements:
-    """The plans this rank has posted. The n-th plan of one optimizer's name is compared with the n-th elsewhere.
+    """The plans this rank has posted. A rank's n-th plan for an optimizer's name is compared with other ranks' n-th.
 
-    Counted for each name, so that what only one rank builds puts out of step as little as possible.
+    Each name has its own count, so that a plan which only one rank builds shifts as few others as possible.
     """
 
     def __init__(self):
@@ -121,23 +121,23 @@ class Agreements:
         patience_secs: float = 0.0,
         training: str = "",
     ) -> None:
-        """Compares a plan with what other ranks have posted, and posts it.
+        """Posts a plan, and compares it with those of other ranks.
 
-        Does nothing where there is no store, or where an Estimator builds a graph that trains nothing.
+        Does nothing without a store, or when an Estimator builds a graph that trains nothing.
 
-        Three requests to the job's own server, on rank 0 one more for every other rank.
+        Sends three requests to the job's own server; rank 0 sends one more for every other rank.
 
         Args:
           plan: a `Plan`, or another object with its `owner`, `to_text`, `from_text` and `difference_from`.
           rank, size: this rank and the number of ranks that compare.
-          members: their ranks in the job, where they are not all of it.
-          training: which training of this process it belongs to, as `wire_names.label` says.
-          patience_secs: how long to wait for plans that are not there yet; those that come later look at this one.
+          members: their ranks in the job, if they are not the whole job.
+          training: the plan's training in this process, from `wire_names.label`.
+          patience_secs: how long to wait for missing plans; ranks that post later read this plan.
         Raises:
-          RanksDisagreeError: another rank plans something else. One of two such ranks finds out, or both.
+          RanksDisagreeError: another rank has a different plan. At least one of two such ranks raises.
         Ranks: local; every rank calls this in the same order.
         """
-        # In an elastic job a rank that joins later counts from 0.
+        # In an elastic job, a rank that joins later would count from 0.
         if builds_evaluation() or not KeyValueStore("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
             return
         owner = f"{training}{plan.owner}"
@@ -146,7 +146,7 @@ class Agreements:
         try:
             found = _exchange_descriptions(plan, scope, rank, size, time.monotonic() + patience_secs)
         except (OSError, http.client.HTTPException) as error:
-            # The store of a job that is ending may be gone; whether ranks agree is then no longer the question.
+            # The store is gone when a job is ending; whether ranks agree no longer matters then.
             _LOG.info("%s: not compared with other ranks: %s", plan.owner, error)
             return
         if found is not None:
@@ -160,12 +160,12 @@ class Agreements:
 
 @functools.cache
 def of_this_process() -> Agreements:
-    """The plans posted by this process; what is counted is the life of a rank, as in `groups.of_this_process`."""
+    """Returns the plans posted by this process; counts run through a rank's life, as in `groups.of_this_process`."""
     return Agreements()
 
 
 def _exchange_descriptions(plan, scope, rank, size, deadline):
-    """The first rank beside 0 that differs, and in what; None when all that have posted agree."""
+    """Returns the first other rank that differs, with the difference; None when all posted plans agree."""
     texts, digests = KeyValueStore(scope), KeyValueStore(f"{scope}_digest")
     text = plan.to_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -206,9 +206,9 @@ def _difference_of_gradients(reference, plan):
 
 
 def _by_label(plan):
-    """The gradients in their order, by what stands for the same variable on every rank."""
+    """Returns the gradients in order, by a label that identifies the variable on every rank."""
     names = [gradient.name for gradient in plan.gradients]
-    # A scope around the whole model may be named after the rank.
+    # A script can name the scope around the whole model after the rank.
     around = len(os.path.commonprefix([name.split("/")[:-1] for name in names]))
     names = ["/".join(name.split("/")[around:]) for name in names]
     numbers = [tuple(map(int, _NAME_NUMBER.findall(name))) for name in names]
@@ -252,5 +252,5 @@ def _difference_of_fragments(reference, plan):
 
 
 def _fragment_numbers(plan):
-    """The number of the fragment that each gradient is all-reduced in, from 0, by the gradient's position."""
+    """Returns the number of each gradient's fragment, from 0, by the gradient's position."""
     return {position: number for number, fragment in enumerate(plan.fragments) for position in fragment}

@@ -1,7 +1,7 @@
-"""Runs collective operations in a graph and a session of their own: the caller may be building a graph, or have none.
+"""Runs collective operations in a separate graph and session: the caller might be building a graph, or have none.
 
-Such a session leaves GPUs to the caller's first one, and has threads of its own: the threads that sessions of a process
-share are as many as the first of them asks for (TensorFlow 2.15).
+Such a session leaves GPUs to the caller's first session, and has its own threads: the shared threads of a process are
+as many as its first session asks for (TensorFlow 2.15).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from npu_bridge.collective import wire_names
 
 
 class GraphApart:
-    """Operations in a graph of their own, to be run more than once.
+    """Operations in a separate graph, which can run more than once.
 
     Args:
-      operations: makes them, once; is called with a placeholder for each of `specs`, and returns what to fetch.
-      specs: what has the dtype and the shape of what is fed, such as arrays.
+      operations: called once, with a placeholder for each of `specs`; returns the fetches.
+      specs: objects with the dtypes and shapes of the fed values, such as arrays.
     """
 
     def __init__(self, operations: Callable[..., Any], *specs: Any):
         config = tf.compat.v1.ConfigProto(
             device_count={"GPU": 0}, inter_op_parallelism_threads=2, use_per_session_threads=True
         )
-        # They belong to the training for which they are made.
+        # The operations belong to the training for which they are made.
         with wire_names.labelled(wire_names.label()), tf.Graph().as_default() as graph, tf.device("/cpu:0"):
             self._given = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
             self._made = operations(*self._given)
         self._session = tf.compat.v1.Session(graph=graph, config=config)
 
     def run(self, *values: Any) -> Any:
-        """What was to be fetched, as `session.run` gives it; values in the order of `specs`."""
+        """Returns the fetched values, as `session.run` does; `values` are in the order of `specs`."""
         return self._session.run(self._made, dict(zip(self._given, values)))
 
     def close(self) -> None:
@@ -42,6 +42,6 @@ class GraphApart:
 
 
 def run_apart(operations: Callable[..., Any], *values: Any) -> Any:
-    """What operations give for some arrays, at once; see `GraphApart`."""
+    """Runs operations once on some arrays, and returns their results; see `GraphApart`."""
     with contextlib.closing(GraphApart(operations, *values)) as apart:
         return apart.run(*values)

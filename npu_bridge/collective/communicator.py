@@ -1,4 +1,4 @@
-"""`Communicator`: the interface of collective operations that every backend implements."""
+"""Defines `Communicator`, the interface of collective operations that every backend implements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REDUCTIONS = ("sum", "max", "min", "prod")
 
 
 class Communicator(abc.ABC):
-    """The ranks of one job, or of one group of it, and the handful of operations they do together.
+    """The ranks of a job, or of a group in it, with their collective operations.
 
     Every operation is collective: all members must call it, with the same `name` and in graphs built alike.
     Operations work eagerly, in a `tf.function` and in a TF 1 graph.
@@ -33,15 +33,15 @@ class Communicator(abc.ABC):
     def all_reduce(
         self, tensors: Sequence[Any], name: str, average: bool = True, prescale: float = 1.0, after: Sequence[Any] = ()
     ) -> list:
-        """Sums or averages each tensor over the ranks, the whole list as one transfer.
+        """Sums or averages each tensor over the ranks, the whole list in one collective.
 
         Args:
           tensors: dense tensors of any shapes and floating or integer dtypes, same list on every rank.
-          name: name of the transfer, the same on every rank and unique in its graph.
+          name: name of the collective, the same on every rank and unique in its graph.
           average: divide the sums by the number of ranks.
           prescale: factor applied to each tensor before the sum. A power of two loses no bits, and one not
             above 1 / size keeps the sum of finite values finite.
-          after: what must have been computed before the transfer starts; the tensors are concatenated and cast before.
+          after: values to compute before the collective starts; tensors can be concatenated and cast earlier.
         Returns:
           Tensors in the order, shapes and dtypes of `tensors`.
         """
@@ -66,11 +66,11 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def all_true(self, flag: Any, name: str) -> Any:
-        """A boolean scalar that is True on every rank when `flag` is True on every rank, else False everywhere."""
+        """Returns a boolean scalar: True on every rank when `flag` is True on every rank, else False everywhere."""
 
     @abc.abstractmethod
     def broadcast(self, tensor: Any, root_rank: int, name: str) -> Any:
-        """The tensor as it is on `root_rank`; every rank gives one of the same shape and dtype."""
+        """Returns the tensor of `root_rank`; every rank passes one of the same shape and dtype."""
 
     @abc.abstractmethod
     def broadcast_variables(self, variables: Sequence[Any], root_rank: int) -> Any:
@@ -94,12 +94,12 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def exchange(self, numbers: Sequence[int], meeting: str, what: str = "its group") -> list[list[int]]:
-        """Tells every rank a list of integers, at once and outside of any graph.
+        """Sends a list of integers to every rank, immediately and outside of any graph.
 
         Args:
-          numbers: 64-bit integers; the lists of different ranks may differ in length.
+          numbers: 64-bit integers; the lists of different ranks can differ in length.
           meeting: a name for this exchange, unique in the run and the same on every rank.
-          what: what this rank does it for, for messages.
+          what: the purpose of this rank, for messages.
         Returns:
           The lists of all ranks, in rank order.
         Raises:
@@ -108,15 +108,15 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def open_groups(self, groups: Sequence[tuple[int, ...]], meeting: str) -> list[Communicator]:
-        """Makes groups of some of the ranks. Every rank of the job calls this, members or not.
+        """Makes groups of some of the ranks. Every rank of the job calls this, whether a member or not.
 
-        Called right after an `exchange`, while no transfer is under way. Groups stay open until the job ends.
+        Call it right after an `exchange`, while no collective is running. Groups stay open until the job ends.
 
         Args:
-          groups: for each one the ranks of its members in this communicator, ascending, at least 2 and not all.
+          groups: for each group, its members' ranks in this communicator, ascending, at least 2 and not all.
           meeting: as in `exchange`.
         Returns:
-          The groups in that order, their local ranks not yet set; `rank` is None where this process is not a member.
+          The groups in that order, without local ranks so far; `rank` is None in a process that is not a member.
         Raises:
           RuntimeError: the script started Horovod in a way that allows no groups.
         """

@@ -1,4 +1,4 @@
-"""Operations made of those of a communicator: sums that can be differentiated, blocks anywhere, from rank to rank."""
+"""Composes a communicator's operations: differentiable sums, all-to-all of arbitrary blocks, sends to one rank."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from npu_bridge.collective.horovod_tensors import moved_as_bits
 
 
 def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """The sum of a dense tensor over the ranks; its gradient is the sum of the incoming gradients over the same ranks.
+    """Sums a dense tensor over the ranks; its gradient is the sum of the incoming gradients over the same ranks.
 
-    The name of the transfer is the same on every rank; the gradient's has `_grad` appended.
+    The name of the all-reduce is the same on every rank; the gradient's has `_grad` appended.
     """
 
     @tf.custom_gradient
@@ -27,7 +27,7 @@ def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> 
 
 
 def without_gradient(result: Any, what: str) -> Any:
-    """The same tensor, made by the call `what`, whose use in a backward pass is an error instead of a silent zero.
+    """Returns the tensor, made by the call `what`, so that a backward pass raises instead of using a silent zero.
 
     Raises:
       LookupError: when it is differentiated.
@@ -51,15 +51,15 @@ def without_gradient(result: Any, what: str) -> Any:
 def exchange_blocks(
     communicator: Communicator, flat: tf.Tensor, send: tuple[Any, Any], receive: tuple[Any, Any], name: str, owner: str
 ) -> tf.Tensor:
-    """All-to-all of blocks that lie anywhere: sends one to each rank and puts those that arrive where they belong.
+    """Sends one block to each rank and puts the blocks that arrive in their places, wherever the blocks lie.
 
     Args:
       communicator: the ranks, `size` of them.
-      flat: vector of elements to send from; blocks may overlap.
+      flat: vector of elements to send from; blocks can overlap.
       send: counts and displacements of the blocks to send, int64 vectors of length `size`, in elements.
       receive: the same for the blocks that arrive; elements that no block covers are 0.
-      name: name of the transfer, the same on every rank.
-      owner: who asks, for the message.
+      name: name of the collective, the same on every rank.
+      owner: the caller, for the message.
     Returns:
       Vector that reaches to the end of the farthest received block.
     Raises:
@@ -88,13 +88,13 @@ def exchange_blocks(
 
 
 def send_to(pair: Communicator, tensor: tf.Tensor, tag: int) -> tf.Operation:
-    """The op that sends a numeric tensor to the other rank of a pair; `tag` is what the receiver asks for.
+    """Returns the op that sends a numeric tensor to the other rank of a pair; the receiver passes the same `tag`.
 
     It is a broadcast in the group of these two.
     """
     source = pair.rank
     sent = pair.broadcast(tensor, source, _name_of_pair(pair, source, tag))
-    # Stateful, so that it also runs when it is only a control dependency, and without output.
+    # Stateful, so that it also runs as a mere control dependency, and without output.
     return tf.raw_ops.Assert(condition=True, data=[sent])
 
 
@@ -105,12 +105,12 @@ def receive_from(pair: Communicator, shape: Any, dtype: tf.DType, tag: int) -> t
 
 
 def _positions(counts, displacements, size):
-    """The element positions of `size` blocks, one block after the other."""
+    """Returns the element positions of `size` blocks, one block after the other."""
     starts, ends = tf.split(displacements, size), tf.split(displacements + counts, size)
     return tf.concat([tf.range(start[0], end[0]) for start, end in zip(starts, ends)], axis=0)
 
 
 def _name_of_pair(pair, source, tag):
-    # A second transfer with the same tag gets the same number on both sides.
+    # A second collective with the same tag gets the same number on both sides.
     sender, receiver = pair.members[source], pair.members[1 - source]
     return f"hccl_p2p_{sender}_to_{receiver}_tag_{tag}"

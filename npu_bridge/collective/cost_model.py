@@ -1,13 +1,13 @@
-"""Cost model of a training step on n ranks: an alpha-beta model of ring all-reduces that overlap a backward pass.
+"""Models the time of a training step on n ranks: an alpha-beta model of ring all-reduces that overlap a backward pass.
 
 Summing B bytes over n ranks in a ring takes 2 (n - 1) messages one after the other, each of B / n bytes:
 
     transfer = overhead + 2 (n - 1) (latency + B / (n bandwidth)) + B / host rate
 
-A transfer starts when its last gradient is ready and the transfer before has arrived. What ends after the computation
-is exposed; the rest is hidden. A fragment is one transfer, or several when it is large (`cut_for_flight`). Steps that
-overlap are gone through one after the other, transfer by transfer. Pure arithmetic: nothing here knows TensorFlow or
-Horovod.
+An all-reduce starts when its last gradient is ready and the previous all-reduce has finished. Communication after the
+end of the computation is exposed; the rest is hidden. A fragment is one all-reduce, or several when it is large
+(`cut_for_flight`). Overlapping steps are simulated one after the other, all-reduce by all-reduce. The model is pure
+arithmetic, without TensorFlow or Horovod.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from typing import NamedTuple
 
 from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, cut_by_size, flight_bytes
 
-# As many as the documented split strategies have.
+# The most fragments of the documented split strategies.
 MOST_FRAGMENTS = 8
-# A backward pass computes two products for each one of the forward pass.
+# A backward pass computes two products for each product of the forward pass.
 FORWARD_SHARE = 1.0 / 3.0
-# Another fragment has to be worth it: splits that are this close to the best one count as equal, and the one with the
-# fewest fragments wins.
+# Splits within this factor of the best one count as equal, and the one with the fewest fragments wins: another fragment
+# must be worth it.
 _CLOSE_ENOUGH = 1.005
-# What overlapping steps may gain is at most what ranks wait for the network after the backward pass, and mostly half of
-# it: they are tried where ranks wait for this share of a step, and stay where they gain more than the noise of a trial.
+# Overlapping steps gain at most the ranks' wait for the network after the backward pass, usually half of it: they are
+# tried if ranks wait for this share of a step, and kept if they gain more than the noise of a trial.
 LEAST_WAIT = 0.1
 LEAST_GAIN = 0.01
-# Of these the first ones differ: nothing has arrived before them.
+# The first of these steps differ: no earlier gradients are arriving.
 _OVERLAPPED_STEPS = 6
 _MOST_OVERLAPPED_PIECES = 400
-# Cuts are searched on so many pieces of equal size; more would be finer than what the model knows.
+# Number of equal pieces in the search for cuts; more would be finer than the model's accuracy.
 _MOST_PIECES = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The way between two neighbours of the ring, and what their machines do for it.
+    """The link between two neighbours of the ring, and the speed of their hosts.
 
     The last four numbers are ours. `efficiency`: of 1538 bytes of an Ethernet frame and its gap, 1448 are payload.
     `host_bytes_per_sec`: packing, adding up and unpacking by Gloo on one processor core; two ranks on a machine of two
-    cores needed 60 ms for 80 MB beyond what the wire takes. `transfer_overhead_secs`: Horovod looks for new transfers
-    once in a millisecond. `message_overhead_secs`: waking up a thread at both ends.
+    cores needed 60 ms for 80 MB beyond the time on the wire. `transfer_overhead_secs`: Horovod looks for new
+    collectives once in a millisecond. `message_overhead_secs`: waking up a thread at both ends.
 
     Attributes:
-      bytes_per_sec: what the link is sold as.
-      latency_secs: one way; half of what ping says.
+      bytes_per_sec: nominal rate of the link.
+      latency_secs: one way; half of ping's time.
     """
 
     bytes_per_sec: float
@@ -65,7 +65,7 @@ class Training:
     """A step of one rank.
 
     Attributes:
-      gradient_bytes: bytes of all gradients, as they are computed.
+      gradient_bytes: bytes of all gradients, in their computed dtype.
       compute_secs: time of the step on one rank, without communication.
       tensors: number of gradients; a fragment holds at least one.
       wire_share: bytes on the wire for each byte of a gradient: 1, or 0.5 for float32 that is sent in 16 bits.
@@ -81,14 +81,14 @@ class Prediction(NamedTuple):
     """A step on a number of ranks; times in seconds.
 
     Attributes:
-      ranks: how many.
-      communication_secs: all gradients in one fragment, behind nothing.
-      default_step_secs: the step with the split that is in force when none is set.
+      ranks: number of ranks.
+      communication_secs: all gradients in one fragment, without overlap.
+      default_step_secs: the step with the default split.
       step_secs: the step with the best split.
-      exposed_secs: how much of it the computation does not cover.
+      exposed_secs: its communication that no computation covers.
       percentages: the best split, shares of the gradients' bytes in the order they become ready.
-      overlapped_secs: one of many steps of which the next begins while gradients are all-reduced, as with
-        `iterations_per_loop`; None where that gains nothing over `default_step_secs`, so that it is not done.
+      overlapped_secs: one of many steps, when each begins while the previous step's gradients are all-reduced, as with
+        `iterations_per_loop`; None if that gains nothing over `default_step_secs`, so that it is not done.
     """
 
     ranks: int
@@ -101,9 +101,9 @@ class Prediction(NamedTuple):
 
 
 def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: Link) -> float:
-    """How long it takes to sum gradients over the ranks in one transfer; 0.0 on one rank.
+    """Returns the time to sum gradients over the ranks in one all-reduce; 0.0 on one rank.
 
-    Before it, the ranks agree that all of them are ready: two rounds of the same ring with next to no bytes.
+    Before it, the ranks agree that all of them are ready: two rounds of the same ring with hardly any bytes.
     """
     if ranks == 1:
         return 0.0
@@ -112,18 +112,18 @@ def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: L
 
 
 def _ring_secs(gradient_bytes: float, ranks: int, training: Training, link: Link) -> float:
-    """How long a transfer is on the wire; 0.0 on one rank."""
+    """Returns the time of an all-reduce on the wire; 0.0 on one rank."""
     on_link = gradient_bytes * training.wire_share / ranks / (link.bytes_per_sec * link.efficiency)
     return 2 * (ranks - 1) * (link.latency_secs + link.message_overhead_secs + on_link)
 
 
 def _host_secs(gradient_bytes: float, ranks: int, link: Link) -> float:
-    """How long a host packs gradients, adds them up and unpacks them; 0.0 on one rank."""
+    """Returns the time in which a host packs gradients, adds them up and unpacks them; 0.0 on one rank."""
     return gradient_bytes / link.host_bytes_per_sec if ranks > 1 else 0.0
 
 
 def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Link) -> float:
-    """The time of a step whose gradients are all-reduced in fragments.
+    """Returns the time of a step whose gradients are all-reduced in fragments.
 
     Gradients become ready evenly by bytes during the backward pass.
 
@@ -142,11 +142,11 @@ def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Lin
 def _fragment_secs(
     start: float, end: float, flight: float, ranks: int, training: Training, link: Link
 ) -> tuple[float, float]:
-    """The transfers of one fragment, which holds the bytes from one share of all to another; `flight` go at once.
+    """Models one fragment, the bytes from share `start` to share `end`; a share of `flight` goes in one all-reduce.
 
     Returns:
-      How long its transfers take one after the other, and when they have arrived with nothing before them. They become
-      ready at equal intervals, so either the first, the last or the last full one decides.
+      The time of its all-reduces one after the other, and when they end if none ran before. They become ready at equal
+      intervals, so either the first, the last or the last full one decides.
     """
     full = math.ceil((end - start) / flight - 1e-9) - 1
     rest = end - start - full * flight
@@ -161,18 +161,17 @@ def _fragment_secs(
 
 
 def _flight_share(ranks: int, training: Training) -> float:
-    """The share of the bytes that is sent at once: as many whole gradients as fit, at least one."""
+    """Returns the share of the bytes in one all-reduce: as many whole gradients as fit, at least one."""
     gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
     return max(1, math.floor(flight_bytes(ranks) / gradient_bytes)) / training.tensors
 
 
 def overlapped_step_secs(ranks: int, training: Training, link: Link) -> float:
-    """The time of one of many steps, each of which begins while gradients of the one before are all-reduced.
+    """Returns the time of one of many steps that each begin while the previous step's gradients are all-reduced.
 
-    The forward pass of a layer waits for the last gradients of this layer, and for nothing else. Gradients that are
-    sent during the backward pass go in its order, the others in the order of the forward pass. The ranks agree about a
-    transfer while the one before is under way. All gradients are taken to be of the same size, and the computation to
-    be spread evenly over them.
+    The forward pass of a layer waits only for this layer's last gradients. Gradients that are sent during the backward
+    pass go in its order, the others in the order of the forward pass. The ranks agree about an all-reduce while the
+    previous one is running. All gradients count as equally large, and the computation as spread evenly over them.
     """
     gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
     transfers = math.ceil(training.tensors / max(1, math.floor(flight_bytes(ranks, overlaps=True) / gradient_bytes)))
@@ -182,7 +181,7 @@ def overlapped_step_secs(ranks: int, training: Training, link: Link) -> float:
     forward = training.compute_secs * FORWARD_SHARE / pieces
     backward = training.compute_secs / pieces - forward
     early = min(math.ceil((pieces - 1) * backward / secs), pieces) if secs else pieces
-    order = [*reversed(range(pieces - early, pieces)), *range(pieces - early)]  # piece 0 is that of the first layers
+    order = [*reversed(range(pieces - early, pieces)), *range(pieces - early)]  # piece 0 belongs to the first layers
     arrived = [0.0] * pieces
     computed = sent = 0.0
     ends = []
@@ -198,10 +197,10 @@ def overlapped_step_secs(ranks: int, training: Training, link: Link) -> float:
 
 
 def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = MOST_FRAGMENTS) -> list[int]:
-    """The cut of equal pieces into fragments whose step is shortest: pieces in each, as few as come close to the best.
+    """Returns the cut of equal pieces into fragments with the shortest step: the number of pieces in each.
 
-    Exact: how early a fragment can arrive depends on what came before only through when that arrived, so the best cut
-    into k fragments ends in a best cut into k - 1.
+    Of cuts close to the best one, the one with the fewest fragments wins. The search is exact: a fragment depends on
+    earlier ones only through their arrival time, so the best cut into k fragments ends in a best cut into k - 1.
     """
     pieces = min(training.tensors, _MOST_PIECES)
     if ranks == 1:
@@ -224,7 +223,7 @@ def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = M
 
 
 def predict(ranks: int, training: Training, link: Link) -> Prediction:
-    """Predicts the step on a number of ranks, with the best split and with the one in force without any."""
+    """Predicts the step on a number of ranks, with the best split and with the default one."""
     percentages = _percentages(best_cut(ranks, training, link))
     default = DEFAULT_PERCENTAGES if training.tensors > 1 else (100.0,)
     secs = step_secs(_whole_gradients(percentages, training), ranks, training, link)
@@ -241,7 +240,7 @@ def predict(ranks: int, training: Training, link: Link) -> Prediction:
 
 
 def _gaining_overlap(one_by_one_secs, ranks, training, link):
-    """The step that overlaps with the next one; None where nothing is gained."""
+    """Returns the time of a step that overlaps with the next one; None if it gains nothing."""
     if not training.compute_secs or one_by_one_secs - training.compute_secs < LEAST_WAIT * one_by_one_secs:
         return None
     secs = overlapped_step_secs(ranks, training, link)
@@ -249,12 +248,12 @@ def _gaining_overlap(one_by_one_secs, ranks, training, link):
 
 
 def _ready_secs(share: float, training: Training) -> float:
-    """When so large a share of the gradients exists."""
+    """Returns when this share of the gradients is computed."""
     return training.compute_secs * (FORWARD_SHARE + (1.0 - FORWARD_SHARE) * share)
 
 
 def _earliest(end, arrivals, fragments):
-    """When `end` pieces can have arrived, given when fewer can in one fragment less; and where the last one starts."""
+    """Returns when `end` pieces can have arrived, given the arrivals with one fragment less, and the last start."""
     best, best_start = math.inf, 0
     for start in range(1, end):
         length, earliest = fragments[start, end]
@@ -265,7 +264,7 @@ def _earliest(end, arrivals, fragments):
 
 
 def _trace(starts, number, end):
-    """Walks back through the starts of fragments; gives the pieces of each."""
+    """Walks back through the starts of fragments; returns the pieces of each."""
     sizes = []
     for row in reversed(starts[: number + 1]):
         sizes.append(end - row[end])
@@ -274,15 +273,15 @@ def _trace(starts, number, end):
 
 
 def _whole_gradients(percentages: Sequence[float], training: Training) -> list[float]:
-    """The shares of the fragments that these percentages really cut, since a gradient is never torn apart.
+    """Returns the shares of the fragments that these percentages really cut, since a gradient is never cut.
 
-    Two decimals are not enough for them: a hair too much would be one more transfer.
+    Two decimals are too coarse for shares: a tiny excess would add an all-reduce.
     """
     cut = cut_by_size([1] * training.tensors, percentages)
     return [len(fragment) / training.tensors for fragment in cut]
 
 
 def _percentages(sizes: Sequence[int]) -> tuple[float, ...]:
-    """Shares with two decimals that make up exactly 100."""
+    """Returns shares with two decimals that sum to exactly 100."""
     hundredths = [10_000 * total // sum(sizes) for total in itertools.accumulate(sizes, initial=0)]
     return tuple((after - before) / 100 for before, after in zip(hundredths, hundredths[1:]))

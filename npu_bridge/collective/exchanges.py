@@ -1,10 +1,10 @@
-"""Counts what ranks exchange in Horovod, and says when an update outside of TF 1 graphs brings nothing together.
+"""Counts Horovod's collectives, and warns when an update outside of TF 1 graphs combines nothing between the ranks.
 
-Updates of Keras optimizers, in a `fit` or in a loop of one's own, are looked at when the function they are built in is
-complete, or when an eager one is about to be made: was anything exchanged since the optimizer was made? Of TF 1 graphs
+Updates of Keras optimizers, in a `fit` or in the user's own loop, are checked when the function around them is
+complete, or right before an eager update: has any collective run since the optimizer was made? For TF 1 graphs,
 `gradients/training_apart.py` asks the sessions.
 
-Nothing is added to functions, Horovod is not started for it, and only rank 0 looks and speaks.
+Adds nothing to functions and does not start Horovod; only rank 0 checks and prints.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LOG = logger(__name__)
 
 
 class Exchanges(NamedTuple):
-    """How often values of ranks were brought together.
+    """Counts of collectives that combined values of the ranks.
 
     Attributes:
-      of_any_size: in all.
-      of_several: those of more than one number. A single one may be a loss that is averaged for people to see.
+      of_any_size: all of them.
+      of_several: those of more than one number. A single number can be a loss that is averaged only for display.
     """
 
     of_any_size: int = 0
@@ -46,7 +46,7 @@ class Exchanges(NamedTuple):
 
 
 def so_far() -> Exchanges:
-    """The exchanges of this process, counted from the first call on; none but on rank 0 of several ranks."""
+    """Returns this process's counts since the first call; always zero except on rank 0 of several ranks."""
     if not is_looking():
         return Exchanges()
     _COUNT.watch()
@@ -54,12 +54,12 @@ def so_far() -> Exchanges:
 
 
 def watch_updates() -> bool:
-    """Has updates of Keras optimizers looked at, if this is rank 0 of several ranks; again is as good as once.
+    """Checks updates of Keras optimizers on rank 0 of several ranks; calling it again has no effect.
 
     Returns:
-      Whether it is.
+      Whether updates are checked.
     """
-    # Variables that contradict each other are told by whoever needs ranks.
+    # Contradicting variables raise where ranks are needed.
     with contextlib.suppress(ValueError):
         if is_looking():
             _watch_once()
@@ -68,11 +68,11 @@ def watch_updates() -> bool:
 
 
 def note_update(before: Exchanges, variables: Iterable[Any]) -> None:
-    """Looks at an update that is about to be made, outside of TF 1 graphs, by an optimizer that exchanges nothing.
+    """Checks an update, right before it is made outside of TF 1 graphs, by an optimizer that exchanges nothing.
 
     Args:
-      before: what `so_far` gave when the optimizer was made.
-      variables: those that are updated.
+      before: the result of `so_far` when the optimizer was made.
+      variables: the updated variables.
     """
     if not is_looking():
         return
@@ -87,14 +87,14 @@ def note_update(before: Exchanges, variables: Iterable[Any]) -> None:
     if function is None:
         tell()
     elif function.building_function:
-        # What is exchanged after the update, weights perhaps, is not there yet.
+        # Collectives after the update, perhaps of weights, are not built yet.
         when_function_is_built(function, tell)
-    # Else it is a TF 1 graph, perhaps a branch of a condition in it, whose sessions are looked at.
+    # Else it is a TF 1 graph, perhaps a branch of a condition in it, whose sessions are checked.
 
 
 @contextlib.contextmanager
 def looked_at() -> Iterator[None]:
-    """Inside, updates of Keras optimizers are not looked at: whoever calls them knows what they exchange, and when."""
+    """Does not check updates of Keras optimizers inside the block: the caller knows what they exchange, and when."""
     _WATCH.depth += 1
     try:
         yield
@@ -104,7 +104,7 @@ def looked_at() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """Inside, exchanges do not count: they are about the ranks, such as whether these are alike, and train nothing."""
+    """Does not count collectives inside the block: they check the ranks, for example, and train nothing."""
     before = so_far()
     try:
         yield
@@ -114,11 +114,11 @@ def uncounted() -> Iterator[None]:
 
 
 def gather_values(own: Any, name: str) -> list:
-    """What each rank hands over, in rank order: a small value that JSON can hold, of any size.
+    """Returns the values of all ranks, in rank order; each is small, JSON-compatible and of any size.
 
     Args:
       own: this rank's value.
-      name: of the transfer, the same on every rank.
+      name: name of the collective, the same on every rank.
     Ranks: collective.
     """
     ranks = current()
@@ -134,19 +134,19 @@ def wait_for_ranks(name: str) -> None:
     """Returns once every rank has called this; a rank that dies meanwhile ends the job.
 
     Args:
-      name: of the transfer, the same on every rank.
+      name: name of the collective, the same on every rank.
     Ranks: collective.
     """
     gather_values(0, name)
 
 
 def say_apart() -> None:
-    """Says, once in a process, that its ranks train apart."""
+    """Warns, once in a process, that its ranks train apart."""
     _say_once(place_in_job()[1])
 
 
 def is_looking() -> bool:
-    """Whether this is rank 0 of several ranks, which alone looks and speaks."""
+    """Returns whether this is rank 0 of several ranks, the only one that checks and prints."""
     rank, size = place_in_job()
     return rank == 0 and size > 1
 
@@ -164,7 +164,7 @@ class _Count:
             if name not in sys.modules:
                 after_import(name, functools.partial(call_at, note=self.note))
             elif not call_at(sys.modules[name], self.note):
-                continue  # it is Horovod's import that has led here; the next call finds it complete
+                continue  # this call is part of Horovod's import; the next call finds it complete
             del self._unwatched[name]
 
     def note(self, tensors):
@@ -179,7 +179,7 @@ _COUNT = _Count()
 
 
 class _Watch:
-    """Keras optimizers: the exchanges before each was made, and how many `looked_at` the caller is inside of."""
+    """Keras optimizers: the counts before each was made, and the number of enclosing `looked_at` blocks."""
 
     def __init__(self):
         self.depth = 0

@@ -1,8 +1,8 @@
-"""Cuts gradients into fragments, in the order of the backward pass; each fragment is all-reduced in one transfer.
+"""Cuts gradients into fragments, in the order of the backward pass; each fragment is one all-reduce.
 
-A fragment is a run of gradients, in the order the backward pass delivers them, that is summed over the ranks in one
-transfer. The cut decides how much of the transfer hides behind the rest of the backward pass: everything but the
-last fragment does. By default the last one holds 3.46 % of the bytes.
+A fragment is a run of gradients, in the order in which the backward pass computes them, that is summed over the ranks
+in one all-reduce. The rest of the backward pass hides all fragments but the last, so the cut decides how much is
+exposed. By default the last fragment holds 3.46 % of the bytes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from npu_bridge.base.errors import message, shown
 
 DEFAULT_PERCENTAGES = (96.54, 3.46)
 _FLIGHT_BYTES_PER_RANK = 4_000_000
-# Where steps overlap, each piece that arrives lets something of the next step begin.
+# With overlapping steps, each piece that arrives lets a part of the next step begin.
 _OVERLAPPED_BYTES_PER_RANK = 1_350_000
 _IN_FLIGHT = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitStrategy:
-    """How the gradients of one group are cut.
+    """The way in which the gradients of one group are cut.
 
-    Percentages of bytes beat positions of last gradients, these positions of parameters, and all of them the default.
+    Percentages of bytes override positions of last gradients, these override positions of parameters, and all override
+    the default.
 
     Attributes:
       last_indices: position of each fragment's last gradient, in readiness order, or None.
@@ -41,11 +42,11 @@ class SplitStrategy:
     first_parameters: tuple | None = None
 
     def fits(self, count: int) -> bool:
-        """True when `count` gradients can be cut."""
+        """Returns whether `count` gradients can be cut."""
         return self.percentages is not None or self.last_indices is None or self.last_indices[-1] < count
 
     def cut(self, sizes_bytes: Sequence[int]) -> list[list[int]]:
-        """Positions in `sizes_bytes`, one list per fragment; errors as `cut_by_index`."""
+        """Returns positions in `sizes_bytes`, one list per fragment; errors as `cut_by_index`."""
         if not sizes_bytes:
             return []
         if self.percentages is None and self.last_indices is not None:
@@ -62,19 +63,19 @@ class SplitStrategies:
         self._by_group: dict[str, SplitStrategy] = {}
 
     def of(self, group: str) -> SplitStrategy:
-        """The strategy of a group; the default one when none was set."""
+        """Returns the strategy of a group; the default one when none was set."""
         return self._by_group.get(group) or SplitStrategy()
 
     def set_last_indices(self, group: str, last_indices: Sequence[int]) -> bool:
-        """Sets the cut by index; False when one was set before and stays."""
+        """Sets the cut by index; returns False when an earlier setting stays."""
         return self._set(group, "last_indices", last_indices)
 
     def set_percentages(self, group: str, percentages: Sequence[float]) -> bool:
-        """Sets the cut by size; False when one was set before and stays."""
+        """Sets the cut by size; returns False when an earlier setting stays."""
         return self._set(group, "percentages", percentages)
 
     def forget(self, group: str) -> None:
-        """Takes a group back to the default."""
+        """Resets a group to the default."""
         self._by_group.pop(group, None)
 
     def _set(self, group, kind, numbers):
@@ -86,10 +87,10 @@ class SplitStrategies:
 
 
 def check_first_parameters(owner: str, first_parameters: Any) -> tuple | None:
-    """The positions at which fragments of one optimizer begin, its option `gradient_split_groups`; None without them.
+    """Returns the positions at which an optimizer's fragments begin, its `gradient_split_groups`; None without them.
 
     Raises:
-      TypeError: they are no list.
+      TypeError: they are not a list.
       ValueError: they are not ascending positions of at least 1.
     """
     if first_parameters is None:
@@ -104,7 +105,7 @@ def check_first_parameters(owner: str, first_parameters: Any) -> tuple | None:
 
 
 def are_ascending_positions(positions: Sequence[Any]) -> bool:
-    """True for whole numbers of at least 1, each above the one before, and at least one of them."""
+    """Returns True for at least one whole number, all at least 1 and strictly ascending."""
     are_whole = all(type(position) is int and position >= 1 for position in positions)
     return bool(positions) and are_whole and all(low < high for low, high in zip(positions, positions[1:]))
 
@@ -154,10 +155,9 @@ def cut_at_parameters(count: int, first_parameters: Sequence[int]) -> list[list[
 def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAULT_PERCENTAGES) -> list[list[int]]:
     """Cuts gradients into fragments that hold given shares of the bytes.
 
-    Each fragment but the last ends at the gradient whose running total comes nearest to its share, where what the
-    fragment before took too much or too little is settled first. On a tie the earlier gradient ends it, and every
-    fragment holds at least one gradient. The last fragment takes the rest; when gradients run out, later fragments
-    do not exist.
+    Each fragment but the last ends at the gradient whose running total is nearest to its share, after correcting for
+    the previous fragment's excess or shortfall. On a tie the earlier gradient ends it, and every fragment holds at
+    least one gradient. The last fragment takes the rest; when gradients run out, there are fewer fragments.
 
     Args:
       sizes_bytes: bytes of each gradient, in the order they become ready.
@@ -182,27 +182,27 @@ def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAU
 
 
 def flight_bytes(world_size: int, overlaps: bool = False) -> int:
-    """What is sent at once: more on more ranks, because a ring of n ranks cuts it into n parts and waits for each.
+    """Returns the bytes of one all-reduce: more on more ranks, because a ring of n ranks cuts them into n parts.
 
     `FUSION_TENSOR_SIZE` sets another number of bytes.
 
     Args:
-      overlaps: the next step may begin while gradients are all-reduced, which is better done in finer pieces.
+      overlaps: the next step can begin while gradients are all-reduced, for which smaller pieces are better.
     Raises:
-      ValueError: the variable is no such number.
+      ValueError: the variable is not such a number.
     """
     bytes_per_rank = _OVERLAPPED_BYTES_PER_RANK if overlaps else _FLIGHT_BYTES_PER_RANK
     return environment.positive_number("FUSION_TENSOR_SIZE", bytes_per_rank * world_size, "bytes")
 
 
 def most_in_flight(default: int = _IN_FLIGHT) -> int:
-    """How many transfers of gradients may be under way at once; `NPU_TRANSFERS_IN_FLIGHT` sets another number.
+    """Returns how many all-reduces of gradients can run at once; `NPU_TRANSFERS_IN_FLIGHT` sets another number.
 
-    Whatever small and urgent comes next, as the decision about the step, waits for no more than these; and what has
-    arrived can be worked on meanwhile. With one alone, nothing is on the wire while the next one is prepared.
+    A small and urgent collective, such as the decision about the step, waits only for these. Arrived gradients can be
+    used meanwhile. With only one, the network is idle while the next one is prepared.
 
     Raises:
-      ValueError: the variable is no such number.
+      ValueError: the variable is not such a number.
     """
     return environment.positive_number("NPU_TRANSFERS_IN_FLIGHT", default, "transfers")
 
@@ -210,14 +210,14 @@ def most_in_flight(default: int = _IN_FLIGHT) -> int:
 def cut_for_flight(
     cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int], world_size: int, overlaps: bool = False
 ) -> list[list[int]]:
-    """Cuts large fragments into runs of up to `flight_bytes`, which are what is sent at once.
+    """Cuts large fragments into runs of up to `flight_bytes`; each run is one all-reduce.
 
     Fragments and runs are positions in `sizes_bytes`, in the same order; a single gradient is never cut, however large.
     """
     flights: list[list[int]] = []
     largest = flight_bytes(world_size, overlaps)
     for fragment in cut:
-        carried = math.inf  # a fragment starts a flight of its own
+        carried = math.inf  # a fragment starts a new run
         for position in fragment:
             if carried + sizes_bytes[position] > largest:
                 flights.append([])
@@ -228,7 +228,7 @@ def cut_for_flight(
 
 
 def lossless_prescale(world_size: float) -> float:
-    """The largest power of two not above 1 / world_size.
+    """Returns the largest power of two not above 1 / world_size.
 
     Multiplying by it loses no bits, and the sum of `world_size` so scaled finite values is finite.
     """

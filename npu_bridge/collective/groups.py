@@ -1,12 +1,11 @@
-"""Named groups of ranks, each with its own collective operations.
+"""Keeps named groups of ranks, each with its own collective operations.
 
-A name belongs to one process: the same name may stand for other ranks elsewhere ("my data-parallel group"). What
-the ranks share is the set of members; one set has one Horovod process set, however many names it has. Horovod makes
-a process set only when every rank of the job joins in, so every `create` is a meeting of all ranks: each says whom it
-wants to be with, then all open the sets nobody has opened yet, in one order. A rank that wants no group then calls
-`create_elsewhere`.
+A name belongs to one process: another process can use it for other ranks ("my data-parallel group"). The ranks share
+the set of members; one set has one Horovod process set, however many names it has. Horovod makes a process set only
+when every rank of the job joins in, so every `create` is a meeting of all ranks: each rank announces its members, then
+all open the new sets in one order. A rank that wants no group then calls `create_elsewhere`.
 
-Ranks in a group are numbered by ascending rank in the job, whatever the order they were listed in.
+Ranks in a group are numbered by ascending rank in the job, in whatever order they were listed.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ class Groups:
         self._meetings = 0
 
     def create(self, name: str, rank_ids: Sequence[int], world: Communicator) -> None:
-        """Makes a group that holds this process.
+        """Makes a group that contains this process.
 
         Args:
           name: a name this process does not use yet.
           rank_ids: ranks of the members in the job, in any order.
           world: the communicator of the job.
         Raises:
-          ValueError: the name is taken, or the ranks are not different ranks of the job including this one. The
-            ranks have not met then.
-          RanksMissingError: some rank did not come.
+          ValueError: the name is taken, or the ranks are not different ranks of the job including this one; raised
+            before the ranks meet.
+          RanksMissingError: some ranks did not come.
           RuntimeError: the script started Horovod without support for groups.
         Ranks: collective over the whole job, not just over the members.
         """
@@ -81,7 +80,7 @@ class Groups:
         self.strategies.forget(name)
 
     def find(self, name: str, world: Communicator, where: str = "hccl") -> Communicator:
-        """The communicator of a group by its name in this process; for the world group that of the job.
+        """Returns the communicator of a group by its name in this process; of the job for the world group.
 
         Raises:
           ValueError: the name is not a group name, or there is no such group.
@@ -95,7 +94,7 @@ class Groups:
         return SingleProcess(members[0]) if len(members) == 1 else self._opened[members]
 
     def find_pair(self, first: int, second: int, world: Communicator) -> Communicator | None:
-        """The opened communicator that holds exactly these two ranks of the job; the same answer on both."""
+        """Returns the open communicator of exactly these two ranks of the job; the same result on both."""
         members = tuple(sorted((first, second)))
         return world if members == world.members else self._opened.get(members)
 
@@ -129,7 +128,7 @@ class Groups:
             )
 
     def _meet(self, wanted, world, what):
-        """The meeting: every rank says whom it wants to be with, then all open the new sets in one order."""
+        """Lets every rank announce its members, then opens the new sets on all ranks in one order."""
         meeting = f"create_group_{self._meetings}"
         answers = world.exchange([_host_number(), *wanted], meeting, what)
         self._meetings += 1
@@ -145,18 +144,17 @@ class Groups:
 
 @functools.cache
 def of_this_process() -> Groups:
-    """The groups of this process.
+    """Returns the groups of this process.
 
-    Documented functions name a group by a text alone, in TF 1 graphs, eagerly and before a session exists, so the
-    table of names has to hang on something all of them reach. Horovod's process sets, which it mirrors, are state of
-    the process too; so there is one `Groups` per process, made at its first use. Code that is handed a `Groups`
-    object needs no process.
+    Documented functions name a group only by a text, in TF 1 graphs, eagerly and before a session exists, so the table
+    of names must be reachable from all of them. It mirrors Horovod's process sets, which are state of the process. So
+    each process has one `Groups`, made at its first use. Code that is given a `Groups` object does not need it.
     """
     return Groups()
 
 
 def find(name: str = WORLD, where: str = "hccl") -> Communicator:
-    """The communicator of a group of this process; starts Horovod where needed. Errors as `Groups.find`."""
+    """Returns the communicator of a group of this process; starts Horovod if needed. Errors as `Groups.find`."""
     return of_this_process().find(name, current(), where)
 
 
@@ -174,7 +172,7 @@ def check_name(name, where: str) -> None:
 
 
 def label(communicator: Communicator) -> str:
-    """A short text for the members, the same on all of them: part of the names of their transfers."""
+    """Returns a short text for the members, the same on all of them: part of their collectives' names."""
     members = communicator.members
     if members == tuple(range(members[-1] + 1)):
         return f"first{len(members)}"
@@ -183,5 +181,5 @@ def label(communicator: Communicator) -> str:
 
 
 def _host_number():
-    """A number that the ranks of one machine share: of the launcher's name for it, else of its own."""
+    """Returns a number that the ranks of one machine share: from the launcher's name for it, else from its own."""
     return zlib.crc32((environment.read_variable("HOROVOD_HOSTNAME") or platform.node()).encode())

@@ -1,4 +1,4 @@
-"""`HorovodCommunicator`: collective operations between several ranks, by Horovod."""
+"""Implements `HorovodCommunicator`: collective operations between several ranks, by Horovod."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from npu_bridge.collective.horovod_tensors import (
 )
 from npu_bridge.collective.wire_names import placed
 
-# Functions that make the eager transfers of all trainings but the first.
+# Functions that make eager collectives, for all trainings but the first.
 _FUNCTIONS: dict[tuple, Callable] = {}
 _NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
 
 class HorovodUnavailableError(RuntimeError):
-    """Several ranks were started, but Horovod is missing or was built for another TensorFlow."""
+    """An error for several ranks whose Horovod is missing or was built for another TensorFlow."""
 
 
 class HorovodCommunicator(Communicator):
-    """The ranks of a Horovod job. Horovod is started by the first use and closes itself at exit.
+    """The ranks of a Horovod job. The first use starts Horovod, which closes itself at exit.
 
     Horovod can also be started so that groups can be added at any time ("dynamic" process sets), but its background
     thread then takes a quarter of a core on every rank for ever: 2 ranks on 2 cores took 1.3 to 1.45 times as long for
-    a step of matrix products and one small transfer. So new groups are declared in a restart of Horovod instead,
-    which takes a quarter of a second and costs nothing later. Without Gloo's launcher it cannot be restarted, and is
-    started the dynamic way.
+    a step of matrix products and one small collective. So new groups are declared by restarting Horovod instead, which
+    takes a quarter of a second and costs nothing later. Without Gloo's launcher it cannot be restarted, and is started
+    with dynamic process sets.
 
     Raises:
       HorovodUnavailableError: Horovod cannot be imported; the message holds the command that installs it.
@@ -51,7 +51,7 @@ class HorovodCommunicator(Communicator):
         self._hvd = _import_horovod()
         if not self._hvd.is_initialized():
             if environment.read_variable(_NO_FUSION_OF_GROUPS) is None:
-                # Transfers that Horovod fuses as they become ready add up ranks in changing orders: three ranks would
+                # Collectives that Horovod fuses as they become ready add up ranks in changing orders: three ranks would
                 # not train the same bits twice. And small, urgent ones would wait for large ones.
                 environment.write_variable(_NO_FUSION_OF_GROUPS, 1)
             with thread_priority.raised_for_new_threads():
@@ -74,7 +74,7 @@ class HorovodCommunicator(Communicator):
                 vector = concatenated(wide) * prevent_folding([tf.constant(prescale, wide[0].dtype)])[0]
             with tf.control_dependencies(after):
                 vector = tf.identity(vector)
-            # A group of one: Horovod fuses a single tensor with others that are ready, but not a group.
+            # A group of one tensor: Horovod fuses a single tensor with others that are ready, but not a group.
             operation = self._hvd.Average if average else self._hvd.Sum
             (total,) = self._transfer("grouped_allreduce", f"{name}_{dtype.name}", [vector], op=operation)
             for position, tensor in zip(positions, split_like(prevent_merging(total), wide)):
@@ -102,7 +102,7 @@ class HorovodCommunicator(Communicator):
         return moved_as_bits(tf.convert_to_tensor(tensor), gather, is_noted=True)
 
     def all_true(self, flag, name):
-        # A sum of "no" votes: Sum is the one reduction that every Horovod controller has for int32.
+        # Counts "no" votes: Sum is the only reduction that every Horovod controller has for int32.
         votes = tf.cast(tf.logical_not(flag), tf.int32)
         return tf.equal(self.reduce(votes, "sum", name), 0)
 
@@ -120,7 +120,7 @@ class HorovodCommunicator(Communicator):
     def broadcast_variables(self, variables, root_rank):
         assigned = [
             variable.assign(
-                # Named by position: scopes are part of a variable's name, and may differ between ranks.
+                # Named by position: a variable's name includes its scopes, which can differ between ranks.
                 self.broadcast(tf.convert_to_tensor(variable), root_rank, f"broadcast_{position}")
             )
             for position, variable in enumerate(variables)
@@ -131,7 +131,7 @@ class HorovodCommunicator(Communicator):
         received_counts = []
 
         def send(blocks):
-            # Blocks first and counts second: the counts are the smaller ones to copy.
+            # Keeps the blocks first: the counts, which are smaller, are then the input that is copied.
             blocks, splits = prevent_folding([blocks, tf.cast(counts, tf.int32)])
             received, arrived = self._transfer("alltoall", name, blocks, splits)
             received_counts.append(arrived)
@@ -140,7 +140,7 @@ class HorovodCommunicator(Communicator):
         return moved_as_bits(tensor, send), received_counts[0]
 
     def exchange(self, numbers, meeting, what="its group"):
-        # Read now: once the ranks have met, another one may already be restarting Horovod.
+        # Read before the ranks meet: afterwards another rank can already be restarting Horovod.
         self._known_sets = self._declared_sets()
         gather, give_up = (lambda: self._gather_lists(numbers, meeting)), self._hvd.shutdown
         return rendezvous.meet(gather, meeting, self.rank, self.size, give_up, what)
@@ -168,7 +168,7 @@ class HorovodCommunicator(Communicator):
         label = wire_names.label() if tf.executing_eagerly() else ""
         if not label:
             return send(*tensors)
-        # Eager transfers of a kind all have the name of their operator. In functions they keep their own names.
+        # Eager collectives of a kind all have the name of their operator. In functions they keep their own names.
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
         key = (kind, label, name, self._process_set.process_set_id, str(specs), *settings.items())
         if key not in _FUNCTIONS:
@@ -176,7 +176,7 @@ class HorovodCommunicator(Communicator):
         return _FUNCTIONS[key](*tensors)
 
     def _declared_sets(self):
-        """The members of every process set by its number; 0 is the world."""
+        """Returns the members of every process set by its number; 0 is the world."""
         return horovod_internals.declared_process_sets(self._hvd)
 
     def _gather_lists(self, numbers, meeting):
@@ -195,7 +195,7 @@ class HorovodCommunicator(Communicator):
 
 
 class _HorovodGroup(HorovodCommunicator):
-    """Some of the ranks; `rank` is None in a process that is not one of them."""
+    """A group of some of the ranks; `rank` is None in a process that is not a member."""
 
     def __init__(self, hvd, number, world_rank, members):
         self._hvd = hvd
@@ -215,7 +215,7 @@ def _check_restart_is_possible():
 
 
 def _positions_by_dtype(tensors):
-    """Groups list positions by dtype: one transfer holds one dtype."""
+    """Groups list positions by dtype: one all-reduce holds one dtype."""
     groups = {}
     for position, tensor in enumerate(tensors):
         groups.setdefault(tf.as_dtype(tensor.dtype).base_dtype, []).append(position)
@@ -225,7 +225,7 @@ def _positions_by_dtype(tensors):
 def _import_horovod():
     try:
         import horovod.tensorflow as hvd
-    except Exception as error:  # a broken extension raises whatever its loader raises
+    except Exception as error:  # the loader of a broken extension can raise anything
         raise HorovodUnavailableError(
             f"npu_bridge.collective: several ranks were started, but Horovod cannot be used. Expected horovod 0.28 "
             f"built for TensorFlow {tf.__version__} and Python {platform.python_version()}; got "

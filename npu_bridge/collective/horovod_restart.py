@@ -18,7 +18,7 @@ from npu_bridge.collective.thread_priority import raised_for_new_threads
 
 
 def is_possible() -> bool:
-    """True in a job of a Gloo launcher that is not elastic."""
+    """Returns True in a job of a Gloo launcher that is not elastic."""
     return KeyValueStore("start").exists and not environment.is_flag_on("HOROVOD_ELASTIC")
 
 
@@ -26,12 +26,12 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
     """Stops Horovod on all ranks and starts it with these process sets, which it numbers from 1 in this order.
 
     Args:
-      hvd: the module `horovod.tensorflow`. It can no longer be asked anything: another rank may have stopped already.
+      hvd: the module `horovod.tensorflow`. It must not be asked anything: another rank can have stopped already.
       process_sets: members of each set, in the same order on every rank.
       meeting: name of the restart, unique in the job and the same on every rank.
     Raises:
-      RanksMissingError: some rank did not come to the restart.
-    Ranks: collective over the whole job; no transfer may be under way.
+      RanksMissingError: some ranks did not come to the restart.
+    Ranks: collective over the whole job; no other collective may be running.
     """
     limit, store = rendezvous.limit_secs(), KeyValueStore(meeting)
     hvd.shutdown()
@@ -50,7 +50,7 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
 def _fresh_server(store):
     """Starts a key-value server that lives as long as this process; returns its address and port as text.
 
-    It is open where this rank reaches the job's own server, and to those who know the job's secret.
+    It listens on the address by which this rank reaches the job's own server, and requires the job's secret.
     """
     with socket.create_connection((read_host(store.address), store.port), timeout=30) as connection:
         own_address = connection.getsockname()[0]

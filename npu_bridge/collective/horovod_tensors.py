@@ -1,13 +1,13 @@
 """Prepares tensors for Horovod 0.28: casts dtypes, concatenates, and prevents constant folding of its operators.
 
 Horovod lacks some dtypes. An all-gather, a broadcast or an all-to-all only copies elements, so it can send them as any
-dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. Where the ops
-around a transfer hide which numbers are sent, the graph notes it (`note_exchange`), so that passes need not recognise
-them.
+dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. If casts around a
+collective hide the numbers that are sent, the graph notes them (`note_exchange`), so that graph passes need not
+recognise the casts.
 
-TensorFlow 2.15 takes Horovod's operators for pure functions: it evaluates one with constant inputs while it optimises
-the graph (constant folding), and replaces two with the same inputs by one. If it does so on one rank only, the others
-wait for ever. `prevent_folding` and `prevent_merging` keep every operator in the graph.
+TensorFlow 2.15 treats Horovod's operators as pure functions: when it optimises the graph, it evaluates one with
+constant inputs (constant folding), and merges two with the same inputs. If it does so on one rank only, the others wait
+for ever. `prevent_folding` and `prevent_merging` keep every operator in the graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from npu_bridge.base.tf_internals.graphs import is_branch_or_body, run_iterations_in_turn, set_attribute
 
-# Sums of 16-bit integers and their products wrap around the same way in int32, once cast back.
+# Sums of 16-bit integers and their products are the same in int32, once cast back.
 _WIDER = {tf.bfloat16: tf.float32, tf.int16: tf.int32, tf.uint16: tf.int32}
 _SCATTER_WIDER = {**_WIDER, tf.int8: tf.int32, tf.uint8: tf.int32}
 _SAME_BITS = {
@@ -31,24 +31,24 @@ _SAME_BITS = {
     tf.complex128: tf.int64,
 }
 
-# As many as make 64 bytes in 16 bits and more, which is what TensorFlow calls aligned.
+# Makes 64 bytes for 16-bit elements and more for wider ones, which TensorFlow calls aligned.
 _ALIGNED_ELEMENTS = 32
 _SENT_BY = "_npu_bridge_sent_by"
-_ENDS = ("Bitcast", "HorovodAllgather")  # types of ops at which it is noted; to look into all is slow
+_ENDS = ("Bitcast", "HorovodAllgather")  # types of ops that can carry a note; searching all ops is slow
 
 
 def all_reduce_dtype(dtype: tf.DType) -> tf.DType:
-    """The dtype in which tensors of `dtype` are reduced."""
+    """Returns the dtype in which tensors of `dtype` are reduced."""
     return _WIDER.get(dtype, dtype)
 
 
 def reduce_scatter_dtype(dtype: tf.DType) -> tf.DType:
-    """The dtype in which tensors of `dtype` are reduced and scattered."""
+    """Returns the dtype in which tensors of `dtype` are reduced and scattered."""
     return _SCATTER_WIDER.get(dtype, dtype)
 
 
 def moved_as_bits(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any], is_noted: bool = False) -> tf.Tensor:
-    """Applies `move`, which only copies elements, to a tensor of any dtype: bit for bit as one that Horovod has.
+    """Applies `move`, which only copies elements, to a tensor of any dtype, as bits of a dtype that Horovod supports.
 
     With `is_noted` a changed dtype is noted in the graph; see `note_exchange`.
     """
@@ -61,13 +61,13 @@ def moved_as_bits(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any], is_noted:
 
 
 def note_exchange(first: tf.Tensor, arrived: tf.Tensor) -> tf.Tensor:
-    """Notes in a graph that floating-point numbers are sent to other ranks and come back; gives `arrived`.
+    """Notes in a graph that floating-point numbers are sent to other ranks and come back; returns `arrived`.
 
-    Of what arrives no number is larger than the largest one that some rank has sent.
+    No number that arrives is larger than the largest number that any rank has sent.
 
     Args:
-      first: the output of the first op on the way; the op's first input are the numbers that are sent.
-      arrived: the numbers that come back, of the dtype of those that are sent; a later note for it replaces this one.
+      first: the output of the first op on the way; this op's first input holds the numbers to send.
+      arrived: the numbers that come back, in the original dtype; a later note for this tensor replaces this one.
     """
     if not tf.executing_eagerly():
         set_attribute(arrived.op, _SENT_BY, attr_value_pb2.AttrValue(s=first.op.name.encode()))
@@ -75,12 +75,12 @@ def note_exchange(first: tf.Tensor, arrived: tf.Tensor) -> tf.Tensor:
 
 
 def sender_of(op: tf.Operation) -> tf.Operation | None:
-    """The op whose first input was sent for what arrives in the output of `op`; None where nothing is noted."""
+    """Returns the op whose first input was sent, for an op whose output arrived; None without a note."""
     if op.type not in _ENDS or _SENT_BY not in op.node_def.attr:
         return None
     try:
         return op.graph.get_operation_by_name(op.get_attr(_SENT_BY).decode())
-    except KeyError:  # a copy in another graph, under other names
+    except KeyError:  # a copy in another graph, with other names
         return None
 
 
@@ -88,9 +88,9 @@ def texts_of_rank(rank: int, tensor: tf.Tensor, all_gather: Callable[[tf.Tensor,
     """Returns the strings of one rank on all ranks; Horovod has no strings, so their bytes are gathered.
 
     Args:
-      rank: whose strings.
-      tensor: of strings, in one shape on all ranks.
-      all_gather: joins the vectors of the ranks, which may differ in length; its second argument names what is sent.
+      rank: the rank whose strings are sent.
+      tensor: strings, in the same shape on all ranks.
+      all_gather: joins the vectors of the ranks, which can differ in length; its second argument is a name.
     """
     letters = tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
     lengths = all_gather(tf.shape(letters), "lengths")
@@ -102,10 +102,10 @@ def texts_of_rank(rank: int, tensor: tf.Tensor, all_gather: Callable[[tf.Tensor,
 
 
 def concatenated(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors of one dtype as one vector; a single one as it is.
+    """Concatenates tensors of one dtype to a vector; returns a single tensor unchanged.
 
-    Horovod's one thread copies the tensors of a group into a buffer and out of it while nothing is on the wire. One
-    tensor it sends from where it is, and TensorFlow's threads make that one while others are on the wire.
+    Horovod's one thread copies the tensors of a group into a buffer and back while the network is idle. It sends a
+    single tensor in place, and TensorFlow's threads concatenate while other tensors are being sent.
     """
     if len(tensors) == 1:
         return tensors[0]
@@ -135,13 +135,13 @@ def _shaped(part, tensor):
 
 
 def element_count(tensor: tf.Tensor) -> Any:
-    """A Python number where the static shape tells it, so that the graph stays small; else a tensor."""
+    """Returns the number of elements: an int if the static shape shows it, to keep the graph small; else a tensor."""
     count = tensor.shape.num_elements()
     return tf.size(tensor) if count is None else count
 
 
 def prevent_folding(tensors: Sequence[tf.Tensor]) -> list:
-    """The inputs of a collective operator, one of them replaced by a stateful copy, which prevents constant folding.
+    """Returns a collective operator's inputs with one replaced by a stateful copy, which prevents constant folding.
 
     The smallest input is copied; copies are stateful and exist on every device.
     """
@@ -155,23 +155,23 @@ def prevent_folding(tensors: Sequence[tf.Tensor]) -> list:
 def prevent_merging(result: tf.Tensor) -> tf.Tensor:
     """Gives the operator of a result a unique attribute, so that TensorFlow does not merge it with another.
 
-    In a loop it is not started again, under the same name, while it is still under way.
+    In a loop, also keeps it from starting again under the same name before it has finished.
     """
     if not tf.executing_eagerly():
         run_iterations_in_turn(result.op)
         if is_branch_or_body(result.graph):
-            kept = never_pruned(result)  # the next iteration waits for all that is stateful
+            kept = never_pruned(result)  # the next iteration waits for all stateful operators
             if not tf.compat.v1.executing_eagerly_outside_functions():
-                result.graph.control_outputs.append(kept)  # TensorFlow does so outside of TF 1 graphs alone
+                result.graph.control_outputs.append(kept)  # TensorFlow does this only outside of TF 1 graphs
         mark = attr_value_pb2.AttrValue(s=result.op.name.encode())
         set_attribute(result.op, "_npu_bridge_transfer", mark)
     return result
 
 
 def never_pruned(result: tf.Tensor) -> tf.Operation:
-    """An op that keeps a collective operator in the graph where only other ranks need its result.
+    """Returns an op that keeps a collective operator in the graph if only other ranks need its result.
 
-    TensorFlow removes an operator that is nothing but a control dependency, so its result is read by a stateful op.
+    TensorFlow removes an operator that is only a control dependency, so a stateful op reads its result.
     """
     first = tf.reshape(result, [-1])[:1]  # the op reads it on the host
     return tf.raw_ops.Assert(condition=True, data=[first])

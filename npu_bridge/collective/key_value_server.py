@@ -1,9 +1,9 @@
-"""Key-value server (Horovod's rendezvous server) that answers only requests which know the secret of the job.
+"""Runs the key-value server (Horovod's rendezvous server), which answers only requests with the secret of the job.
 
-Horovod's C++ client sends plain HTTP without headers of ours, so nothing can sign its requests. What it does send is
-the text of the rendezvous address: it puts `http://<address>:<port>/<scope>/<key>` together, and an address of the form
-`10.0.0.1:4711/<secret>` makes the secret the first part of every path. So whoever has the rank's environment has the
-secret, and everybody else gets no answer at all. `docs/security.md` says what that does and does not protect.
+Horovod's C++ client sends plain HTTP without headers of ours, so its requests cannot be signed. But it sends the text
+of the rendezvous address: it puts `http://<address>:<port>/<scope>/<key>` together, and an address of the form
+`10.0.0.1:4711/<secret>` makes the secret the first part of every path. So only processes with the rank's environment
+have the secret, and all others get no answer. `docs/security.md` says what this protects and what it does not.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 __all__ = ["KeyValueServer", "Location", "read_host", "read_secret"]
 
-# A request that has not come whole by then is refused, so a slow client holds a thread for this long and no longer.
+# A request that is not complete by then is refused, so a slow client blocks a thread for no longer than this.
 _HEAD_SECS, _VALUE_SECS = 3.0, 30.0
 _HEAD_BYTES = 8192
-# What a rank posts is at most the plan of its gradients: 100 bytes for each variable.
+# The largest value of a rank is the plan of its gradients: 100 bytes for each variable.
 _VALUE_BYTES = 16 * 2**20
 _STORE_BYTES = 256 * 2**20
 _MOST_REQUESTS = 256
@@ -32,11 +32,11 @@ _REASONS = {200: "OK", 404: "Not Found", 413: "Content Too Large"}
 
 
 class Location(NamedTuple):
-    """How a rank finds the server: the two texts that Horovod reads from its environment.
+    """The server's location: the two texts that Horovod reads from a rank's environment.
 
     Attributes:
       address: host, port and secret, in the form that makes Horovod send the secret.
-      port: the port again, which Horovod wants by itself.
+      port: the port again, which Horovod reads separately.
     """
 
     address: str
@@ -44,22 +44,22 @@ class Location(NamedTuple):
 
 
 def read_host(address: str) -> str:
-    """The host in the address of a `Location`, or in a bare one."""
+    """Returns the host in the address of a `Location`, or in a plain address."""
     return address.partition("/")[0].partition(":")[0]
 
 
 def read_secret(address: str) -> str | None:
-    """The secret in the address of a `Location`; None where there is none."""
+    """Returns the secret in the address of a `Location`, or None."""
     return address.partition("/")[2] or None
 
 
 class KeyValueServer:
-    """Keeps values by path, in memory; a request without the secret is dropped without an answer, and counted.
+    """A server that keeps values by path, in memory; it drops and counts requests without the secret.
 
     Args:
-      secret: what requests must know; a random one by default.
+      secret: required in requests; a random one by default.
     Attributes:
-      refused: number of requests that were dropped so far.
+      refused: number of requests dropped so far.
     """
 
     def __init__(self, secret: str | None = None):
@@ -71,11 +71,11 @@ class KeyValueServer:
         self._listeners: dict[str, _Listener] = {}
 
     def listen(self, address: str, name: str | None = None) -> Location:
-        """Opens the server on one address of this machine, where that has not been done.
+        """Opens the server on one address of this machine, unless it is open there.
 
         Args:
-          address: an IPv4 address; "" for all this machine has.
-          name: by which ranks reach it, if not by the address.
+          address: an IPv4 address; "" for all addresses of this machine.
+          name: the host name that ranks use, if not the address.
         Raises:
           OSError: it is not an address of this machine.
         """
@@ -90,14 +90,14 @@ class KeyValueServer:
             listener.close()
 
     def refuse(self) -> None:
-        """Counts a request that was dropped."""
+        """Counts a dropped request."""
         with self._lock:
             self.refused += 1
 
     def key_of(self, path: str) -> str | None:
-        """What a path names; None without the secret."""
+        """Returns the key in a path; None without the secret."""
         _, first, *rest = path.split("/")
-        # Horovod puts the port behind the address, whatever that ends in.
+        # Horovod appends the port to the address, whatever the address ends in.
         known = hmac.compare_digest(first.partition(":")[0].encode("utf-8", "replace"), self._secret.encode())
         return "/".join(rest) if known and len(rest) == 2 else None
 
@@ -106,7 +106,7 @@ class KeyValueServer:
             return self._values.get(key)
 
     def put(self, key: str, value: bytes) -> bool:
-        """Stores a value; False when the server is full."""
+        """Stores a value; returns False when the server is full."""
         with self._lock:
             more = len(key) + len(value)
             more -= len(key) + len(self._values[key]) if key in self._values else 0
@@ -124,7 +124,7 @@ class KeyValueServer:
 
 
 class _Listener:
-    """One open port; as many threads as there are requests at once, up to a bound."""
+    """One open port, with as many threads as simultaneous requests, up to a bound."""
 
     def __init__(self, address: tuple[str, int], store: KeyValueServer):
         self._store = store
@@ -139,17 +139,17 @@ class _Listener:
         return self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Takes no more requests."""
+        """Stops taking requests."""
         self._is_closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # who waits for a request is told
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes up the threads that wait for a request
         self._socket.close()
 
     def _add_thread(self) -> None:
         self._threads, self._idle = self._threads + 1, self._idle + 1
         try:
             threading.Thread(target=self._take_requests, name="key-value server", daemon=True).start()
-        except RuntimeError:  # there may be no more; those there are go on
+        except RuntimeError:  # no more threads are allowed; the existing ones continue
             self._threads, self._idle = self._threads - 1, self._idle - 1
             if not self._threads:
                 raise
@@ -159,7 +159,7 @@ class _Listener:
             try:
                 request = self._socket.accept()[0]
             except OSError:
-                time.sleep(_PAUSE_SECS)  # closed, or this process has too many open files for a moment
+                time.sleep(_PAUSE_SECS)  # closed, or this process has too many open files for the moment
                 continue
             with self._lock:
                 self._idle -= 1
@@ -168,9 +168,9 @@ class _Listener:
             with request:
                 try:
                     _Request(request, self._store).handle()
-                    with contextlib.suppress(OSError):  # whoever has asked is gone
+                    with contextlib.suppress(OSError):  # the client is gone
                         request.shutdown(socket.SHUT_WR)
-                except Exception:  # whatever makes the handler fail is refused, and not worth a line on a terminal
+                except Exception:  # a request that makes the handler fail is refused, without a line on a terminal
                     self._store.refuse()
             with self._lock:
                 self._idle += 1
@@ -183,7 +183,7 @@ class _Request:
         self._request, self._store = request, store
 
     def handle(self) -> None:
-        """Answers it, or raises."""
+        """Answers the request, or raises."""
         store = self._store
         head, rest = self._read_head()
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
@@ -200,11 +200,11 @@ class _Request:
             status = 413
         answer = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(value)}\r\nConnection: close\r\n\r\n"
         self._request.settimeout(_VALUE_SECS)
-        with contextlib.suppress(OSError):  # whoever has asked is gone
+        with contextlib.suppress(OSError):  # the client is gone
             self._request.sendall(answer.encode() + value)
 
     def _takes_value(self, store: KeyValueServer, key: str, head: bytes, rest: bytes) -> bool:
-        """Reads and stores what a PUT brings; False when it is too much."""
+        """Reads and stores the value of a PUT; returns False when it is too large."""
         fields = dict(line.lower().partition(b":")[::2] for line in head.split(b"\r\n"))
         length = int(fields.get(b"content-length", 0))
         if not 0 <= length <= _VALUE_BYTES:
@@ -216,7 +216,7 @@ class _Request:
         return store.put(key, bytes(value[:length]))
 
     def _read_head(self) -> tuple[bytes, bytes]:
-        """Everything above the empty line, and what has come of the rest."""
+        """Returns everything above the empty line, and the part of the body that has arrived."""
         end = time.monotonic() + _HEAD_SECS
         text = b""
         while b"\r\n\r\n" not in text:
@@ -227,7 +227,7 @@ class _Request:
         return head, rest
 
     def _receive(self, end: float) -> bytes:
-        """What comes next, before the time is over."""
+        """Returns the next bytes, before the deadline."""
         self._request.settimeout(max(end - time.monotonic(), 0.001))
         text = self._request.recv(65536)
         if not text or time.monotonic() > end:

@@ -1,8 +1,8 @@
-"""Client of the job's key-value store: the server through which the ranks of a Gloo job find each other.
+"""Reads and writes the job's key-value store: the server through which the ranks of a Gloo job find each other.
 
-It works without any collective, so it can say which ranks are missing from one, and it can wait for ranks that have
-none. Horovod's own client (`horovod.runner.http.http_client`, 0.28) is not used: it unpickles what the server holds,
-goes through proxies, has no time limit, and tells a missing key like a missing server.
+It works without any collective, so it can name the ranks that are missing from one, and wait for ranks that have none.
+Horovod's own client (`horovod.runner.http.http_client`, 0.28) is not used: it unpickles the server's values, goes
+through proxies, has no time limit, and reports a missing key like a missing server.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _REQUEST_SECS = 30
 
 
 class KeyValueStore:
-    """One scope of the store, with a text of each rank as the value of its number.
+    """One scope of the store, with a text for each rank under its number.
 
     Args:
-      scope: what the ranks put and get texts for, unique in the job and the same on every rank.
+      scope: the purpose of the texts, unique in the job and the same on every rank.
     Attributes:
-      address, port: where the server is; None when the ranks were not started by a Gloo launcher. The address holds
-        the job's secret where `npu-run` has started the ranks.
+      address, port: of the server; None when the ranks were not started by a Gloo launcher. The address holds the job's
+        secret if `npu-run` started the ranks.
     """
 
     def __init__(self, scope: str):
@@ -38,17 +38,17 @@ class KeyValueStore:
 
     @property
     def exists(self) -> bool:
-        """False when the ranks were not started by a Gloo launcher; nothing but `missing` and `put` works then."""
+        """False when the ranks were not started by a Gloo launcher; only `missing` and `put` work then."""
         return bool(self.address and self.port)
 
     def put(self, rank: int, text: str = "here") -> None:
-        """Stores the text of a rank; does nothing where there is no store."""
+        """Stores the text of a rank; does nothing without a store."""
         if self.exists:
             request = urllib.request.Request(self._url + str(rank), data=text.encode(), method="PUT")
             self._opener.open(request, timeout=_REQUEST_SECS).close()
 
     def get(self, rank: int) -> str | None:
-        """The text of a rank; None when it has not put one."""
+        """Returns the text of a rank, or None."""
         try:
             with self._opener.open(self._url + str(rank), timeout=_REQUEST_SECS) as answer:
                 return answer.read().decode()
@@ -58,7 +58,7 @@ class KeyValueStore:
             raise
 
     def missing(self, size: int) -> list[int]:
-        """Which of the ranks 0..size-1 have put nothing; empty where there is no store."""
+        """Returns the ranks among 0..size-1 without a text; empty without a store."""
         return [rank for rank in range(size) if self.exists and self.get(rank) is None]
 
     def wait(self, size: int, limit_secs: float) -> list[int]:

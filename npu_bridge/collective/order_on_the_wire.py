@@ -1,7 +1,7 @@
-"""The order in which gradients are all-reduced where the next step begins before the last gradient has arrived.
+"""Orders the all-reduces of gradients for steps that begin before the previous step's last gradient has arrived.
 
-While the backward pass runs, fragments are sent as they become ready, last layers first. From its end on the first
-layers go first, because the next forward pass needs them first. The middle ones come last.
+While the backward pass runs, fragments are sent as they become ready, last layers first. After it, the first layers go
+first, because the next forward pass needs them first. The middle ones come last.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from npu_bridge.graph.operators import computed_ops, needed_ops
 
 tf1 = tf.compat.v1
 _FRAGMENT = re.compile(r"(.*)_fragment_(\d+)_\w+?")
-# Ours: with fewer the ranks agree about each fragment anew while nothing is on the wire.
+# Ours: with fewer, the network is idle while the ranks agree about each new fragment.
 _IN_FLIGHT = 4
 
 
 def transfers_of_gradients(ops: Iterable[tf.Operation]) -> list[list[tf.Operation]]:
-    """The transfers of fragments among operators, a list for each optimizer, in the order of its backward pass.
+    """Returns the all-reduces of fragments among operators, a list per optimizer, in the order of its backward pass.
 
     Args:
       ops: of one step, in the order of `computed_ops`.
@@ -39,15 +39,15 @@ def transfers_of_gradients(ops: Iterable[tf.Operation]) -> list[list[tf.Operatio
 def measure_exchange(
     ops: Sequence[tf.Operation], transfers: Sequence[tf.Operation], events: Mapping[str, tuple[float, float]]
 ) -> tuple[float, float]:
-    """How an exchange and the backward pass lay to each other in a step that was run in the order of the backward pass.
+    """Measures how an exchange overlapped the backward pass, in a step run in the order of the backward pass.
 
     Args:
       ops: of this step, in the order of `computed_ops`.
-      transfers: of one optimizer, in that order.
+      transfers: the all-reduces of one optimizer, in that order.
       events: when operators began and ended, by name.
     Returns:
-      The share of the bytes that were on the wire before the backward pass was over, and how much longer the exchange
-      took, in the unit of `events`.
+      The share of the bytes sent before the end of the backward pass, and how much longer the exchange took, in the
+      unit of `events`.
     """
     behind = _behind_transfers(ops)
     sent = [tensor for transfer in transfers for tensor in transfer.inputs[0].op.inputs]
@@ -55,18 +55,18 @@ def measure_exchange(
     backward_end, free, early = max(ends, default=0.0), 0.0, 0
     seen = [transfer for transfer in transfers if transfer.name in events]
     for transfer in sorted(seen, key=lambda transfer: events[transfer.name][1]):
-        if free < backward_end:  # the wire was, when the one before had arrived
+        if free < backward_end:  # the network became free before that
             early += _sent_bytes(transfer)
         free = events[transfer.name][1]
     return early / max(sum(map(_sent_bytes, transfers)), 1), max(free - backward_end, 0.0)
 
 
 def order_by_need(transfers: Sequence[tf.Operation], early: float) -> list[tf.Operation]:
-    """The order that serves the next forward pass.
+    """Returns the order that serves the next forward pass.
 
     Args:
-      transfers: of one optimizer, in the order of its backward pass.
-      early: the share of their bytes that is sent in this order; the rest is sent in the reverse one.
+      transfers: the all-reduces of one optimizer, in the order of its backward pass.
+      early: the share of their bytes that is sent in this order; the rest is sent in reverse order.
     """
     limit, sent, first = early * sum(map(_sent_bytes, transfers)), 0, 0
     while first < len(transfers) and sent < limit:
@@ -76,13 +76,13 @@ def order_by_need(transfers: Sequence[tf.Operation], early: float) -> list[tf.Op
 
 
 def waits_of(ops: Sequence[tf.Operation], order: Sequence[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
-    """What has to wait for what, so that transfers begin in an order and few are under way at once.
+    """Returns the control dependencies that make all-reduces begin in an order, with only a few running at once.
 
     Args:
       ops: of one step, in the order of `computed_ops`.
-      order: the transfers of one optimizer.
+      order: the all-reduces of one optimizer.
     Returns:
-      For each operator in front of a transfer all operators that it is to wait for, besides what it reads.
+      For each operator in front of an all-reduce, the operators it must wait for besides its inputs.
     """
     behind, most = _behind_transfers(ops), fragments.most_in_flight(_IN_FLIGHT)
     waits = {}
@@ -94,13 +94,13 @@ def waits_of(ops: Sequence[tf.Operation], order: Sequence[tf.Operation]) -> dict
 
 
 def teach_order(order: Sequence[tf.Operation]) -> None:
-    """Has Horovod run transfers in this order from now on where several are ready.
+    """Makes Horovod run all-reduces in this order from now on when several are ready.
 
-    Horovod numbers transfers as it first runs them, and runs those that are ready by their numbers. So each of them is
-    run once with zeros, one after the other. That takes as long as one exchange.
+    Horovod numbers collectives as it first runs them, and runs ready ones by their numbers. So each of them is run once
+    with zeros, one after the other. That takes as long as one exchange.
 
     Args:
-      order: transfers that were never run.
+      order: all-reduces that have never run.
     Ranks: collective.
     """
     if all(tensor.shape.is_fully_defined() for transfer in order for tensor in transfer.inputs):
@@ -115,7 +115,7 @@ def _one_after_the_other(order):
         node.CopyFrom(transfer.node_def)
         node.attr.pop("_class", None)
         given = {f"outer_{len(outer) + number}:0": tensor for number, tensor in enumerate(transfer.inputs)}
-        # A stateful copy: TensorFlow would run a transfer of constants itself.
+        # A stateful copy: TensorFlow would evaluate an all-reduce of constants itself.
         outer.update(
             (name, tf.raw_ops.DeepCopy(x=tf.zeros(tensor.shape, tensor.dtype))) for name, tensor in given.items()
         )
@@ -129,7 +129,7 @@ def _sent_bytes(transfer):
 
 
 def _behind_transfers(ops):
-    """The transfers among operators, and all that wait for them."""
+    """Returns the all-reduces among operators, and all operators that depend on them."""
     found: set[tf.Operation] = set()
     for op in ops:
         if op.type.startswith(COLLECTIVE_TYPES) or not found.isdisjoint(needed_ops(op)):

@@ -10,12 +10,12 @@ from npu_bridge.base.errors import message
 def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:
     """Divides a list into one run of neighbours for each owner, with about as many bytes each.
 
-    An owner aims at an equal share of what is left. An item larger than everything else that is left together will
-    fill an owner of its own, and does not raise the aim of the others. A run always takes its first item, goes on while
-    it stays within its aim, and takes one item more where that overshoots by no more than was missing.
+    Each owner aims at an equal share of the rest. An item larger than all other remaining items together will fill an
+    owner alone, and does not raise the aim of the others. A run always takes its first item, continues within its aim,
+    and takes one more item if the excess is no larger than the shortfall would be.
 
     Args:
-      sizes_bytes: size of each item; 0 is fine.
+      sizes_bytes: size of each item; can be 0.
       owners: number of owners, at least 1.
     Returns:
       The owner of each item: ascending from 0, and every owner has at least one item.
@@ -41,7 +41,7 @@ def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:
 
 
 def _run_length(sizes, owners):
-    """How many of the first items go to the next one of so many owners; each of the others keeps at least one."""
+    """Returns how many of the first items the next owner gets; each of the other owners keeps at least one."""
     target = _fair_share(sizes, owners)
     total, length = sizes[0], 1
     while length <= len(sizes) - owners:
@@ -53,7 +53,7 @@ def _run_length(sizes, owners):
 
 
 def _fair_share(sizes, owners):
-    """An equal share of the items, without those that are larger than all smaller ones together."""
+    """Returns an equal share of the items, without those that are larger than all smaller ones together."""
     ascending = sorted(sizes)
     rest = sum(ascending)
     while owners > 1 and ascending[-1] > rest - ascending[-1]:

@@ -1,6 +1,6 @@
-"""Tensors of any dtypes as one vector of 64-bit words, and back: so that one transfer sends all of them.
+"""Packs tensors of any dtypes into one vector of 64-bit words, and back, so that one collective sends all of them.
 
-Words, because a transfer counts its elements with 32 bits.
+The unit is a word because a collective counts its elements with 32 bits.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _WORD_BYTES = 8
 
 
 def packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The tensors' bytes one after the other, as a vector of int64, the last one filled up with zeros."""
+    """Returns the tensors' bytes one after the other, as a vector of int64, padded with zeros."""
     whole = tf.concat([_bytes(tensor) for tensor in tensors] or [tf.zeros([0], tf.uint8)], axis=0)
     filled = tf.pad(whole, [[0, -tf.size(whole) % _WORD_BYTES]])
     return tf.bitcast(tf.reshape(filled, [-1, _WORD_BYTES]), tf.int64)
 
 
 def unpacked(words: tf.Tensor, specs: Sequence[Sequence[tf.TensorSpec]]) -> list[list[tf.Tensor]]:
-    """What `packed` gave for several lists of tensors, one after the other, of these static shapes and dtypes."""
+    """Unpacks several lists of packed tensors, one after the other, of these static shapes and dtypes."""
     sizes = [[spec.shape.num_elements() * spec.dtype.size for spec in each] for each in specs]
     fills = [-sum(each) % _WORD_BYTES for each in sizes]
     lengths = [length for each, fill in zip(sizes, fills) for length in (*each, fill)]
@@ -28,7 +28,7 @@ def unpacked(words: tf.Tensor, specs: Sequence[Sequence[tf.TensorSpec]]) -> list
     lists = []
     for each in specs:
         lists.append([_from_bytes(next(parts), spec) for spec in each])
-        next(parts)  # what the last word was filled up with
+        next(parts)  # the padding of the last word
     return lists
 
 

@@ -11,18 +11,18 @@ import tensorflow as tf
 from npu_bridge.collective import agreement, first_run, groups, wire_names
 from npu_bridge.collective.communicator import Communicator
 
-# A rank that comes to its first run waits this long for what others will transfer; then it goes on, and the last one
-# to come compares. It would wait in the transfer anyway, but there it could no longer say what is wrong.
+# A rank that comes to its first run waits this long for the plans of others; then it continues, and the last rank to
+# come compares. It would wait in the collective anyway, but could no longer report the cause there.
 _PATIENCE_SECS = 20.0
 
 
 class Transfer(NamedTuple):
-    """One transfer.
+    """One collective.
 
     Attributes:
-      what: the collective with its arguments, which every rank must give alike.
+      what: the collective with its arguments, which must be equal on every rank.
       dtype: name of the tensor's dtype.
-      shape: list of its dimensions, None for an unknown one; None where all of it is unknown or may differ.
+      shape: list of its dimensions, None for an unknown one; None if the whole shape is unknown or can differ.
     """
 
     what: str
@@ -30,7 +30,7 @@ class Transfer(NamedTuple):
     shape: list | None
 
     def fits(self, other: Transfer) -> bool:
-        """Whether the two can meet."""
+        """Returns whether two ranks can run these as one collective."""
         shapes = tf.TensorShape(self.shape), tf.TensorShape(other.shape)
         return self[:2] == other[:2] and shapes[0].is_compatible_with(shapes[1])
 
@@ -41,10 +41,10 @@ class Transfer(NamedTuple):
 
 @dataclasses.dataclass
 class PlanOfTransfers:
-    """What one rank transfers in one group.
+    """The collectives of one rank in one group.
 
     Attributes:
-      owner: who transfers, for messages; the same on every rank of the group.
+      owner: the collectives' owner, for messages; the same on every rank of the group.
       transfers: in the order in which they were built.
     """
 
@@ -52,17 +52,17 @@ class PlanOfTransfers:
     transfers: list[Transfer] = dataclasses.field(default_factory=list)
 
     def to_text(self) -> str:
-        """The plan as JSON."""
+        """Returns the plan as JSON."""
         return json.dumps([self.owner, self.transfers])
 
     @classmethod
     def from_text(cls, text: str) -> PlanOfTransfers:
-        """The plan that `to_text` wrote."""
+        """Parses a plan that `to_text` wrote."""
         owner, transfers = json.loads(text)
         return cls(owner, [Transfer(*transfer) for transfer in transfers])
 
     def difference_from(self, reference: PlanOfTransfers) -> agreement.Difference | None:
-        """The first thing in which this plan differs from that of rank 0; None for nothing."""
+        """Returns the first difference from rank 0's plan, or None."""
         fix = "Build the same collectives in the same order on every rank."
         for number, (right, wrong) in enumerate(zip(reference.transfers, self.transfers)):
             if not right.fits(wrong):
@@ -84,15 +84,15 @@ class PlanOfTransfers:
 
 
 def announce(communicator: Communicator, what: str, tensor: tf.Tensor, may_differ: bool = False) -> str:
-    """Notes a transfer that is about to be built.
+    """Notes a collective right before it is built.
 
     Args:
-      what: the collective, with the arguments that every rank must give alike.
-      tensor: what this rank gives, or gets.
-      may_differ: ranks may give tensors of different shapes.
+      what: the collective, with the arguments that must be equal on every rank.
+      tensor: this rank's input, or output.
+      may_differ: ranks can pass tensors of different shapes.
     Returns:
-      The transfer's name: equal on the ranks of the group, whatever other groups each of them is in. Transfers of one
-      group share a row of numbers: where a rank has another collective, Horovod says so instead of waiting.
+      The collective's name: equal on the ranks of the group, whatever other groups they are in. Collectives of one
+      group share a numbering: if a rank runs another collective, Horovod reports it instead of waiting.
     """
     name = wire_names.next_in_row(f"hccl_{groups.label(communicator)}")
     graph = wire_names.counting_graph()
@@ -104,7 +104,7 @@ def announce(communicator: Communicator, what: str, tensor: tf.Tensor, may_diffe
 
 
 class _GraphList(first_run.CheckOfTransfers):
-    """What this rank transfers in one group by one graph."""
+    """The collectives of this rank in one group and one graph."""
 
     def __init__(self, communicator):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A barrier of all ranks with a time limit, which names the ranks that did not come."""
+"""Runs a barrier of all ranks with a time limit, which names the ranks that did not come."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.collective.key_value_store import KeyValueStore
 
 DEFAULT_LIMIT_SECS = 120
-# When to speak of ranks that have not come, as `npu-run` does of all that wait; half of the limit where that is less.
+# When to warn about missing ranks, as `npu-run` does for all that wait; half of the limit if that is less.
 _WARN_SECS = 60.0
 _END_SECS = 5.0
 _LOG = logger(__name__)
 
 
 class RanksMissingError(RuntimeError):
-    """Not every rank came to a point that all ranks must reach."""
+    """An error for a point that all ranks must reach and some did not."""
 
 
 def limit_secs() -> int:
-    """How long ranks wait for each other: `HCCL_CONNECT_TIMEOUT` in seconds, 120 when unset.
+    """Returns how long ranks wait for each other: `HCCL_CONNECT_TIMEOUT` in seconds, 120 when unset.
 
     Raises:
       ValueError: the variable is not a positive whole number.
@@ -34,18 +34,18 @@ def limit_secs() -> int:
 def meet(
     together: Callable[[], Any], meeting: str, rank: int, size: int, give_up: Callable[[], Any], what: str = "its group"
 ) -> Any:
-    """Runs a collective that returns only when every rank runs it, and gives what it returned.
+    """Runs a collective that returns only when every rank runs it, and returns its result.
 
-    After 60 seconds, or half of the limit, a line says which ranks did not come yet.
+    After 60 seconds, or half of the limit, a line names the ranks that have not come yet.
 
     Args:
-      together: the collective. One that waits cannot be cancelled, so it runs in a thread of its own, which is left
+      together: the collective. Since a waiting collective cannot be cancelled, it runs in its own thread, which is left
         behind when the time is over.
       meeting: a name for this barrier, unique in the job.
-      give_up: makes a collective that still waits fail; called at exit where one was left behind.
-      what: what this rank comes for, for messages.
+      give_up: makes a waiting collective fail; called at exit if a thread was left behind.
+      what: the purpose of this rank, for messages.
     Raises:
-      RanksMissingError: the time is over, or a rank ended that did not come.
+      RanksMissingError: the time is over, or a missing rank has ended.
     """
     limit, store = limit_secs(), KeyValueStore(meeting)
     store.put(rank)
@@ -68,7 +68,7 @@ def meet(
         atexit.register(_end, thread, give_up)
         raise RanksMissingError(not_here(store.missing(size), what, f"within {limit} seconds"))
     if "error" in outcome:
-        with contextlib.suppress(OSError):  # the store of a job that is ending may be gone
+        with contextlib.suppress(OSError):  # the store is gone when a job is ending
             absent = store.missing(size)
             if absent:
                 raise RanksMissingError(not_here(absent, what, "before it ended")) from outcome["error"]
@@ -77,13 +77,13 @@ def meet(
 
 
 def _end(thread, give_up):
-    """A thread that comes back from TensorFlow when Python is half gone would abort the process, error and all."""
+    """Ends a thread before Python exits: if it returned from TensorFlow during the exit, the process would abort."""
     give_up()
     thread.join(_END_SECS)
 
 
 def not_here(missing: list[int], what: str, since: str) -> str:
-    """The sentence that names the ranks which did not come to make groups."""
+    """Returns the sentence that names the ranks which did not come to make groups."""
     who = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
     return (
         f"hccl.create_group: not every rank takes part in making {what}. Expected every rank to call create_group, or "

@@ -1,4 +1,4 @@
-"""`SingleProcess`: collective operations of a process that trains alone, which return their inputs."""
+"""Implements `SingleProcess`: collective operations of a process that trains alone, which return their inputs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from npu_bridge.collective.communicator import Communicator
 
 
 class SingleProcess(Communicator):
-    """One rank of one: every operation is the identity and adds no op to the graph.
+    """A communicator with one rank: every operation is the identity and adds no op to the graph.
 
     Args:
-      world_rank: this process's rank in the job, when this is a group that holds nobody else.
+      world_rank: this process's rank in the job, for a group with no other member.
     """
 
     rank = 0

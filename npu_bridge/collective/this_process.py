@@ -10,14 +10,14 @@ from npu_bridge.collective.single_process import SingleProcess
 
 
 def current() -> Communicator:
-    """The communicator of this process, found afresh at each call.
+    """Returns the communicator of this process, found anew at each call.
 
-    Horovod is used when a launcher started more than one rank, or when the script itself has initialised Horovod
-    with more than one rank. Anything else is one process.
+    It is Horovod's when a launcher started more than one rank, or when the script itself has initialised Horovod with
+    more than one rank. Otherwise it is that of a single process.
 
     Raises:
-      RuntimeError: the environment declares several ranks, but this process is not part of such a job. Training
-        alone without a word would give another result than the one asked for.
+      RuntimeError: the environment declares several ranks, but this process is not part of such a job. Training alone
+        without a message would give another result than the requested one.
       ValueError: variables that describe the cluster contradict each other.
       HorovodUnavailableError: several ranks were started, but Horovod cannot be used.
     """
@@ -33,7 +33,7 @@ def current() -> Communicator:
 
 
 def place_in_job() -> tuple[int, int]:
-    """The rank of this process and the number of ranks, as far as they are known without starting Horovod.
+    """Returns this process's rank and the number of ranks, as known without starting Horovod.
 
     Raises:
       ValueError: variables of the launcher contradict each other.
@@ -48,7 +48,7 @@ def place_in_job() -> tuple[int, int]:
 
 
 def _script_started_horovod():
-    """True when the user's script has called `hvd.init()` with several ranks (mpirun without known variables)."""
+    """Returns whether the user's script has called `hvd.init()` with several ranks (mpirun without known variables)."""
     hvd = sys.modules.get("horovod.tensorflow")
     return hvd is not None and hvd.is_initialized() and hvd.size() > 1
 

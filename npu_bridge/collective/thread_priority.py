@@ -1,12 +1,12 @@
-"""Lets the threads that all-reduce gradients run before those that compute, where it is asked for and permitted.
+"""Runs the threads that all-reduce gradients before those that compute, on request and if permitted.
 
 A rank with a core or two does both on the same cores. Linux gives all threads equal shares, so gradients that have
-arrived wait some milliseconds until they are added up and sent on, and the network is idle for so long. With real-time
+arrived wait some milliseconds until they are added up and sent on, and the network is idle meanwhile. With real-time
 priority they do not wait. Under MPI nothing is changed, as its threads wait without sleeping.
 
-Two threads of Gloo wait for each other without sleeping, too: the one that receives, for a lock, in a loop around
-`epoll_wait`, and the one that sends, for the end of a transfer, in a loop around `sched_yield`. So both have the same
-priority, and take turns: if the first could not be interrupted, the second would never give the lock back on that core.
+Two threads of Gloo also wait for each other without sleeping: the receiver for a lock, in a loop around `epoll_wait`,
+and the sender for the end of a message, in a loop around `sched_yield`. So both have the same priority, and take turns:
+if the receiver could not be interrupted, the sender would never release the lock on that core.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from npu_bridge.collective.key_value_store import KeyValueStore
 
 _TASKS = "/proc/self/task"
 _LOWEST_REAL_TIME = 1
-_noted: set[int] = set()  # process-wide, as Horovod is
+_noted: set[int] = set()  # state of the process, like Horovod
 
 
 @contextlib.contextmanager
 def raised_for_new_threads() -> Iterator[None]:
-    """The threads that are started in this block get real-time priority: put the start of Horovod into it.
+    """Gives threads that start in this block real-time priority: start Horovod inside it.
 
-    Nothing happens without `NPU_COMMUNICATION_PRIORITY=1`, under MPI, and where the process may not do this (it needs
-    CAP_SYS_NICE or a limit of real-time priorities above 0).
+    Does nothing without `NPU_COMMUNICATION_PRIORITY=1`, under MPI, and if the process lacks the permission
+    (CAP_SYS_NICE, or a limit of real-time priorities above 0).
 
     Raises:
       ValueError: the variable is neither 0 nor 1.
@@ -43,10 +43,10 @@ def raised_for_new_threads() -> Iterator[None]:
 
 
 def set_raised(is_raised: bool) -> bool:
-    """Gives the threads of Horovod that were noted real-time priority, or takes it from them.
+    """Gives the noted threads of Horovod real-time priority, or takes it away.
 
     Returns:
-      Whether there are such threads and the system has permitted it.
+      Whether such threads exist and the system has permitted it.
     """
     if not _noted:
         return False
@@ -56,13 +56,13 @@ def set_raised(is_raised: bool) -> bool:
             os.sched_setscheduler(thread, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
         except PermissionError:
             return False
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             continue
     return True
 
 
 def _threads() -> set[int]:
-    """Of this process; none where the system does not list them as Linux does."""
+    """Returns this process's threads; empty if the system does not list them as Linux does."""
     with contextlib.suppress(OSError):
         return set(map(int, os.listdir(_TASKS)))
     return set()

@@ -1,14 +1,14 @@
-"""Wire formats of all-reduced gradients: float32, or 16 bits on the network with sums in float32.
+"""All-reduces gradients in wire formats: float32, or 16 bits on the network with sums in float32.
 
 Horovod sums 16-bit floats in 16 bits, which loses bits at every rank and is slow on processors (float16 took 2.7 times
-as long as float32 in memory), and it has no bfloat16. So a mean is made of transfers that only move bits, and is taken
-in float32. They move as many bytes as a ring all-reduce of 16-bit numbers, half those of float32. Nothing overflows on
-the way: a mean of numbers that fit into 16 bits fits, too, and what is added up is multiplied by a power of two first,
-because two bfloat16 numbers may add up to more than float32 holds.
+as long as float32 in memory), and it has no bfloat16. So a mean is computed in float32, from collectives that only move
+bits. They send as many bytes as a ring all-reduce of 16-bit numbers, half those of float32. Nothing overflows on the
+way: a mean of numbers that fit into 16 bits fits, too, and summands are first multiplied by a power of two, because two
+bfloat16 numbers can add up to more than float32 holds.
 
-Three ranks and more: every rank gets its own part of the tensors from all ranks, adds it up, and sends the mean to all.
-Two ranks: each gets what the other has. They find it in a wrapped-around sum of bit patterns, less their own, because
-Gloo's all-reduce uses both directions of a link at once; its other transfers between two ranks mostly do not.
+Three ranks and more: every rank receives its own part of the tensors from all ranks, adds it up, and sends the mean to
+all. Two ranks: each receives the other's values. They are in a wrapped-around sum of bit patterns, minus its own,
+because Gloo's all-reduce uses both directions of a link at once; its other collectives between two ranks mostly do not.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _WIDTH_BYTES = 2
 
 
 def wire_dtype(name: Any, owner: str) -> tf.DType | None:
-    """The dtype gradients are rounded to before they are sent; None for "none" and for None.
+    """Returns the dtype gradients are rounded to before they are sent; None for "none" and for None.
 
     Raises:
-      ValueError: it is none of `FORMATS`.
+      ValueError: the name is not one of `FORMATS`.
     """
     if name is not None and name not in FORMATS:
         raise ValueError(
@@ -41,18 +41,18 @@ def wire_dtype(name: Any, owner: str) -> tf.DType | None:
 
 
 def rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The values as they are sent: in `dtype`, or unchanged when they have 16 bits already."""
+    """Returns the values as they are sent: in `dtype`, or unchanged when they have 16 bits already."""
     return values if values.dtype.size <= _WIDTH_BYTES else tf.cast(values, dtype)
 
 
 def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, after: Sequence = ()) -> list:
-    """The mean over the ranks of tensors of 16-bit floats, taken in float32.
+    """Averages tensors of 16-bit floats over the ranks, in float32.
 
     Args:
       communicator: the ranks, at least two.
       tensors: dense tensors of float16 and bfloat16, of the same shapes on every rank.
-      name: prefix of the transfers' names; the same on every rank and unique in its graph.
-      after: what must have been computed before anything is sent.
+      name: prefix of the collectives' names; the same on every rank and unique in its graph.
+      after: values to compute before anything is sent.
     Returns:
       float32 tensors in the order and shapes of `tensors`, with the same bits on every rank.
     Ranks: collective.
@@ -73,7 +73,7 @@ def _mean_of_two(communicator, vector, name, after):
     own, size = _padded(vector, 2)
     pairs = tf.bitcast(tf.reshape(own, [-1, 2]), tf.int32)
     (total,) = communicator.all_reduce([pairs], name, average=False, after=after)
-    # Unsigned, because only there is wrapping around part of the arithmetic.
+    # Unsigned, because only unsigned integers are defined to wrap around.
     others = tf.bitcast(total, tf.uint32) - tf.bitcast(pairs, tf.uint32)
     other = tf.reshape(horovod_tensors.note_exchange(pairs, tf.bitcast(others, vector.dtype)), [-1])
     return (tf.cast(own, tf.float32) / 2 + tf.cast(other, tf.float32) / 2)[:size]
@@ -94,6 +94,6 @@ def _mean_of_many(communicator, vector, name, after):
 
 
 def _padded(vector, multiple):
-    """The vector with zeros at its end, so that its length is a multiple; and its own length."""
+    """Returns the vector padded with zeros to a multiple, and its original length."""
     size = horovod_tensors.element_count(vector)
     return tf.pad(vector, [[0, -size % multiple]]), size

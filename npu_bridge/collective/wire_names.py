@@ -1,14 +1,14 @@
 """Gives collective operations names that are the same on every rank, and that belong to one training each.
 
-Horovod matches transfers by the full names of their operators, in whatever order ranks run them. So a process that
-trains two models needs two sets of names: ranks that run the models in another order, in threads perhaps, would average
-the gradients of one with those of the other. Graphs and optimizers are therefore numbered, in the order in which a
-thread makes them; the names of the first have no number.
+Horovod matches collectives by the full names of their operators, in whatever order ranks run them. So a process that
+trains two models needs two sets of names: ranks that run the models in another order, perhaps in threads, would average
+the gradients of one model with those of the other. Graphs and optimizers are therefore numbered, in the order in which
+a thread makes them; the names of the first have no number.
 
-In a graph all transfers are built in one scope at its root, whatever name scopes ranks build them in, and those of the
-same name are numbered in the order in which they were built. Branches of a `tf.cond` and bodies of a `tf.while_loop`
-count with the graph around them: when that runs, what is built in them has its scopes in front of its name, so Horovod
-is told to ignore scopes there. No part of a name holds a slash for that reason.
+In a graph all collectives are built in one scope at its root, whatever name scopes ranks build them in, and those of
+the same name are numbered in the order in which they were built. Branches of a `tf.cond` and bodies of a
+`tf.while_loop` count with the graph around them: when they run, the names of their operators get scopes in front, so
+Horovod is told to ignore scopes there. For that reason no part of a name holds a slash.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from npu_bridge.base.tf_internals.callers import builds_evaluation, model_in_tra
 from npu_bridge.base.tf_internals.graphs import is_branch_or_body
 
 _SCOPE = "transfers/"
-# Of graphs that train nothing, which perhaps only rank 0 builds.
+# The label of graphs that train nothing, which perhaps only rank 0 builds.
 UNTRAINED = "untrained."
-# The name of a thread that was given none: its number, and from Python 3.10 on the name of its function.
+# Python's default name of a thread: its number, and from Python 3.10 on the name of its function.
 _UNNAMED = re.compile(r"Thread-(\d+)(.*)")
 
 _numbers: collections.Counter = collections.Counter()
-# Numbers of the threads that were seen, by their function.
+# Numbers of the threads seen so far, by their function.
 _threads: collections.defaultdict[str, set[int]] = collections.defaultdict(set)
 _lock = threading.Lock()
 _in_force: contextvars.ContextVar[str | tf.Graph | None] = contextvars.ContextVar(
@@ -46,12 +46,12 @@ _of_owner: contextvars.ContextVar[str] = contextvars.ContextVar("label of an opt
 
 
 class Owner:
-    """An optimizer or an Estimator, whose transfers are never taken for those of another one.
+    """An optimizer or an Estimator, whose collectives are never mistaken for another owner's.
 
-    It is numbered where it is made, but for one that is restored: perhaps only rank 0 has read the file.
+    It is numbered when it is made, except when it is restored: perhaps only rank 0 has read the file.
 
     Args:
-      is_counted: it transfers something; others are not numbered, as a rank may make some for itself.
+      is_counted: it runs collectives; other owners are not numbered, as a rank can make some for itself.
     """
 
     def __init__(self, is_counted: bool = True):
@@ -59,14 +59,14 @@ class Owner:
 
     @property
     def label(self) -> str:
-        """The label in front of the names of its transfers."""
+        """Returns the label in front of its collectives' names."""
         if self._label is None:
             self._label = _next_label("restored", _numbers)
         return self._label
 
     @contextlib.contextmanager
     def transferring(self) -> Iterator[None]:
-        """Inside, transfers belong to this owner."""
+        """Makes collectives inside the block belong to this owner."""
         before = _of_owner.set(self.label)
         try:
             yield
@@ -91,7 +91,7 @@ _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def restoring() -> Iterator[None]:
-    """Inside, optimizers are made from what was saved."""
+    """Marks optimizers made inside the block as restored."""
     before = _is_restoring.set(True)
     try:
         yield
@@ -100,12 +100,12 @@ def restoring() -> Iterator[None]:
 
 
 def set_owner(optimizer: Any, owner: Owner) -> None:
-    """Notes as whom a Keras optimizer transfers, for callbacks of the model that trains with it."""
+    """Notes the owner of a Keras optimizer's collectives, for callbacks of the model that trains with it."""
     _OWNERS[optimizer] = owner
 
 
 def label() -> str:
-    """Returns the label in front of the names of the caller's transfers, which tells trainings of a process apart."""
+    """Returns the label in front of the names of the caller's collectives, which separates a process's trainings."""
     in_force = _in_force.get()
     if in_force is not None:
         return in_force if isinstance(in_force, str) else label_of(in_force)
@@ -115,7 +115,7 @@ def label() -> str:
 
 
 def label_of(graph: tf.Graph) -> str:
-    """Returns the label of the transfers of a TF 1 graph."""
+    """Returns the label of the collectives of a TF 1 graph."""
     names, in_force = _names_in(graph), _in_force.get()
     if names.label is None and isinstance(in_force, str):
         names.label = in_force
@@ -126,7 +126,7 @@ def label_of(graph: tf.Graph) -> str:
 
 @contextlib.contextmanager
 def labelled(whose: str | tf.Graph) -> Iterator[None]:
-    """Inside, all transfers have this label. A TF 1 graph stands for its label, which its first transfer makes."""
+    """Gives all collectives inside the block this label; a TF 1 graph means its own label, made at first use."""
     before = _in_force.set(whose)
     try:
         yield
@@ -135,7 +135,7 @@ def labelled(whose: str | tf.Graph) -> Iterator[None]:
 
 
 def counting_graph() -> tf.Graph | None:
-    """The graph or function being built, whose transfers are numbered together; None when executing eagerly."""
+    """Returns the graph or function being built, which numbers its collectives; None when executing eagerly."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
@@ -145,7 +145,7 @@ def counting_graph() -> tf.Graph | None:
 
 
 def next_in_row(row: str) -> str:
-    """The name of the next transfer of a row that is numbered through in its graph; eagerly, that of the row."""
+    """Returns the name of the next collective of a row, numbered through in its graph; eagerly, the row's name."""
     graph = counting_graph()
     if graph is None:
         return row
@@ -155,13 +155,13 @@ def next_in_row(row: str) -> str:
 
 
 def full(name: str) -> str:
-    """The name that a transfer's operator has in its graph."""
+    """Returns the name of a collective's operator in its graph."""
     return f"{_SCOPE}{label()}{name}"
 
 
 @contextlib.contextmanager
 def placed(stem: str) -> Iterator[dict]:
-    """Inside, a transfer is built where its name is the same on every rank; a second one of that name gets a number.
+    """Builds a collective where its name is the same on every rank; a second one of that name gets a number.
 
     Yields:
       Keywords for the function of Horovod that builds it.
@@ -181,7 +181,7 @@ def placed(stem: str) -> Iterator[dict]:
 
 @contextlib.contextmanager
 def noted() -> Iterator[list]:
-    """Yields a list that holds, afterwards, the full names of the transfers built inside, for `first_run`."""
+    """Yields a list that holds, after the block, the full names of the collectives built inside, for `first_run`."""
     graph, names = counting_graph(), []
     given = [] if graph is None else _names_in(graph).given
     start = len(given)
@@ -195,13 +195,13 @@ def _names_in(graph):
 
 
 def _root_graph():
-    """The TF 1 graph that is being built, perhaps by a function inside of it; None for none."""
+    """Returns the TF 1 graph being built, perhaps by a function inside it, or None."""
     with tf.init_scope():
         return counting_graph()
 
 
 def _of_model():
-    """Returns the label of the optimizer of the Keras model that is being trained; "" for none."""
+    """Returns the label of the optimizer of the Keras model being trained, or ""."""
     optimizer = getattr(model_in_training(), "optimizer", None)
     owner = None if optimizer is None else _OWNERS.get(optimizer)
     return "" if owner is None else owner.label
@@ -214,7 +214,7 @@ def _label_of_owner():
 
 def _next_label(row, numbers):
     """Returns a new label, the same on all ranks; "" for the first one of the main thread."""
-    if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later would begin to count
+    if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later would count from the beginning
         return ""
     thread = _thread()
     row += thread
@@ -225,10 +225,10 @@ def _next_label(row, numbers):
 
 
 def _thread():
-    """Returns a text that tells the calling thread from others, the same on all ranks; "" for the main thread.
+    """Returns a text that identifies the calling thread, the same on all ranks; "" for the main thread.
 
-    Threads without a name of their own are numbered through by Python, and a rank may have started more of them than
-    another. So they go by their place among those that ran the same function.
+    Python numbers threads with default names, and one rank can have started more threads than another. So a thread is
+    identified by its place among those that ran the same function.
     """
     thread = threading.current_thread()
     if thread is threading.main_thread():
