@@ -101,7 +101,7 @@ class Repeats(NamedTuple):
         runs = [History(os.path.join(folder_of(self.folder, k), HISTORY_FILE)).rows for k in range(self.count)]
         if not all(runs):
             return [
-                "repeats: no losses were found. Expected a script that trains through sessions, an Estimator or "
+                "repeats: no losses were seen. Expected a script that trains through sessions, an Estimator or "
                 "model.fit; write history.jsonl to the folder in NPU_RUN_OUT yourself."
             ]
         lines = []

@@ -86,7 +86,7 @@ def test_options_of_a_training_have_the_values_it_had(run, tmp_path):
     assert facts["options"][0]["value"] == "1" and facts["options"][0]["effect"] == "no effect"
     (tmp_path / "none").mkdir()
     told = run("none")
-    assert told.exit_code == 2 and "does not say how a training was set" in told.output
+    assert told.exit_code == 2 and "does not hold a training's options" in told.output
 
 
 SPOKEN = {  # command: words, exit code

@@ -39,7 +39,7 @@ def test_the_fragile_operators_are_found_and_a_search_goes_on(command, trials, t
     assert trials.runs == 6
 
     code, output = command(bisect, *arguments)
-    assert code == 0 and "goes on after 3 runs" in output and trials.runs < 25, output
+    assert code == 0 and "resumes after 3 runs" in output and trials.runs < 25, output
     kept = [line.partition("::")[0] for line in (tmp_path / "bisect" / "kept.txt").read_text().splitlines()]
     assert kept == ["energy/loud", "energy/quiet"], output
     assert "must stay float32 (the smallest set" in output
