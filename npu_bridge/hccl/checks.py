@@ -36,11 +36,11 @@ class Call:
         self.where = f"{op} (rank {self.communicator.rank} of {self.communicator.size} in {group!r})"
 
     def error(self, problem: str, expected: str, got: Any, fix: str, kind: type = ValueError) -> Exception:
-        """An exception with a message of where, what is wrong, expected, got and how to fix it."""
+        """Returns an exception with a five-part message."""
         return kind(message(self.where, problem, expected, str(got), fix))
 
     def tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:
-        """The value as a dense tensor of one of the dtypes; TypeError otherwise."""
+        """Returns the value as a dense tensor of one of the dtypes; raises TypeError otherwise."""
         if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
             fix = "npu_allreduce takes tf.IndexedSlices."
             raise self.error(f"{name} is not dense", "a dense tensor", type(value).__name__, fix, TypeError)
@@ -51,14 +51,14 @@ class Call:
         return tensor
 
     def has_rows(self, tensor: tf.Tensor) -> None:
-        """ValueError for a scalar."""
+        """Raises ValueError for a scalar."""
         if tensor.shape.rank == 0:
             raise self.error(
                 "a scalar has no first dimension", "a tensor of rank 1 or more", "shape ()", "Use tensor[None]."
             )
 
     def divisible(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor, its first dimension a multiple of the group's size; ValueError where it is known not to be."""
+        """Returns a tensor whose first dimension the group's size divides; raises ValueError if known otherwise."""
         self.has_rows(tensor)
         rows, size = tensor.shape.as_list()[0], self.communicator.size
         if rows is not None and rows % size:
@@ -72,20 +72,20 @@ class Call:
             return tf.identity(tensor)
 
     def rank_size(self, rank_size: Any) -> None:
-        """ValueError when `rank_size` is not the size of the group."""
+        """Raises ValueError when `rank_size` is not the size of the group."""
         if not is_integer(rank_size) or rank_size != self.communicator.size:
             got, fix = repr(rank_size), "Pass get_rank_size(group)."
             raise self.error("rank_size is not the size of the group", f"rank_size={self.communicator.size}", got, fix)
 
     def group_rank(self, rank: Any, name: str) -> None:
-        """ValueError when a rank is not one of the group."""
+        """Raises ValueError when a rank is not in the group."""
         if not is_integer(rank) or not 0 <= rank < self.communicator.size:
             expected = f"an integer from 0 to {self.communicator.size - 1}"
             fix = "Ranks are counted in the group: see get_group_rank_from_world_rank."
             raise self.error(f"{name} is not a rank of the group", expected, repr(rank), fix)
 
     def pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
-        """The communicator of this rank and another one of the group, which must be a group of just these two."""
+        """Returns the communicator of this rank and another one, for which a group of just these two must exist."""
         self.group_rank(other, name)
         if not is_integer(sr_tag):
             raise self.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use the same one in send and receive.")
@@ -109,13 +109,13 @@ class Call:
         return pair
 
     def reduction(self, reduction: Any) -> None:
-        """ValueError for an unknown reduction."""
+        """Raises ValueError for an unknown reduction."""
         if reduction not in REDUCTIONS:
             fix = did_you_mean(reduction, REDUCTIONS, "Use 'sum' and divide for a mean.")
             raise self.error("unknown reduction", ", ".join(map(repr, REDUCTIONS)), repr(reduction), fix)
 
     def fusion(self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2)) -> None:
-        """ValueError for a fusion mode the op does not have, or an id that does not fit the mode."""
+        """Raises ValueError for a fusion mode that the op does not have, or an id that does not fit the mode."""
         if not is_integer(fusion) or fusion not in allowed:
             raise self.error(
                 "unknown fusion mode", f"fusion in {list(allowed)}", repr(fusion), "Use 0: it changes no result."
@@ -126,7 +126,7 @@ class Call:
             raise self.error(problem, f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1", repr(fusion_id), fix)
 
     def per_rank(self, numbers_: Any, name: str) -> tf.Tensor:
-        """An int64 vector with one non-negative entry per rank; ValueError where it is known not to be."""
+        """Returns an int64 vector with one non-negative entry per rank; raises ValueError if known otherwise."""
         vector = tf.cast(tf.convert_to_tensor(numbers_), tf.int64)
         size = self.communicator.size
         if not vector.shape.is_compatible_with([size]):
@@ -139,7 +139,7 @@ class Call:
         return tf.ensure_shape(vector, [size])
 
     def fits(self, flat: tf.Tensor, counts: tf.Tensor, displacements: tf.Tensor) -> None:
-        """ValueError when blocks are known to reach beyond the data."""
+        """Raises ValueError when blocks are known to reach beyond the data."""
         known, elements = tf.get_static_value(counts + displacements), flat.shape.num_elements()
         if known is not None and elements is not None and known.max() > elements:
             expected = f"count plus displacement up to the {elements} elements of send_data"
@@ -148,5 +148,5 @@ class Call:
 
 
 def addresses_needed(op: str, alternative: str) -> NotImplementedError:
-    """The error of a collective that works on device addresses."""
+    """Returns the error of a collective that works on device addresses."""
     return not_available(f"hccl_ops.{op}", "an access by raw device address", alternative)

@@ -109,11 +109,11 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
 
 
 def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
-    """Gives every rank the tensors as they are on one rank, and variables that rank's values.
+    """Sends one rank's tensors to every rank; variables get that rank's values.
 
     Args:
       tensor: list of tensors and variables of any numeric or boolean dtype. Running a result that belongs to a
-        variable also assigns it, so nothing else is needed to start all ranks alike.
+        variable also assigns it, so all ranks then start with the same values.
       root_rank: the rank whose values are sent.
       fusion, fusion_id, group: as in `reduce`.
     Returns:
@@ -133,7 +133,7 @@ def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
 
 
 def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_id=-1):
-    """Combines a tensor over the ranks and leaves each rank its own part of the first dimension.
+    """Combines a tensor over the ranks; each rank gets its own part of the first dimension.
 
     Args:
       tensor: of rank 1 or more, its first dimension divisible by `rank_size`; dtypes as in `allreduce`.
@@ -159,8 +159,8 @@ def send(tensor, sr_tag, dest_rank, group=WORLD):
     """Sends a tensor to one rank, which calls `receive`.
 
     It is built as a broadcast between the two, so a group of just these two ranks must exist: the group of the call
-    (a job of two ranks, say), or any other that `create_group` made. It works in graphs only, and is done when the
-    receiver has received: where two ranks send to each other, `receive` must not wait for `send`.
+    (such as a job of two ranks), or any other that `create_group` made. It works in graphs only, and finishes when the
+    receiver has received: if two ranks send to each other, `receive` must not wait for `send`.
 
     Args:
       tensor: dtypes as in `allgather`.
@@ -180,7 +180,7 @@ def send(tensor, sr_tag, dest_rank, group=WORLD):
 
 
 def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
-    """Receives the tensor that one rank sends with `send`.
+    """Receives a tensor from a rank that calls `send`.
 
     Args:
       shape: list of integers.
@@ -203,7 +203,7 @@ def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
 
 
 def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_displacements, group=WORLD):
-    """Sends one block of elements to each rank, from and to any place.
+    """Sends one block of elements to each rank, from any place and to any place.
 
     Args:
       send_data: of any shape, addressed as a flat array of elements; dtypes as in `allgather`.
@@ -236,7 +236,7 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
     Args:
       send_data: as in `all_to_all_v`; the blocks for rank 0, 1, ... follow each other in it.
       send_count_matrix: int64 of shape (ranks, ranks), equal on all ranks; row = sender, column = receiver. Or its
-        rows one after the other, which is what an `allgather` of each rank's counts gives.
+        rows one after the other, as from an `allgather` of each rank's counts.
       rank: this process's rank in the group.
       fusion, fusion_id, group: as in `reduce`.
     Returns:

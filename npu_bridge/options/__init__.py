@@ -1,8 +1,7 @@
-"""All options, declared once in a table, and what is generated from it: constructors, checks, readers and a page.
+"""Declares all options once in a table, and generates from it constructors, checks, readers and a page.
 
-`read_run_config` and `read_session_config` give the immutable `TrainingOptions` that engines take their
-settings from; `environment` is the only module of the package that touches environment variables.
-The launcher and its ranks need that one alone, so the names are imported when they are asked for.
+`read_run_config` and `read_session_config` return the immutable `TrainingOptions` from which engines take their
+settings. Names are imported on first use, because the launcher and its ranks need few of them.
 """
 
 from npu_bridge.base.lazy import attributes

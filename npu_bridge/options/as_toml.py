@@ -1,4 +1,4 @@
-"""Writes what a training has changed of the options as TOML, which `NPURunConfig.from_file` reads."""
+"""Writes the options that a training has changed as TOML, which `NPURunConfig.from_file` reads."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["OPTIONS_FILE", "OPTIONS_FILES", "as_toml"]
 
 OPTIONS_FILE = "run.toml"
 _FIRST_LINE = "# Options that this training changed. NPURunConfig.from_file reads this file."
-OPTIONS_FILES = rb"^# Options that this training changed\."  # how they begin
+OPTIONS_FILES = rb"^# Options that this training changed\."  # the beginning of such files
 _OF_SESSION = "# They are those of its session, which is not told what tf.estimator.RunConfig takes, such as model_dir."
 _SHOWN_CHARACTERS = 60
 
 
 def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str:
-    """The text of a file from which `NPURunConfig.from_file` makes the same configuration.
+    """Returns the text of a file from which `NPURunConfig.from_file` makes the same configuration.
 
-    A comment names what a file cannot hold: objects of Python, None in place of another default, very long texts.
+    A comment names values that a file cannot hold: Python objects, None in place of another default, very long texts.
 
     Args:
       config: an `NPURunConfig`.
-      options: those that a session was told, where there is no such object; None if nobody knows any.
+      options: the options of a session without such an object; None if there are none.
     """
     lines, lost = [_FIRST_LINE], []
     if config is not None:
@@ -60,14 +60,14 @@ def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str
 
 
 def _changed_of_object(config: Any) -> dict[str, Any]:
-    """Values by name; those of a helper object are such a dict again."""
+    """Returns values by name; a helper object's values are a dict in it."""
     is_helper = config._declared_as != RUN_CONFIG
     values = changed_values(config, **({} if is_helper else usual_values(config)))
     return {name: _changed_of_object(value) if _has_table(value) else value for name, value in values.items()}
 
 
 def _has_table(value: Any) -> bool:
-    """Whether it is a helper object that a file can hold: one with all it must have."""
+    """Returns whether a value is a helper object that a file can hold: one with all required values."""
     if not hasattr(value, "_declared_as"):
         return False
     required = [o for o in value._option_table.of(value._declared_as) if o.default is REQUIRED]
@@ -88,7 +88,7 @@ def _changed_of_options(options: Mapping[str, Any], owner: str) -> dict[str, Any
 
 
 def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str, Any]]:
-    """Section, name and value of each, those of inner tables last; a table begins with its section alone."""
+    """Yields section, name and value, inner tables last; a table starts with an entry that has only a section."""
     for name, value in values.items():
         if not isinstance(value, dict):
             yield section, name, value
@@ -101,7 +101,7 @@ def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str, A
 
 
 def _line(name: str, value: Any) -> str | None:
-    """A line of TOML; None where it cannot say the value."""
+    """Returns a line of TOML, or None if TOML cannot express the value."""
     text = _toml_of(value)
     line = f"{name} = {text}"
     return line if text is not None and len(line) <= LONGEST_LINE else None
@@ -109,7 +109,7 @@ def _line(name: str, value: Any) -> str | None:
 
 def _toml_of(value: Any) -> str | None:
     if isinstance(value, int):
-        return json.dumps(value)  # True is one, too
+        return json.dumps(value)  # includes True, which is an int
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, (str, bytes, os.PathLike)):

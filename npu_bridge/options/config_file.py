@@ -14,9 +14,9 @@ from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
 
-# Reading takes two seconds for each megabyte, and a time that grows with the square of a line.
+# Parsing takes two seconds for each megabyte, and grows with the square of a line's length.
 _MOST_BYTES, LONGEST_LINE, _MOST_DOTS = 64 * 2**10, 4096, 16
-_BEGINNING = re.compile(r"""[\s\["'\w.-]*""")  # where a key or the name of a table may stand
+_BEGINNING = re.compile(r"""[\s\["'\w.-]*""")  # characters of a key or the name of a table
 _TABLE_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _LIST_HEADER = re.compile(r"\s*\[\[([^\[\]]+)\]\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
@@ -34,11 +34,11 @@ def build_from_file(
     Args:
       cls: `NPURunConfig` or a subclass.
       path: the file.
-      overrides: constructor values that win over the file.
+      overrides: constructor values that override the file.
       helpers: the helper classes by owner name.
-      lists: what a file may hold beside constructor values: by the name of a list of tables, what makes an object of
-        one of them. The objects are kept as a tuple, in the attribute of that name with an underscore in front, and
-        what the file says of them in `_tables`.
+      lists: lists of tables that a file can hold beside constructor values: by name, the function that makes an object
+        of one table. The objects are kept as a tuple, in the attribute of that name with an underscore in front, and
+        the file's text about them in `_tables`.
     Raises:
       TypeError, ValueError: the file is not TOML, names an unknown key, or holds an illegal value or
         combination; the message starts with file, line and key.
@@ -60,7 +60,7 @@ def build_from_file(
 
 
 def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[str, Any], str]:
-    """What a file holds, and its text; errors as of `build_from_file`, without options; `owner` begins them."""
+    """Returns a file's content and text; errors as for `build_from_file`, without options, beginning with `owner`."""
     try:
         with open_file(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -82,12 +82,12 @@ def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[s
 
 
 class TomlReader:
-    """Turns parsed TOML into constructor values and knows where each key stood.
+    """A reader that turns parsed TOML into constructor values, and knows each key's line.
 
     Args:
-      path: the file, or what else messages name in front.
-      text: what was parsed.
-      table: the options to know.
+      path: the file, or another text to put in front of messages.
+      text: the parsed text.
+      table: the known options.
       helpers: the helper classes, or other functions of their arguments, by owner name.
     """
 
@@ -100,7 +100,7 @@ class TomlReader:
     def arguments(
         self, owner: str, content: Mapping[str, Any], section: str, skip: Container[str] = ()
     ) -> dict[str, Any]:
-        """Values for the constructor of an owner, whose table is `section`, as in "dump_config."."""
+        """Returns values for the constructor of an owner, whose table is `section`, as in "dump_config."."""
         names = [option.name for option in self._table.of(owner)]
         values = {}
         for key, value in content.items():
@@ -128,7 +128,7 @@ class TomlReader:
         return value
 
     def objects(self, name: str, tables: Any, make: Callable[[Mapping[str, Any]], Any]) -> tuple:
-        """What `make` gives for each table of a list."""
+        """Returns the result of `make` for each table of a list."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             fix = f"Write [[{name}]] above each."
             raise ValueError(message(self._place(name), f"{name} is a list of tables", "tables", shown(tables), fix))
@@ -141,12 +141,12 @@ class TomlReader:
         return tuple(made)
 
     def located(self, error: Exception, section: str) -> Exception:
-        """The same error with file, line and key in front; unchanged when it already has them."""
+        """Returns the error with file, line and key in front; unchanged when it already has them."""
         if getattr(error, "is_located", False):
             return error
         option = getattr(error, "option", None)
         in_file = next((k for k in (f"{section}{option}", self._by_last_part(option)) if k in self._lines), None)
-        kind = TypeError if isinstance(error, TypeError) else ValueError  # subclasses may want more than a text
+        kind = TypeError if isinstance(error, TypeError) else ValueError  # subclasses can require more than a text
         located = kind(shortened(f"{self._place(in_file or section.rstrip('.'))}: {error}"))
         located.option = option  # type: ignore[attr-defined]
         located.is_located = True  # type: ignore[attr-defined]
@@ -154,15 +154,15 @@ class TomlReader:
 
     def _by_last_part(self, option: str | None) -> str | None:
         named = (key for key in self._lines if key.rpartition(".")[2] == option)
-        return next((key for key in named if "[" not in key), None)  # tables of a list have keys of their own
+        return next((key for key in named if "[" not in key), None)  # tables of a list have their own keys
 
     def _place(self, key: str) -> str:
-        line = self._lines.get(key) or self._lines.get(key.partition("[")[0])  # of a list that is written in one line
+        line = self._lines.get(key) or self._lines.get(key.partition("[")[0])  # for a list written in one line
         return ":".join(part for part in (self._path, str(line or ""), f" key {key}" if key else "") if part)
 
 
 def parse_toml(text: str, path: str) -> dict[str, Any]:
-    """What a text says; `path` begins the messages of errors as of `build_from_file`."""
+    """Parses a text; messages of errors, as for `build_from_file`, begin with `path`."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -171,14 +171,14 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError(f"{path}: brackets are nested too deeply. Expected tables and lists of options.") from error
-    except ValueError as error:  # a number of thousands of digits is one, too
+    except ValueError as error:  # also for a number of thousands of digits
         raise not_written_in("TOML", error, "NPURunConfig", path, text) from None
 
 
 def _key_lines(text: str) -> dict[str, int]:
-    """Line number of every dotted key and table header; a table's own keys carry its name in front.
+    """Returns the line of every dotted key and table header; keys in a table have the table's name in front.
 
-    Tables of a list are counted: `[[stages]]` is `stages[0]`, and the next one `stages[1]`.
+    Tables of a list are numbered: `[[stages]]` is `stages[0]`, and the next one `stages[1]`.
     """
     lines: dict[str, int] = {}
     section = ""

@@ -1,4 +1,4 @@
-"""Makes constructors of config classes from the option table, with the checks of `NPURunConfig` in their order."""
+"""Makes constructors of config classes from the option table, with the checks of `NPURunConfig` in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.reading import DEFAULT_CHECKPOINT_STEPS, check_helper
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 
-# What tf.estimator.RunConfig takes, in the order it checks them.
+# Parameters of tf.estimator.RunConfig, in the order in which it checks them.
 BASE_PARAMETERS = (
     "model_dir",
     "save_summary_steps",
@@ -30,10 +30,10 @@ BASE_PARAMETERS = (
 
 
 def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]:
-    """Class decorator: gives a config class the constructor its options describe.
+    """Returns a class decorator that gives a config class the constructor its options describe.
 
-    The class says in `_set_up(values)` what happens with the bound values. Signature and the `Args` of the
-    class docstring come from the table. Keywords that the base class alone has are handed on to `_set_up` by name.
+    The class handles the bound values in `_set_up(values)`. Signature and the `Args` of the class docstring come from
+    the table. Keywords that only the base class has are passed on to `_set_up` by name.
 
     Args:
       owner: the owner under which the table lists the options.
@@ -64,7 +64,7 @@ def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]
 
 
 class DeclaredConfig:
-    """Base of the helper config objects: checks the values, then keeps them as attributes."""
+    """A base of the helper config objects: checks the values, then keeps them as attributes."""
 
     _declared_as = ""
     _option_table = OPTIONS
@@ -79,27 +79,27 @@ class DeclaredConfig:
 
 
 def written_out(config: Any, **defaults: Any) -> str:
-    """The call that makes a config object, naming only what differs from the defaults.
+    """Returns the call that makes a config object, with only the values that differ from the defaults.
 
     Args:
       config: an object of a class with `declared`.
-      **defaults: what a parameter is kept as when it is not given, where that is not the default of the table.
+      **defaults: values that stand for a missing parameter, if they are not the defaults of the table.
     """
     parts = []
     for name, value in changed_values(config, **defaults).items():
-        text = repr(value)  # of several lines where it is a message of TensorFlow
+        text = repr(value)  # has several lines for a TensorFlow message
         parts.append(f"{name}={shortened(' '.join(text.split()), 240) if chr(10) in text else text}")
     return f"{type(config).__name__}({', '.join(parts)})"
 
 
 def changed_values(config: Any, **defaults: Any) -> dict[str, Any]:
-    """What of a config object differs from the defaults, by parameter; arguments as of `written_out`."""
+    """Returns a config object's values that differ from the defaults, by parameter; arguments as for `written_out`."""
     pairs = [(option, getattr(config, option.attribute)) for option in config._option_table.of(config._declared_as)]
     return {o.name: value for o, value in pairs if value != defaults.get(o.name, o.default)}
 
 
 def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) -> None:
-    """Checks what an NPURunConfig was given, in the documented order; rules between options come later.
+    """Checks the values given to an NPURunConfig, in the documented order; rules between options come later.
 
     Raises:
       TypeError, ValueError: the first check that fails.
@@ -125,7 +125,7 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
 
 
 def _check_cluster(values: Mapping[str, Any]) -> None:
-    """A cluster in TF_CONFIG and a parameter-server strategy come together, with mix_compile_mode."""
+    """Checks that a cluster in TF_CONFIG, a parameter-server strategy and mix_compile_mode come together."""
     cluster = environment.tf_config().get("cluster")
     if values["distribute"] is not None:
         OPTIONS["distribute"].check(values["distribute"], IN_OBJECT)
@@ -141,21 +141,21 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
 
 
 def checkpoint_steps(values: Mapping[str, Any]) -> Any:
-    """`save_checkpoints_steps` as it is kept: 100 when neither steps nor seconds are given."""
+    """Returns the stored `save_checkpoints_steps`: 100 when neither steps nor seconds are given."""
     if values["save_checkpoints_steps"] is None and values["save_checkpoints_secs"] is None:
         return DEFAULT_CHECKPOINT_STEPS
     return values["save_checkpoints_steps"]
 
 
 def usual_values(config: Any) -> dict[str, Any]:
-    """What an NPURunConfig keeps that is given nothing, where that is not the default of the table."""
+    """Returns the stored values of an NPURunConfig without arguments that are not the defaults of the table."""
     secs = OPTIONS["save_checkpoints_secs"].attribute
     given = {"save_checkpoints_steps": None, "save_checkpoints_secs": getattr(config, secs)}
     return {"save_checkpoints_steps": checkpoint_steps(given)}
 
 
 def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:
-    """Warns once when checkpoints come late, between loops, or follow the clocks of several ranks."""
+    """Warns once when checkpoints come late, between loops, or depend on the clocks of several ranks."""
     if steps and steps % loop:
         below = int(steps // loop * loop)
         fitting = f"{below} or {below + loop}" if below else f"{loop}"

@@ -125,7 +125,7 @@ _VARIABLE_HEADER = ("variable", "documented", "meaning", "effect here")
 
 
 def render() -> dict[str, str]:
-    """Every page as Markdown, by the name of its file."""
+    """Returns every page as Markdown, by the name of its file."""
     header = ("page", "is about", *_LEVELS)
     index = table(header, ((f"[{page.title}]({page.file})", page.about, *_counts(page)) for page in PAGES))
     return {
@@ -135,7 +135,7 @@ def render() -> dict[str, str]:
 
 
 def row(entry: Option | Variable) -> tuple[str, ...]:
-    """The cells of one option or variable."""
+    """Returns the cells of one option or variable."""
     effect = f"**{entry.effect.level}** {entry.effect.note}".strip()
     if isinstance(entry, Variable):
         return f"`{entry.name}`", "yes" if entry.is_documented else "no", entry.doc, effect
@@ -151,7 +151,7 @@ def row(entry: Option | Variable) -> tuple[str, ...]:
 
 
 def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A table in Markdown."""
+    """Returns a table in Markdown."""
     lines = [header, ("---",) * len(header), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 

@@ -1,6 +1,6 @@
-"""`npu-run --set NAME=VALUE`: options of every `NPURunConfig` of a run, in place of what its script says.
+"""`npu-run --set NAME=VALUE`: sets options of every `NPURunConfig` of a run, overriding its script.
 
-The launcher checks names and values, and hands them to the ranks in a variable of the environment.
+The launcher checks names and values, and passes them to the ranks in an environment variable.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PYTHON_WORDS = {"True": True, "False": False}
 
 
 def announce(words: Sequence[str]) -> None:
-    """Checks what was set, and tells the ranks, which inherit the environment.
+    """Checks the settings, and passes them to the ranks through the environment.
 
     Args:
-      words: each a `NAME=VALUE`, where VALUE is TOML; what is not, is a text.
+      words: each a `NAME=VALUE`, where VALUE is TOML; anything else is taken as text.
     Raises:
       TypeError, ValueError: a name is unknown, or a value illegal by itself; the message begins with `--set`.
     """
@@ -48,16 +48,16 @@ def announce(words: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def taken(values: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]) -> Iterator[dict[str, Any]]:
-    """Inside, an `NPURunConfig` is made; afterwards rank 0 tells, once, which one it was.
+    """Changes the values with which an `NPURunConfig` is made in the block; then rank 0 prints, once, which one it was.
 
     Args:
-      values: those of its constructor, by parameter.
+      values: constructor values, by parameter.
       table: its options.
       helpers: the helper classes by owner name.
     Yields:
-      The values with what was set in their place.
+      The values, overridden by the settings.
     Raises:
-      TypeError, ValueError: what was set makes an illegal value, or was raised inside: the message begins with `--set`.
+      TypeError, ValueError: a setting makes an illegal value, or raised in the block: the message begins with `--set`.
     """
     words = environment.given_settings()
     changed, word = dict(values), ""
@@ -81,7 +81,7 @@ def taken(values: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, t
 
 
 def tell_unread() -> None:
-    """Says, when the script has come to its end, that nobody has read what was set."""
+    """Reports, at the end of the script, settings that no NPURunConfig has read."""
     words = environment.given_settings()
     if words and not environment.is_flag_on(environment.SETTINGS_READ) and environment.probable_rank() == 0:
         said = f"{_said(words)} changed nothing: the script has made no NPURunConfig"
@@ -89,7 +89,7 @@ def tell_unread() -> None:
 
 
 def _parse(word: str) -> dict[str, Any]:
-    """A `NAME=VALUE` as a file would hold it."""
+    """Parses a `NAME=VALUE` to the form that a file would have."""
     name, equals, text = word.partition("=")
     name, text = name.strip(), text.strip()
     if not equals or not name or len(word) > LONGEST_LINE or "\n" in word:
@@ -101,7 +101,7 @@ def _parse(word: str) -> dict[str, Any]:
     except ValueError:
         if text[:1] in ("", '"', "'", "[", "{", "#"):
             raise
-    value = _PYTHON_WORDS.get(text, text)  # a shell takes quotes away, and people write what Python does
+    value = _PYTHON_WORDS.get(text, text)  # the shell removes quotes, and users write Python's words
     return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _title(word))
 
 
@@ -124,7 +124,7 @@ def _names(content: Mapping[str, Any]) -> Iterator[str]:
 def _merged(
     owner: str, before: Mapping[str, Any], content: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
 ) -> dict[str, Any]:
-    """What was set of an owner, by name; helper objects are made anew, with all else that they said."""
+    """Returns an owner's settings by name; makes helper objects anew, with their other values unchanged."""
     values = {}
     for name, value in content.items():
         kind = table[name].kind
@@ -145,7 +145,7 @@ def _said(words: Sequence[str]) -> str:
 
 
 def _place() -> str:
-    """File and line of the script that makes a config object."""
+    """Returns file and line of the script that makes a config object."""
     frame = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("npu_bridge", "contextlib"):
         frame = frame.f_back  # type: ignore[assignment]

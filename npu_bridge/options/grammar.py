@@ -1,7 +1,7 @@
-"""Parsers of option values that are texts with a syntax of their own, such as step ranges or input shapes.
+"""Parses option values that are texts with their own syntax, such as step ranges or input shapes.
 
-Pure functions: text in, value out, or a ValueError. Its message carries only the reason; the caller adds
-which option of which object the text was given to.
+Pure functions: text in, value out, or a ValueError. Its message carries only the reason; the caller adds the option and
+the object it was given to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIMENSION = re.compile(r"-?[0-9]+")
 
 
 class AccelerateTrainMode(NamedTuple):
-    """When the low-precision first part of a training ends, and in which dtype it runs.
+    """The end of a training's low-precision first part, and its dtype.
 
     Attributes:
       low_dtype: "float16" or "bfloat16".
@@ -58,7 +58,7 @@ def parse_accelerate_train_mode(text: str | None) -> AccelerateTrainMode | None:
     ratio_text = (fields[2] if len(fields) == 3 else "") or _DEFAULT_RATIOS[trigger]
     if not _DECIMAL.fullmatch(ratio_text):
         raise ValueError(f"its ratio {ratio_text!r} is not a decimal number")
-    import numpy as np  # only here: the launcher reads options, too, and shall start at once
+    import numpy as np  # imported late: the launcher also reads options, and must start at once
 
     ratio = np.float32(ratio_text)
     low, high = _RATIO_LIMITS[trigger]

@@ -1,7 +1,7 @@
-"""Where a process finds out about its job: a JSON file that describes it, else environment variables.
+"""Reads the facts about a job's start: from a JSON file that describes it, else from environment variables.
 
-The file has `device_info` with the `Index` of this process, `rank_table_file`, `rank_size` and, if wanted,
-`local_checkpoint_dir`. Ranks are known from the launcher; of these only the checkpoint and the number of ranks matter.
+The file has `device_info` with the `Index` of this process, `rank_table_file`, `rank_size` and optionally
+`local_checkpoint_dir`. The launcher determines the ranks; only the checkpoint and the number of ranks are used here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LOG = logger(__name__)
 
 
 class JobStart(NamedTuple):
-    """What a job says about its start.
+    """The facts about a job's start.
 
     Attributes:
       restore_from: checkpoint or folder to start from; None for the initial values of the model.
-      origin: who named it, for messages.
+      origin: the variable or file that named it, for messages.
       rank_size: number of ranks in the file; None without a file.
     """
 
@@ -36,8 +36,8 @@ def read_job_start(job_start_file: str | os.PathLike | None = None) -> JobStart:
     """Reads where a job starts.
 
     Args:
-      job_start_file: the file. When there is none, or it cannot be read, `LOCAL_CHECKPOINT_DIR` takes the place of its
-        `local_checkpoint_dir`. If that is not set either, `RESTORE_FROM` is the last resort.
+      job_start_file: the file. If there is none, or it cannot be read, `LOCAL_CHECKPOINT_DIR` replaces its
+        `local_checkpoint_dir`; `RESTORE_FROM` is the last resort.
     Raises:
       ValueError: the file is not a JSON object, or a field is missing or too small.
       TypeError: a number in it is not an int.
@@ -56,7 +56,7 @@ def read_job_start(job_start_file: str | os.PathLike | None = None) -> JobStart:
 
 
 def _read(path: str | os.PathLike) -> tuple[int, str | None] | None:
-    """The number of ranks and the checkpoint; None when there is no such file."""
+    """Returns the number of ranks and the checkpoint; None when there is no such file."""
     where = f"job start file {os.fspath(path)}"
     try:
         with open_file(path) as file:

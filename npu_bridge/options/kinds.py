@@ -1,8 +1,8 @@
-"""Types of option values (integer, choice, path and so on): what each accepts, and how a session's map holds it.
+"""Defines the types of option values (integer, choice, path and so on): what each accepts, and how sessions hold it.
 
-A kind finds the problem with a value, says what it expects (messages and the documentation page print that),
-and turns a legal value into the plain form engines read (`str`, `int`, `bool`). Limits that the NPU stack
-documents but never enforces are `enforced=False`: outside them the value is kept and a warning names them.
+A kind finds the problem with a value, describes the expected values (for messages and the documentation page), and
+turns a legal value into the plain form engines read (`str`, `int`, `bool`). Limits that the NPU stack documents but
+never enforces are `enforced=False`: a value outside them is kept, with a warning that names them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FITS_64_BITS = "Use a number that fits 64 bits, at most 2**63 - 1."
 
 
 class Problem(NamedTuple):
-    """What is wrong with a value: exception type, fix, and whether it stops the caller or only warns."""
+    """The problem with a value: exception type, cure, and whether it raises or only warns."""
 
     error: type[Exception]
     fix: str
@@ -32,29 +32,29 @@ _NULL_BYTE = Problem(ValueError, "Leave it out.", says="has a null byte, which e
 
 
 def _as_int(value: Any) -> str:
-    """How to fix what should be an `int` and is none."""
+    """Returns the cure for a value that should be an `int`."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return f"Write {int(value)}."
     return without_quotes(value, int) or "Pass an int."
 
 
 class Kind:
-    """Any value at all. Base of the other kinds."""
+    """Any value. Base of the other kinds."""
 
     session_field: str | None = None
     choices: tuple[Any, ...] = ()
 
     @property
     def expected(self) -> str:
-        """What to expect, as the noun phrase of a sentence."""
+        """The expected values, as the noun phrase of a sentence."""
         return "any value"
 
     def problem(self, value: Any) -> Problem | None:
-        """The problem with `value`, or None when there is none."""
+        """Returns the problem with `value`, or None."""
         return None
 
     def normalise(self, value: Any) -> Any:
-        """The plain form of a legal value."""
+        """Returns the plain form of a legal value."""
         return value
 
 
@@ -68,7 +68,7 @@ class Text(Kind):
       says: the grammar in words.
       enforced: False when a text outside `choices` or the grammar only draws a warning.
       refused: legal texts that cannot be honoured here, each with the reason.
-      instead: illegal ones that people write, each with how to fix it.
+      instead: common illegal texts, each with its cure.
       only_str: whether `bytes` is a wrong type.
       wrong_type: what a wrong type raises.
     """
@@ -116,7 +116,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Stringified(Kind):
-    """Anything; `str()` of it is kept."""
+    """Any value; its `str()` is kept."""
 
     session_field = "s"
     expected = "anything, kept as text"
@@ -124,7 +124,7 @@ class Stringified(Kind):
     def problem(self, value: Any) -> Problem | None:
         try:
             self.normalise(value)
-        except Exception:  # a number of very many digits, or an object whose own `str` fails
+        except Exception:  # a number with very many digits, or an object whose own `str` fails
             return Problem(ValueError, "Write it as a string.", says="has no text")
         return None
 
@@ -158,7 +158,7 @@ class Integer(Kind):
     Attributes:
       low, high: the limits; None for the limit of 64-bit integers.
       enforced: False when a value outside them only draws a warning.
-      clamps: whether a value outside is replaced by the nearest limit, with a warning.
+      clamps: whether a value outside them is replaced by the nearest limit, with a warning.
     """
 
     low: int | None = None
@@ -247,7 +247,7 @@ class Number(Kind):
 
     Attributes:
       above_zero: whether 0 is too small.
-      whole: whether it counts something: fractions and infinity are then illegal, 100.0 is not.
+      whole: whether it is a count: fractions and infinity are then illegal, 100.0 is not.
     """
 
     above_zero: bool = False
@@ -301,7 +301,7 @@ class Directory(Kind):
 
 @dataclass(frozen=True)
 class Helper(Kind):
-    """One of the helper config objects, known by the name it is declared under."""
+    """One of the helper config objects, identified by the name it is declared under."""
 
     owner: str = ""
 
@@ -320,7 +320,7 @@ class TensorFlowObject(Kind):
     """An instance of a TensorFlow class; TensorFlow is imported when a value is checked.
 
     Attributes:
-      classes: the class names below `tensorflow`, any of which will do.
+      classes: class names below `tensorflow`; an instance of any of them is legal.
     """
 
     classes: tuple[str, ...] = ()

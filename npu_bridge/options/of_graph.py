@@ -1,8 +1,8 @@
 """Keeps the options of a run with the graph it trains, for code that has only the graph.
 
-Who builds a graph (an optimizer, say) need not know the configuration of the run, and who knows it need not
-know the builder: one publishes, the other asks. Options may also arrive after the graph was built, with the
-session; then what it was built with is compared with what they say.
+The builder of a graph (such as an optimizer) need not know the run's configuration, and the code that knows it need not
+know the builder: the latter publishes, the builder asks. Options can also arrive after the graph was built, with the
+session; they are then compared with the values that the graph was built with.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class _Record:
 
 
 def publish(options: TrainingOptions, graph: Any = None) -> None:
-    """Says under which options a graph runs; works for a finalized graph too.
+    """Publishes the options under which a graph runs; works for a finalized graph too.
 
     Args:
       options: the options.
-      graph: the graph; the default one when None. What it was built with is compared: a difference is a warning.
+      graph: the graph; the default one when None. Warns if it was built with other values.
     """
     record = _record(graph)
     record.options = options
@@ -37,22 +37,22 @@ def publish(options: TrainingOptions, graph: Any = None) -> None:
 
 
 def options_of_graph() -> TrainingOptions | None:
-    """The options of the graph being built; None when nobody published any, and when executing eagerly."""
+    """Returns the options of the graph being built; None if none were published, or when executing eagerly."""
     record = _record_being_built()
     return record.options if record is not None else None
 
 
 def options_of(graph: Any) -> TrainingOptions | None:
-    """The options published for a graph; None when nobody published any."""
+    """Returns the options published for a graph, or None."""
     return _record(graph).options
 
 
 def built_with(name: str, value: Any) -> None:
-    """Says what a part of the graph being built was built with.
+    """Notes the value with which a part of the current graph was built.
 
     Args:
       name: an option, `is_tailing_optimization` or `hcom_parallel`.
-      value: what was built. The options of the run, known now or published later, may differ: that is a warning.
+      value: the built value. Warns if the options of the run, published before or later, differ.
     """
     record = _record_being_built()
     if record is None:
@@ -63,12 +63,12 @@ def built_with(name: str, value: Any) -> None:
 
 
 def value_built(name: str, graph: Any) -> Any:
-    """What a graph was built with; None when nobody said."""
+    """Returns the value a graph was built with, or None."""
     return _record(graph).built_with.get(name)
 
 
 def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
-    """NPURunConfig and NPUOptimizer have a switch each, documented to agree; False is NPURunConfig's default."""
+    """Warns if the switches of NPURunConfig (default False) and NPUOptimizer, documented to agree, differ."""
     del is_built
     if configured != built:
         problem = "NPURunConfig (or the session) and NPUOptimizer differ"
@@ -78,7 +78,7 @@ def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
 
 
 def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> None:
-    """Gradients that are reduced as they become ready cannot be held back once the graph is built."""
+    """Warns that gradients which are reduced as they become ready cannot be held back once the graph is built."""
     if is_built and not configured and built:
         problem = "the option came when the gradients were built already"
         expected = "hcom_parallel=False to be known before compute_gradients"

@@ -1,6 +1,6 @@
 """Turns an NPURunConfig or a session's ConfigProto into `TrainingOptions`, and options back into a ConfigProto.
 
-Nothing here changes an object of the caller: session settings are copied before an entry is added.
+Changes no object of the caller: session settings are copied before an entry is added.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from npu_bridge.options.table import (
 )
 from npu_bridge.options.training_options import TrainingOptions
 
-DEFAULT_CHECKPOINT_STEPS = 100  # of an NPURunConfig that is given neither steps nor seconds
+DEFAULT_CHECKPOINT_STEPS = 100  # for an NPURunConfig without steps and seconds
 ENTRY_NAME = "NpuOptimizer"
 _MOST_NAMES = 3  # in a line about several options
 _SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}
 
 
 def read_run_config(config: Any) -> TrainingOptions:
-    """The options of an NPURunConfig.
+    """Returns the options of an NPURunConfig.
 
-    An `NpuOptimizer` entry in its `session_config` is read first; the object's own values win over it.
+    Reads an `NpuOptimizer` entry in its `session_config` first; the object's own values override it.
 
     Args:
       config: an NPURunConfig.
@@ -55,13 +55,13 @@ def read_run_config(config: Any) -> TrainingOptions:
 
 
 def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> TrainingOptions:
-    """The options of a session.
+    """Returns the options of a session.
 
-    All entries named `NpuOptimizer` are read in order; for each key the last one wins.
+    Reads all entries named `NpuOptimizer` in order; for each key the last one wins.
 
     Args:
       session_config: a ConfigProto, with or without such an entry, or None.
-      table: the options to know.
+      table: the known options.
     Raises:
       ValueError: a value, or a combination of options, is illegal. Unknown keys draw a warning.
     """
@@ -69,11 +69,11 @@ def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> Tr
 
 
 def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
-    """The options that a function takes as keywords.
+    """Returns the options that a function takes as keywords.
 
     Args:
       function: its name, for messages.
-      values: by option name; None for what is not set.
+      values: by option name; None for unset options.
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
@@ -81,19 +81,19 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
 
 
 def parameter_values(config: Any) -> dict[str, Any]:
-    """What an NPURunConfig puts into the parameter_map: plain `str`, `int` or `bool` by session key."""
+    """Returns an NPURunConfig's values for the parameter_map: plain `str`, `int` or `bool` by session key."""
     table = find_table(config)
     sent = _sent_values(_own_values(config, table), table)
     return {table[name].key: table[name].kind.normalise(value) for name, value in sent.items()}
 
 
 def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTable = OPTIONS) -> Any:
-    """A copy of session settings with one more `NpuOptimizer` entry at the end.
+    """Copies session settings and appends an `NpuOptimizer` entry.
 
     Args:
       session_config: a ConfigProto, left unchanged; None for an empty one.
-      values: by session key, as `parameter_values` gives them.
-      table: the options to know.
+      values: by session key, as from `parameter_values`.
+      table: the known options.
     Returns:
       A new ConfigProto.
     Raises:
@@ -114,17 +114,17 @@ def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTabl
 
 
 def make_session_config(config: Any) -> Any:
-    """A copy of an NPURunConfig's session settings whose last `NpuOptimizer` entry says all its options."""
+    """Copies an NPURunConfig's session settings, with a last `NpuOptimizer` entry that holds all its options."""
     return with_entry(session_config(config), parameter_values(config), find_table(config))
 
 
 def find_table(config: Any) -> OptionTable:
-    """The table a config object was declared from."""
+    """Returns the table from which a config object was declared."""
     return getattr(type(config), "_option_table", OPTIONS)
 
 
 def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> None:
-    """Checks the values of one helper object: each by itself, then those that only depend on each other.
+    """Checks the values of one helper object: each by itself, then combinations within the object.
 
     Raises:
       TypeError, ValueError: a value, or a combination, is illegal.
@@ -139,14 +139,14 @@ def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> N
 
 
 def _options(given: dict[str, Any], place: Place, table: OptionTable) -> TrainingOptions:
-    """The options that were given, but for those that the launcher sets."""
+    """Returns the given options, overridden by those that the launcher sets."""
     values, names = _settle(given, place, table)
     imposed = environment.imposed_options()
     return TrainingOptions({**values, **{name: value for name, value in imposed.items() if name in values}}, names)
 
 
 def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> tuple[dict[str, Any], list[str]]:
-    """Checks what was given, fills in the rest and applies the rules; the values, and which of them are unusual."""
+    """Checks the given values, fills in the rest and applies the rules; returns values and names of unusual ones."""
     plain_options = [option for option in table if option.is_plain]
     for option in plain_options:
         if option.name in given:
@@ -162,14 +162,14 @@ def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> tuple[di
 
 
 def _plain_value(option: Option, given: Mapping[str, Any]) -> Any:
-    # Without a session key there is no "absent" key either: None that was given means None.
+    # Without a session key there is no "absent" key either: a given None means None.
     if option.key is None and option.name in given and given[option.name] is None:
         return None
     return option.normalise(given.get(option.name))
 
 
 def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None:
-    """Lets an environment variable speak for an option nobody set."""
+    """Takes an unset option from its environment variable."""
     text = environment.read_variable(option.variable)
     if text is None:
         return
@@ -186,8 +186,8 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
 
 
 def _announce(settings: Settings) -> list[str]:
-    """Names of the options that have another value than the usual one; what is deprecated is said once, on rank 0."""
-    # Nobody but an NPURunConfig writes this key, and it has said all this itself, of its own options.
+    """Returns the names of options with unusual values; warns about deprecated ones, once, on rank 0."""
+    # Only an NPURunConfig writes this key, and it has already given these warnings about its own options.
     is_sent = settings.place.is_session and "min_group_size" in settings.given
     names = []
     for option in settings.table:
@@ -212,9 +212,9 @@ def _announce(settings: Settings) -> list[str]:
 
 
 def tell_effects(options: TrainingOptions) -> None:
-    """Says in one line, when a training begins, how many of the options that were set have no effect here.
+    """Prints in one line, when a training begins, how many of the set options have no effect here.
 
-    Rank 0 says it on standard error, and the same line once in a process.
+    Only rank 0 prints it, on standard error, and each line once in a process.
     """
     given = options._set
     idle = [name for name in given if name in OPTIONS and OPTIONS[name].effect.level == "recorded"]
@@ -228,7 +228,7 @@ def tell_effects(options: TrainingOptions) -> None:
 
 
 def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
-    """The plain values of an NPURunConfig and of its helper objects, by option name."""
+    """Returns the plain values of an NPURunConfig and of its helper objects, by option name."""
     owners = _helper_objects(config, table)
     values: dict[str, Any] = {}
     for option in table:
@@ -241,7 +241,7 @@ def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
 
 
 def _sent_values(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
-    """What of its values an NPURunConfig sends to a session."""
+    """Returns those values of an NPURunConfig that it sends to a session."""
     dynamic = [own.get(option.name) for option in table.of(DYNAMIC_INPUT)]
     sent = {}
     for name, value in own.items():
@@ -258,7 +258,7 @@ def _sent_values(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
 
 
 def _helper_objects(holder: Any, table: OptionTable, owner: str = RUN_CONFIG) -> dict[str, Any]:
-    """A config object and its helper objects by owner name; None for a helper that is not set."""
+    """Returns a config object and its helper objects by owner name; None for an unset helper."""
     found = {owner: holder}
     for option in table.of(owner):
         if isinstance(option.kind, Helper):
@@ -275,7 +275,7 @@ def _task_values(table: OptionTable) -> dict[str, Any]:
 
 
 def _entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
-    """Values by option name from every NpuOptimizer entry of session settings."""
+    """Returns values by option name from every NpuOptimizer entry of session settings."""
     given: dict[str, Any] = {}
     if session_config is None:
         return given
@@ -285,7 +285,7 @@ def _entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
         for key in sorted(entry.parameter_map):
             try:
                 option = table.by_key(key)
-            except UnknownKeyError as error:  # a script may carry keys of newer stacks
+            except UnknownKeyError as error:  # scripts can carry keys of newer stacks
                 say_once(logging.WARNING, str(error))
                 continue
             value = _slot_value(option, entry.parameter_map[key])
@@ -295,10 +295,10 @@ def _entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
 
 
 def _slot_value(option: Option, attribute: Any) -> Any:
-    """The value of a key; None when the key is to be skipped.
+    """Returns the value of a key; None when the key is to be skipped.
 
-    Scripts carry keys whose value stands in the wrong slot. One that means something there is taken, with a warning;
-    the others are left out, with a warning, but for the options the NPU stack itself is strict about.
+    Scripts carry keys whose value is in the wrong slot. A value that has a meaning there is used, with a warning;
+    others are skipped, with a warning, except for options about which the NPU stack itself is strict.
     """
     slot = option.kind.session_field
     used = attribute.WhichOneof("value")
@@ -320,7 +320,7 @@ def _slot_value(option: Option, attribute: Any) -> Any:
 
 
 def _moved(value: Any, slot: str) -> Any:
-    """A value of one slot as another holds it; None when it means nothing there."""
+    """Converts a value of one slot to another slot's type; returns None if it has no meaning there."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, (bool, int, float, str)):

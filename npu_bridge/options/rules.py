@@ -1,4 +1,4 @@
-"""Checks of several options together; each raises an error, warns, or corrects a value."""
+"""Checks combinations of options; each rule raises an error, warns, or corrects a value."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DYNAMIC_TRIO = ("input_shape", "dynamic_dims", "dynamic_node_type")
 
 
 class Settings(NamedTuple):
-    """What a rule looks at.
+    """The input of a rule.
 
     Attributes:
       values: plain values by option name; rules that correct a value write into it.
-      given: names somebody set, the others hold what the NPU stack assumes.
+      given: names of options that were set; the others have the NPU stack's defaults.
       place: where they were set.
       table: the options.
     """
@@ -36,12 +36,12 @@ class Settings(NamedTuple):
     table: OptionTable
 
     def error(self, name: str, problem: str, expected: str, fix: str) -> Exception:
-        """A ValueError about option `name`; `{}` in a problem stands for the option's spelling."""
+        """Returns a ValueError about option `name`; `{}` in a problem stands for the option's spelling."""
         where, *words = self._words(name, problem, expected, fix)
         return option_error(ValueError, where, name, *words)
 
     def warn(self, name: str, problem: str, expected: str, fix: str) -> None:
-        """The same as a warning, once."""
+        """Warns, once, with the message of `error`."""
         say_once(logging.WARNING, message(*self._words(name, problem, expected, fix)))
 
     def _words(self, name: str, problem: str, expected: str, fix: str) -> tuple[str, str, str, str, str]:
@@ -65,7 +65,7 @@ class Settings(NamedTuple):
 
 
 def one_precision_mode(s: Settings) -> None:
-    """`precision_mode` and `precision_mode_v2` exclude each other."""
+    """Refuses `precision_mode` and `precision_mode_v2` together."""
     if s.values["precision_mode"] is not None and s.values["precision_mode_v2"] is not None:
         spelling = s.place.spelling(s.table["precision_mode"])
         problem = f"{{}} is set together with {spelling}={s.values['precision_mode']!r}"
@@ -73,7 +73,7 @@ def one_precision_mode(s: Settings) -> None:
 
 
 def mixlist_needs_mixed_precision(s: Settings) -> None:
-    """`modify_mixlist` edits lists that only mixed precision has."""
+    """Refuses `modify_mixlist` without mixed precision, which alone has the lists it edits."""
     if s.values["modify_mixlist"] is None or _precision(s) in MIXED_PRECISION_MODES:
         return
     problem = f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}"
@@ -82,7 +82,7 @@ def mixlist_needs_mixed_precision(s: Settings) -> None:
 
 
 def acceleration_fits_precision(s: Settings) -> None:
-    """`accelerate_train_mode` starts from a configured mode that is not already reduced."""
+    """Refuses `accelerate_train_mode` with a precision mode that is already reduced."""
     if not s.values["accelerate_train_mode"]:
         return
     v2, v1 = s.values["precision_mode_v2"], s.values["precision_mode"]
@@ -102,7 +102,7 @@ def _precision(s: Settings) -> str | None:
 
 
 def dump_is_complete(s: Settings) -> None:
-    """A dump needs a directory and takes one switch."""
+    """Refuses a dump without a directory, or with two switches."""
     dumps, debugs = s.values["enable_dump"], s.values["enable_dump_debug"]
     if dumps and debugs:
         raise s.error("enable_dump_debug", "{} is set together with enable_dump", "one of them", "Keep one.")
@@ -111,7 +111,7 @@ def dump_is_complete(s: Settings) -> None:
             raise s.error(
                 "dump_path", "{} is missing although a dump is switched on", "an existing directory", "Name one."
             )
-    # Also while the dump is off: a slip would show on the day the dump is needed. Only the directory may come later.
+    # Also while the dump is off: an error would only show when the dump is needed. The directory can be created later.
     if s.values["dump_step"] is not None:
         s.parsed("dump_step", grammar.parse_dump_step)
     s.one_of("dump_mode", ("input", "output", "all"))
@@ -119,13 +119,13 @@ def dump_is_complete(s: Settings) -> None:
 
 
 def dump_directory_exists(s: Settings) -> None:
-    """Of options that a training takes. Scripts make a `DumpConfig` of a directory that is not there, and drop it."""
+    """Checks the dump directory of a training; scripts can make a `DumpConfig` with a missing one, and drop it."""
     if s.values["enable_dump"] or s.values["enable_dump_debug"]:
         s.parsed("dump_path", usable_directory)
 
 
 def profiling_is_complete(s: Settings) -> None:
-    """Profiling options are read, or filled in, only when profiling is on."""
+    """Checks, or fills in, profiling options only when profiling is on."""
     if not s.values["enable_profiling"]:
         return
     if s.values["profiling_options"] is None:
@@ -134,20 +134,20 @@ def profiling_is_complete(s: Settings) -> None:
 
 
 def compile_cache_exists(s: Settings) -> None:
-    """The directory of compiled graphs must exist."""
+    """Refuses a missing directory of compiled graphs."""
     if s.values["graph_compiler_cache_dir"] is not None:
         s.parsed("graph_compiler_cache_dir", usable_directory)
 
 
 def implementation_types_need_a_mode(s: Settings) -> None:
-    """`optypelist_for_implmode` says for which types `op_select_implmode` holds."""
+    """Refuses `optypelist_for_implmode`, the operator types of `op_select_implmode`, without that option."""
     if s.values["optypelist_for_implmode"] is not None and s.values["op_select_implmode"] is None:
         fix = "Set op_select_implmode='high_precision' or 'high_performance', or leave it out."
         raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or none", fix)
 
 
 def one_way_to_compress(s: Settings) -> None:
-    """`enable_compress_weight` and `compress_weight_conf` exclude each other, whatever their values."""
+    """Refuses `enable_compress_weight` and `compress_weight_conf` together, whatever their values."""
     if {"enable_compress_weight", "compress_weight_conf"} <= s.given:
         raise s.error(
             "compress_weight_conf",
@@ -159,7 +159,7 @@ def one_way_to_compress(s: Settings) -> None:
 
 
 def dynamic_dims_are_complete(s: Settings) -> None:
-    """Dynamic dimensions come as three options together and exclude other ways of saying it."""
+    """Refuses an incomplete set of the three options for dynamic dimensions, or other options for them beside it."""
     set_names = [name for name in _DYNAMIC_TRIO if name in s.given]
     if set_names and len(set_names) < len(_DYNAMIC_TRIO):
         missing = [name for name in _DYNAMIC_TRIO if name not in s.given]
@@ -193,7 +193,7 @@ def _profiles_fit_shapes(s: Settings) -> None:
 
 
 def dynamic_input_fits_the_loop(s: Settings) -> None:
-    """The execution mode is read only for dynamic inputs; lazy recompilation takes one step at a time."""
+    """Checks the execution mode only for dynamic inputs; lazy recompilation needs one step per run."""
     if not s.values["dynamic_input"]:
         return
     s.one_of("dynamic_graph_execute_mode", ("dynamic_execute", "lazy_recompile"))
@@ -203,7 +203,7 @@ def dynamic_input_fits_the_loop(s: Settings) -> None:
 
 
 def mixed_compiling_runs_single_steps(s: Settings) -> None:
-    """`mix_compile_mode` needs one step for each run; `in_out_pair` and host variables need it."""
+    """Checks that `mix_compile_mode` has one step per run, and that `in_out_pair` and host variables have it."""
     if s.values["mix_compile_mode"]:
         if s.values["iterations_per_loop"] != 1:
             raise s.error("iterations_per_loop", "{} does not go with mix_compile_mode=True", "1", "Set it to 1.")
@@ -217,7 +217,7 @@ def mixed_compiling_runs_single_steps(s: Settings) -> None:
 
 
 def shape_generalisation_applies(s: Settings) -> None:
-    """`shape_generalization_mode` needs compiling of static shapes to be on."""
+    """Warns about `shape_generalization_mode` unless compiling of static shapes is on."""
     if s.values["shape_generalization_mode"] == "STRICT":
         return
     if s.values["jit_compile"] != "true" or s.values["compile_dynamic_mode"]:
@@ -226,7 +226,7 @@ def shape_generalisation_applies(s: Settings) -> None:
 
 
 def tuning_directory_is_usable(s: Settings) -> None:
-    """The tuning directory is read only when tuning is asked for."""
+    """Checks the tuning directory, but only if tuning is requested."""
     if s.values["aoe_mode"] is not None:
         s.parsed("work_path", usable_directory)
 
@@ -238,7 +238,7 @@ def inference_has_small_channels(s: Settings) -> None:
 
 
 def usable_directory(path: str) -> str:
-    """The real path of an existing directory that can be read and written.
+    """Returns the real path of an existing directory that can be read and written.
 
     Raises:
       ValueError: it does not exist, is not a directory, or lacks permission.
@@ -251,7 +251,7 @@ def usable_directory(path: str) -> str:
     return real
 
 
-# Rules that need nothing but one helper object: its constructor runs them, so that the error comes there.
+# Rules within a single helper object: its constructor runs them, so that the error is raised there.
 HELPER_RULES = {DUMP: (dump_is_complete,), PROFILING: (profiling_is_complete,), EXPERIMENTAL: (compile_cache_exists,)}
 RULES = (
     one_precision_mode,

@@ -1,4 +1,4 @@
-"""`TrainingOptions`: the checked values of all options of a run, which nothing can change."""
+"""Defines `TrainingOptions`: the checked, immutable values of all options of a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from npu_bridge.base.errors import did_you_mean
 class TrainingOptions(Mapping):
     """Every option of one run, checked and in plain form: `options.precision_mode`, `options["dump_step"]`.
 
-    Made by `read_run_config` and `read_session_config`; both ways of saying the same give equal values.
-    Fields are named as in `NPURunConfig` and the helper classes (`enable_dump`, `accelerate_train_mode`,
-    ...). Texts are `str`; an option nobody set has the value the NPU stack assumes then, often None.
+    Made by `read_run_config` and `read_session_config`; the same settings give equal values in both. Fields are named
+    as in `NPURunConfig` and the helper classes (`enable_dump`, `accelerate_train_mode`, ...). Texts are `str`; an unset
+    option has the NPU stack's default, often None.
     """
 
     __slots__ = ("_set", "_values")
 
     def __init__(self, values: Mapping[str, Any], were_set: Iterable[str] = ()):
-        """Args: values: by option name; copied. were_set: names somebody gave another value than the usual one."""
+        """Args: values: by option name; copied. were_set: names of options with another value than the usual one."""
         object.__setattr__(self, "_values", MappingProxyType(dict(values)))
         object.__setattr__(self, "_set", tuple(were_set))
 
@@ -55,7 +55,7 @@ class TrainingOptions(Mapping):
         return TrainingOptions, (dict(self._values), self._set)
 
     def replace(self, **values: Any) -> TrainingOptions:
-        """A copy with some values changed; for engines' tests and for plans that switch a setting mid-run.
+        """Returns a copy with some values changed; for engines' tests and for plans that switch a setting mid-run.
 
         Raises:
           AttributeError: a name is not an option.
