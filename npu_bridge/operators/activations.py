@@ -1,4 +1,4 @@
-"""Functions of one tensor: activations and normalisations."""
+"""Computes functions of one tensor: activations and normalisations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def fast_gelu(x: Any) -> tf.Tensor:
 
 
 def fast_gelu_grad(dy: Any, x: Any) -> tf.Tensor:
-    """What `fast_gelu` of x hands back for an incoming gradient dy: dy·(s + 1.702·x·s·(1 - s)), s = σ(1.702·x)."""
+    """Returns the gradient of `fast_gelu` of x for an incoming dy: dy·(s + 1.702·x·s·(1 - s)), s = σ(1.702·x)."""
     x = tf.convert_to_tensor(x)
     gate = tf.sigmoid(1.702 * x)
     return dy * (gate + 1.702 * x * gate * (1 - gate))
 
 
 def fast_gelu_by_polynomial(x: Any) -> tf.Tensor:
-    """x·(L(x/√2) + 1) / 2 with a polynomial of second order for the error function."""
+    """Returns x·(L(x/√2) + 1) / 2 with a polynomial of second order for the error function."""
     x = tf.convert_to_tensor(x)
     clipped = tf.minimum(tf.abs(x) * 0.5**0.5, -_FIT_B)
     half_erf = tf.sign(x) * (_FIT_A / 2 * tf.square(clipped + _FIT_B) + 0.5)
@@ -33,13 +33,13 @@ def fast_gelu_by_polynomial(x: Any) -> tf.Tensor:
 
 
 def prelu(x: Any, weight: Any) -> tf.Tensor:
-    """max(x, 0) + weight·min(x, 0), with a weight that broadcasts to x."""
+    """Returns max(x, 0) + weight·min(x, 0), with a weight that broadcasts to x."""
     x = tf.convert_to_tensor(x)
     return tf.maximum(x, 0) + tf.cast(weight, x.dtype) * tf.minimum(x, 0)
 
 
 def centralize(x: Any, axes: Any) -> tf.Tensor:
-    """x without its mean over some axes."""
+    """Subtracts from x its mean over some axes."""
     x = tf.convert_to_tensor(x)
     return x - tf.reduce_mean(x, axes, keepdims=True)
 
@@ -47,7 +47,7 @@ def centralize(x: Any, axes: Any) -> tf.Tensor:
 def layer_norm(
     x: Any, gamma: Any, beta: Any, begin_norm_axis: int, begin_params_axis: int, epsilon: float, where: str
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """y, and mean and biased variance with 1 in the axes from `begin_norm_axis` on; computed in float32 at least."""
+    """Returns y, and mean and biased variance with 1 in the axes from `begin_norm_axis` on; in float32 at least."""
     x = tf.convert_to_tensor(x)
     rank = x.shape.rank
     if rank is None:
@@ -62,8 +62,8 @@ def layer_norm(
             expected, got = f"shape {x.shape[params_axis:]}", f"shape {parameter.shape}"
             raise ValueError(message(where, "gamma or beta does not fit x", expected, got, "Set begin_params_axis."))
     wide = tf.cast(x, tf.float32) if x.dtype.size < 4 else x
-    # Not tf.nn.moments: TensorFlow 2.15 on x86 takes its operators with what follows for a pattern it can fuse, and
-    # its rewriter dies of a segmentation fault when gamma is fed or computed.
+    # Not tf.nn.moments: TensorFlow 2.15 on x86 takes its operators and those after them for a pattern it can fuse, and
+    # its rewriter then crashes with a segmentation fault if gamma is fed or computed.
     axes = list(range(norm_axis, rank))
     mean = tf.reduce_mean(wide, axes, keepdims=True)
     centred = wide - mean

@@ -1,7 +1,7 @@
-"""Named queues that hand tensors from one graph of a process to another.
+"""Passes tensors through named queues from one graph of a process to another.
 
-Sessions share neither operators nor resources, so a channel is a queue of Python that operators of both sides reach by
-its name. Reading waits for what is written, and keeps one of TensorFlow's threads while it waits.
+Sessions share neither operators nor resources, so a channel is a Python queue that operators of both sides find by its
+name. A read waits for the next write, and blocks one of TensorFlow's threads meanwhile.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from npu_bridge.base.own_tensorflow import tf
 
 _ONE_AT_A_TIME = threading.Lock()
-# Prints go to standard error by themselves here, so nothing ever comes on this channel: it ends at once.
+# Print operators write to standard error themselves here, so this channel is always empty: it ends at once.
 LOG_CHANNEL = "_npu_log"
 
 
 class _Channel:
-    """A queue that can be closed: reads that wait then, or come later, are told so."""
+    """A queue that can be closed: waiting and later reads then raise."""
 
     def __init__(self, has_ended: bool = False):
         self._items: queue.Queue = queue.Queue()
@@ -36,20 +36,20 @@ class _Channel:
     def get(self) -> Sequence[Any]:
         values = self._items.get()
         if values is None:
-            self.end()  # for the next one who waits
-            raise StopIteration("the channel has ended")  # TensorFlow makes an OutOfRangeError of it
+            self.end()  # wakes up the next waiting read
+            raise StopIteration("the channel has ended")  # TensorFlow turns it into an OutOfRangeError
         return values
 
 
 def write(name: str, tensors: Sequence[Any]) -> tf.Operation | None:
-    """An op that puts tensors into a channel; eagerly it is done."""
+    """Returns an op that puts tensors into a channel; eagerly it has run."""
     channel = _channel(name)
     return tf.numpy_function(lambda *values: channel.put(values), tensors, [])
 
 
 def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Tensors that wait for the next ones put into a channel; `tf.errors.OutOfRangeError` when it has ended."""
-    # Eagerly, a single result comes without a list around it.
+    """Returns the next tensors put into a channel, waiting for them; `tf.errors.OutOfRangeError` when it has ended."""
+    # In eager execution, a single result is not in a list.
     tensors = tf.nest.flatten(tf.numpy_function(_channel(name).get, [], list(dtypes)))
     for tensor, shape in zip(tensors, shapes):
         tensor.set_shape(shape)
@@ -57,12 +57,12 @@ def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Ten
 
 
 def end(name: str) -> tf.Operation | None:
-    """An op that ends a channel: what was put into it before can still be read."""
+    """Returns an op that ends a channel: tensors put into it before can still be read."""
     return tf.numpy_function(_channel(name).end, [], [])
 
 
 def _channel(name: str) -> _Channel:
-    """The channel of a name, one for the process: graphs reach it by its name alone."""
+    """Returns the channel of a name, one per process: graphs find it only by its name."""
     with _ONE_AT_A_TIME:
         return _made_once(name)
 

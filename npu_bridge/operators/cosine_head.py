@@ -1,4 +1,4 @@
-"""The last layer of a classifier by angles: inputs and the weights of each class are compared by their cosine."""
+"""Compares inputs and the weights of each class by their cosine, in a classifier's last layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CosineHead(tf.keras.layers.Layer):
-    """A dense layer whose outputs are cosines, times one number that is trained.
+    """A dense layer whose outputs are cosines, times one trained number.
 
     With x a row of the input, w_j the weights of output j and s the multiplier:
 
@@ -18,10 +18,10 @@ class CosineHead(tf.keras.layers.Layer):
 
     Args:
       units: number of outputs, at least 1.
-      activation: as of `tf.keras.layers.Dense`; none by default.
-      kernel_initializer, kernel_regularizer, kernel_constraint: as of `tf.keras.layers.Dense`, of the kernel, which is
+      activation: as in `tf.keras.layers.Dense`; none by default.
+      kernel_initializer, kernel_regularizer, kernel_constraint: as in `tf.keras.layers.Dense`, for the kernel, which is
         called `cosine_kernel` and has the shape (inputs, units).
-      multiplier: what s starts as.
+      multiplier: the initial value of s.
       **keywords: those of every Keras layer.
     Raises:
       TypeError: `units` is not an integer, or `multiplier` not a number.
@@ -60,7 +60,7 @@ class CosineHead(tf.keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, inputs):
-        """The outputs, of the inputs' shape but for the last axis."""
+        """Returns the outputs, of the inputs' shape except for the last axis."""
         cosines = tf.tensordot(tf.nn.l2_normalize(inputs, -1), tf.nn.l2_normalize(self.kernel, 0), [[-1], [0]])
         return self.activation(self.multiplier * cosines)
 

@@ -1,4 +1,4 @@
-"""Dropout whose second argument is the probability to keep an element."""
+"""Implements dropout whose second argument is the probability to keep an element."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 
-_MASK_BITS = 128  # a device's masks are so many bits long, or a multiple
+_MASK_BITS = 128  # the length of a device's masks is a multiple of this
 
 
 def dropout(x: Any, keep_prob: Any, noise_shape: Any, seed: int | None, name: str | None, where: str) -> tf.Tensor:
-    """Keeps elements with a probability, multiplied by its inverse; the others become 0."""
+    """Keeps elements with a probability and multiplies them by its inverse; the others become 0."""
     x = _floating(x, where)
     _check_probability(keep_prob, "keep_prob", where)
     if isinstance(keep_prob, float) and keep_prob == 1.0:
@@ -26,7 +26,7 @@ def dropout(x: Any, keep_prob: Any, noise_shape: Any, seed: int | None, name: st
 def keep_mask(
     x: Any, keep_prob: Any, noise_shape: Any, seed: int | None, dtype: Any, name: str | None, where: str
 ) -> tf.Tensor:
-    """True, or 1, where `dropout` would keep an element."""
+    """Returns True, or 1, where `dropout` would keep an element."""
     x = _floating(x, where)
     _check_probability(keep_prob, "keep_prob", where)
     with tf.name_scope(name or "keep_mask"):
@@ -35,7 +35,7 @@ def keep_mask(
 
 
 def stateless_dropout(x: Any, noise_shape: Any, drop_prob: Any, seed: Any, offset: Any, where: str) -> tf.Tensor:
-    """Drops elements with a probability; the same seed and offset always drop the same."""
+    """Drops elements with a probability; the same seed and offset always drop the same elements."""
     x = _floating(x, where)
     if isinstance(drop_prob, numbers.Real):
         _check_probability(1 - drop_prob, "1 - p", where)
@@ -44,12 +44,12 @@ def stateless_dropout(x: Any, noise_shape: Any, drop_prob: Any, seed: Any, offse
 
 
 def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
-    """Where elements are kept, as bits: eight in a byte, the first lowest, filled up to a multiple of 128.
+    """Returns a mask of kept elements as bits: eight in a byte, the first lowest, padded to a multiple of 128.
 
     Args:
-      shape: of what is dropped, a list or an integer tensor.
+      shape: of the masked tensor, a list or an integer tensor.
       keep_prob: probability to keep an element.
-      seed, seed2: both 0 for another choice each time.
+      seed, seed2: both 0 for a new choice each time.
       name: scope of the ops.
     Returns:
       Vector of uint8, for `masked_by_bits`.
@@ -62,18 +62,18 @@ def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name:
 
 
 def byte_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
-    """As `packed_mask`, with a byte for each element, in the shape of what is dropped."""
+    """Returns a mask as `packed_mask` does, with a byte for each element, in the shape of the masked tensor."""
     with tf.name_scope(name or "byte_mask"):
         return tf.cast(_choice(shape, keep_prob, seed, seed2), tf.uint8)
 
 
 def masked_by_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
-    """Elements that a `packed_mask` keeps, divided by the probability to be kept; the others become 0.
+    """Divides the elements that a `packed_mask` keeps by the probability to keep them; the others become 0.
 
     Args:
       x: float tensor.
       mask: made for the shape of x.
-      keep_prob: what the mask was made with.
+      keep_prob: the probability with which the mask was made.
       name: scope of the ops.
     Returns:
       Tensor of the shape and dtype of x.
@@ -85,14 +85,14 @@ def masked_by_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -
 
 
 def masked_by_bytes(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
-    """As `masked_by_bits`, with a `byte_mask`."""
+    """Masks elements as `masked_by_bits` does, with a `byte_mask`."""
     x = tf.convert_to_tensor(x)
     with tf.name_scope(name or "masked"):
         return x * tf.cast(mask, x.dtype) / tf.stop_gradient(tf.cast(keep_prob, x.dtype))
 
 
 def _bit_numbers():
-    return tf.constant([*range(8)], tf.uint8)  # a range itself is none of the values that a graph takes
+    return tf.constant([*range(8)], tf.uint8)  # a list, because a graph cannot convert a range
 
 
 def _choice(shape, keep_prob, seed, seed2):
@@ -101,7 +101,7 @@ def _choice(shape, keep_prob, seed, seed2):
 
 
 def stateless_seed(seed: Any, offset: Any) -> tf.Tensor:
-    """Two integers as the seed of TensorFlow's stateless random operators."""
+    """Returns two integers as the seed of TensorFlow's stateless random operators."""
     return tf.stack([tf.cast(tf.reshape(part, []), tf.int64) for part in (seed, offset)])
 
 
@@ -113,7 +113,7 @@ def _floating(x: Any, where: str) -> tf.Tensor:
 
 
 def _check_probability(value: Any, name: str, where: str) -> None:
-    """ValueError for a number outside (0, 1]; a tensor is not looked at."""
+    """Raises ValueError for a number outside (0, 1]; does not check a tensor."""
     if isinstance(value, numbers.Real):
         fix = "It is the probability to keep an element, not to drop it."
-        check_number(where, name, +value, fix, above=0, at_most=1)  # True is 1 here
+        check_number(where, name, +value, fix, above=0, at_most=1)  # + turns True into 1

@@ -1,4 +1,4 @@
-"""Index operators: scatter updates, indices of non-zero elements, random choices and nearest centroids."""
+"""Computes index operators: scatter updates, indices of non-zero elements, random choices and nearest centroids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npu_bridge.operators.dropping import stateless_seed
 
 
 def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: str) -> tf.Tensor:
-    """A copy of data with single elements replaced along an axis: out[i][indices[i][j]] = updates[i][j] for axis 1."""
+    """Copies data with single elements replaced along an axis: out[i][indices[i][j]] = updates[i][j] for axis 1."""
     data, updates = tf.convert_to_tensor(data), tf.convert_to_tensor(updates)
     indices = tf.cast(indices, tf.int64)
     if not indices.shape.is_compatible_with(updates.shape):
@@ -26,15 +26,15 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: st
 
 
 def nonzero(x: Any, transpose: bool, dtype: Any) -> tf.Tensor:
-    """Indices of the elements that are not 0, one column for each, or with `transpose` one row."""
+    """Returns indices of the non-zero elements, one column for each, or with `transpose` one row."""
     rows = tf.cast(tf.where(tf.cast(x, tf.bool)), dtype)
     return rows if transpose else tf.transpose(rows)
 
 
 def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Elements that are not 0, their indices and their number, padded with 0 so that shapes depend on x's shape only.
+    """Returns non-zero elements, their indices and their number, padded with 0 to shapes that depend only on x's.
 
-    Indices are first all rows, then all columns, or with `transpose` a row and a column in turn.
+    Indices are first all rows, then all columns; with `transpose`, row and column alternate.
     """
     x = tf.convert_to_tensor(x)
     if x.shape.rank != 2:
@@ -49,14 +49,14 @@ def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple
 
 
 def random_choice(x: Any, count: int, seed: int, seed2: int, where: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Some of the places where a boolean tensor is True, and which rows are places: rows of 0 fill up to `count`."""
+    """Chooses places where a boolean tensor is True; returns `count` rows, padded with 0, and which rows are places."""
     return _choice(
         x, count, lambda shape: tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32, seed=seed, seed2=seed2), where
     )
 
 
 def stateless_random_choice(x: Any, count: int, seed: Any, offset: Any, where: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """As `random_choice`; the same seed and offset always choose the same."""
+    """Chooses as `random_choice` does; the same seed and offset always choose the same places."""
     return _choice(x, count, lambda shape: tf.random.stateless_uniform(shape, stateless_seed(seed, offset)), where)
 
 
@@ -77,9 +77,9 @@ def _choice(x, count, draw, where):
 def k_means_step(
     rows: Any, centroids: Any, square_centroids: Any, square_rows: Any | None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Sums of the rows nearest to each centroid [n, d], their numbers [n, 1], and the sum of squared distances [1].
+    """Returns the sums of the rows nearest to each centroid [n, d], their numbers [n, 1], and the summed squares [1].
 
-    Rows are [m, d], centroids [n, d]. Without the squares of rows the distance is not the actual one.
+    Rows are [m, d], centroids [n, d]; the squares are of the distances, and incomplete without the squares of rows.
     """
     rows, centroids = tf.convert_to_tensor(rows), tf.convert_to_tensor(centroids)
     distances = square_centroids - 2 * tf.matmul(rows, centroids, transpose_b=True)

@@ -1,8 +1,8 @@
-"""Recurrent layers over all time steps: LSTM in one or both directions, GRU, and GRU with attention.
+"""Runs recurrent layers over all time steps: LSTM in one or both directions, GRU, and GRU with attention.
 
 Tensors are time-major, and lengths int [B], or None for all steps. The part of a step that does not depend on the state
-is computed for all steps at once before the loop, so that the loop holds one small product of matrices. Past the end of
-a sequence its state stays, and every other output is 0.
+is computed for all steps at once before the loop, so the loop holds one small matrix product. Past the end of a
+sequence its state stays, and every other output is 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GATE_ORDERS = ("zrh", "rzh")
 
 
 class LstmState(NamedTuple):
-    """What one LSTM step computes, each [B, H]: the state, the activated gates and tanh of the new cell."""
+    """The results of one LSTM step, each [B, H]: the state, the activated gates and tanh of the new cell."""
 
     h: tf.Tensor
     c: tf.Tensor
@@ -43,11 +43,11 @@ class GruWeights(NamedTuple):
 
 
 class GruRule(NamedTuple):
-    """How a GRU puts its gates together.
+    """The way in which a GRU combines its gates.
 
     Attributes:
       gate_order: "zrh" or "rzh", the order of the columns: z updates, r resets.
-      resets_after: whether the reset gate acts on the product with the hidden weights, or on the state before it.
+      resets_after: whether the reset gate acts on the product with the hidden weights, or on the state before that.
     """
 
     gate_order: str
@@ -55,7 +55,7 @@ class GruRule(NamedTuple):
 
 
 def lstm_step(z: tf.Tensor, c: tf.Tensor, forget_bias: float) -> LstmState:
-    """One step from [x, h]·w + b, whose columns are the gates i, j, f and o.
+    """Computes one step from [x, h]·w + b, whose columns are the gates i, j, f and o.
 
     c' = σ(f + forget_bias)·c + σ(i)·tanh(j), h' = σ(o)·tanh(c').
     """
@@ -69,7 +69,7 @@ def lstm_step(z: tf.Tensor, c: tf.Tensor, forget_bias: float) -> LstmState:
 def lstm(
     x: tf.Tensor, w: Any, b: Any, h: tf.Tensor, c: tf.Tensor, forget_bias: float, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """An LSTM over all steps of x [T, B, D]: y, h, c, i, j, f, o and tanh(c), each [T, B, H].
+    """Runs an LSTM over all steps of x [T, B, D]: y, h, c, i, j, f, o and tanh(c), each [T, B, H].
 
     w is [D + H, 4H], with the rows of the input first, b [4H], h and c the state before the first step, [B, H].
     """
@@ -88,9 +88,9 @@ def lstm(
 def lstm_both_ways(
     x: tf.Tensor, w: Any, b: Any, h: tf.Tensor, c: tf.Tensor, forget_bias: float, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """Two LSTMs, the second from the end of each sequence to its start; w, b, h and c have a leading axis of 2.
+    """Runs two LSTMs, the second from the end of each sequence to its start; w, b, h, c have a leading axis of 2.
 
-    What comes out is that of `lstm`, each [2, T, B, H]; of the second in the order of time, too.
+    Returns the outputs of `lstm`, each [2, T, B, H]; those of the second LSTM are in the order of time, too.
     """
 
     def reverse(values):
@@ -104,7 +104,7 @@ def lstm_both_ways(
 
 
 def gru(x: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths: tf.Tensor | None) -> list[tf.Tensor]:
-    """A GRU over all steps of x [T, B, D]: y, h, update, reset, new and the hidden part of new, each [T, B, H]."""
+    """Runs a GRU over all steps of x [T, B, D]: y, h, update, reset, new, the hidden part of new, each [T, B, H]."""
     y, h, update, _, *others = _gru(x, weights, h, rule, lengths, ())
     return [y, h, update, *others]
 
@@ -112,7 +112,7 @@ def gru(x: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths:
 def attentional_gru(
     x: tf.Tensor, attention: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """A `gru` whose update gate is weakened by attention [T, B]; (1 - attention)·update comes after update."""
+    """Runs a `gru` with an update gate weakened by attention [T, B]; (1 - attention)·update follows update."""
     return _gru(x, weights, h, rule, lengths, (attention[..., tf.newaxis],))
 
 
@@ -145,7 +145,7 @@ def _gru(x, weights, h, rule, lengths, attention):
 def _over_time(
     step: Callable, state: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], outputs: int, lengths: tf.Tensor | None
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """All states and outputs of `step(state, inputs of this step)`, which gives both, stacked over time."""
+    """Calls `step(state, inputs of this step)` for all steps; returns its states and outputs, stacked over time."""
     steps = tf.shape(inputs[0])[0]
     dtype = inputs[0].dtype
     read = [tf.TensorArray(values.dtype, steps).unstack(values) for values in inputs]
@@ -167,7 +167,7 @@ def _over_time(
 
 
 def _until_end(y, lengths, states, gates):
-    """y, states and gates; y and gates are 0 past the end of a sequence."""
+    """Returns y, states and gates; y and gates are 0 past the end of a sequence."""
     if lengths is not None:
         is_running = tf.transpose(tf.sequence_mask(lengths, tf.shape(y)[0]))[..., tf.newaxis]
         y, *gates = (tf.where(is_running, values, tf.zeros([], values.dtype)) for values in (y, *gates))

@@ -1,4 +1,4 @@
-"""Image operators: bilinear sampling, warping, deformable convolution, and decoding with resizing."""
+"""Computes image operators: bilinear sampling, warping, deformable convolution, and decoding with resizing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from npu_bridge.base.own_tensorflow import tf
 
 
 def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Values between the pixels of images; outside an image everything is 0.
+    """Interpolates between the pixels of images; outside an image everything is 0.
 
     Args:
       images: [N, H, W, C].
-      rows, columns: float32 [N, ...], where to look.
+      rows, columns: float32 [N, ...], the sampled positions.
     Returns:
       [N, ..., C] in the dtype of images.
     """
@@ -36,7 +36,7 @@ def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tenso
 
 
 def dense_image_warp(image: Any, flow: Any, where: str) -> tf.Tensor:
-    """output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]]; beyond the border, the border's value."""
+    """Warps: output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]], or the nearest border's value."""
     image, flow = tf.convert_to_tensor(image), tf.convert_to_tensor(flow)
     if image.shape.rank != 4 or flow.shape.rank != 4 or flow.shape.as_list()[3] != 2:
         got = f"shapes {image.shape} and {flow.shape}"
@@ -59,7 +59,7 @@ def deformable_conv2d(
     deformable_groups: int,
     where: str,
 ) -> tf.Tensor:
-    """Deformable convolution with a mask: every tap of the kernel looks beside its pixel and is weighted.
+    """Convolves with offsets and a mask: every tap of the kernel reads beside its pixel and is weighted.
 
     Args:
       x: [N, H, W, C].
@@ -82,7 +82,7 @@ def deformable_conv2d(
         raise ValueError(message(where, "offsets do not fit the output", expected, got, fix))
     shape = tf.shape(offsets)
     count, height, width = shape[0], shape[1], shape[2]
-    # One column of places for every group and tap: [N, H', W', 3, deformable groups, kh, kw].
+    # One column of positions for every group and tap: [N, H', W', 3, deformable groups, kh, kw].
     moved = tf.reshape(
         tf.cast(offsets, tf.float32), [count, height, width, 3, deformable_groups, kernel_height, kernel_width]
     )
@@ -127,10 +127,10 @@ def _check_channels(x, kernel, offsets, taps, groups, deformable_groups, where):
 
 
 def _places(length, padding, kernel, dilation, stride):
-    """How often a dilated kernel fits; None when the length is unknown."""
+    """Returns how often a dilated kernel fits; None when the length is unknown."""
     return length and (length + padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def _taps(count, step, before=0):
-    """float32 0, step, 2·step, ... from `-before` on."""
+    """Returns float32 0, step, 2·step, ... from `-before` on."""
     return tf.cast(tf.range(count) * step - before, tf.float32)

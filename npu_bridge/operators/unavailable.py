@@ -1,4 +1,4 @@
-"""The error of operators that need an NPU, which says what to use instead."""
+"""Makes the error of operators that need an NPU, which names a replacement."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from npu_bridge.base.errors import message
 
 
 def not_available(name: str, reason: str, alternative: str) -> NotImplementedError:
-    """The error of an operator that TensorFlow cannot stand in for.
+    """Returns the error of an operator that TensorFlow cannot replace.
 
     Args:
       name: the operator, as scripts spell it.
-      reason: what it is, as the end of "got a call of ...".
-      alternative: one sentence saying what to do.
+      reason: its nature, as the end of "got a call of ...".
+      alternative: one sentence with the cure.
     """
     return NotImplementedError(
         message(name, "not available", "an operator that TensorFlow can compute", reason, alternative)
@@ -21,7 +21,7 @@ def not_available(name: str, reason: str, alternative: str) -> NotImplementedErr
 
 
 def unavailable(name: str, reason: str, alternative: str) -> Callable[..., NoReturn]:
-    """A function that raises this error whatever it is called with, so that only a call fails and not an import."""
+    """Returns a function that raises this error for any arguments, so that only a call fails and not an import."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise not_available(name, reason, alternative)

@@ -1,4 +1,4 @@
-"""Arithmetic of optimizer updates: new values of a variable and its slots from a gradient."""
+"""Computes optimizer updates: new values of a variable and its slots from a gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 
 
 class Moments(NamedTuple):
-    """Decay of the two moments of a gradient.
+    """The decay of the two moments of a gradient.
 
     Attributes:
       keep_first, add_first: m ← keep_first·m + add_first·g, usually β1 and 1 - β1.
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
 def lars_gradient(
     weight: Any, gradient: Any, weight_decay: Any, trust: float, epsilon: float, largest_rate: Any = None
 ) -> tf.Tensor:
-    """c·(g + weight_decay·w) with c = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
+    """Returns c·(g + weight_decay·w) with c = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
 
     With a `largest_rate`, c is divided by it and clipped to [0, 1].
     """
@@ -48,7 +48,7 @@ def adam_step(
     weight_decay: Any,
     where: str,
 ) -> tf.Operation | None:
-    """Updates v, m and a variable in place, without bias correction: the op to run; None eagerly, where it is done.
+    """Updates v, m and a variable in place, without bias correction; returns the op to run, or None eagerly.
 
     var ← var - lr·(m / (√v + ε) + weight_decay·var), with the new m and v. `variables` are v, m and the variable.
     """
@@ -72,7 +72,7 @@ def lamb_direction(
     weight_decay: Any,
     where: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Updates the slots v and m in place; the direction of a LAMB step, the new v and the new m.
+    """Updates the slots v and m in place; returns the direction of a LAMB step, the new v and the new m.
 
     With m̂ = m / (1 - β1^steps) and v̂ = v / (1 - β2^steps), the direction is m̂ / (√v̂ + ε) + weight_decay·weight.
     """
@@ -92,7 +92,7 @@ def lamb_direction(
 def lamb_step(
     weight_norm: Any, direction_norm: Any, learning_rate: Any, direction: Any, variable: tf.Variable, where: str
 ) -> Any:
-    """var ← var - ratio·lr·direction, where ratio = ‖w‖ / ‖direction‖ if both are above 0, else 1; the new value."""
+    """Computes var ← var - ratio·lr·direction, with ratio = ‖w‖ / ‖direction‖ if both are above 0, else 1."""
     (variable,) = _check_variables([variable], where)
     dtype = variable.dtype.base_dtype
     weight_norm, direction_norm = (tf.cast(norm, dtype) for norm in (weight_norm, direction_norm))

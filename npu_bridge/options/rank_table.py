@@ -1,8 +1,8 @@
 """Reads rank tables: JSON files that say which rank runs on which device of which server.
 
-Three forms are read: version 1.0 (`server_list`), version 1.2 for super-nodes (`server_list` with more
-fields), and the older one with groups (`group_list`), where ranks follow the order of listing. Unknown
-fields are ignored; addresses are not used, since Horovod finds its own.
+Reads three forms: version 1.0 (`server_list`), version 1.2 for super-nodes (`server_list` with more fields), and the
+older one with groups (`group_list`), where ranks follow the order of listing. Unknown fields are ignored; so are
+addresses, since Horovod finds its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file, parse_json
 
-# As many ranks as the documentation names, and a file large enough to list them.
+# The documentation's maximum of ranks, and a file large enough to list them.
 MOST_RANKS = 32768
 _MOST_BYTES = 8 * 2**20
 _LONGEST_QUOTE = 120
@@ -56,7 +56,7 @@ class RankTable(NamedTuple):
         return tuple({p.server: p.local_size for p in self.placements}.items())
 
     def own(self) -> Placement:
-        """This process's placement: by `RANK_ID`, else by `POD_NAME`, else the only one there is.
+        """Returns this process's placement: by `RANK_ID`, else by `POD_NAME`, else the only one.
 
         Raises:
           ValueError: the process is not in the table, or does not say which rank it is.
@@ -80,7 +80,7 @@ def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
     """Reads a rank table and checks it against itself and against `RANK_SIZE`.
 
     Args:
-      path: the file; by default what `RANK_TABLE_FILE` names.
+      path: the file; by default that of `RANK_TABLE_FILE`.
     Returns:
       The table, or None when no path is given and `RANK_TABLE_FILE` is unset.
     Raises:
@@ -110,7 +110,7 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
 
     Args:
       content: the parsed JSON, in one of the three forms.
-      where: how messages call the table.
+      where: the table's name in messages.
     Raises:
       ValueError: a field is missing or malformed, ranks are not 0..n-1, or a count is wrong.
     """

@@ -1,8 +1,7 @@
-"""The classes of an option and of the table that holds all options.
+"""Defines the classes of an option and of the table that holds all options.
 
-An `Option` is written once, in one of the `table_*.py` modules. Constructor signatures, validation, the
-session's `parameter_map`, `TrainingOptions`, configuration files and `docs/options.md` are all read off the
-table.
+An `Option` is written once, in one of the `table_*.py` modules. Constructor signatures, validation, the session's
+`parameter_map`, `TrainingOptions`, configuration files and `docs/options.md` are all derived from the table.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Effect(NamedTuple):
-    """What an option does here, and a note.
+    """The effect of an option here, and a note.
 
     The level is `works` (as documented), `recorded` (checked and kept) or `refused` (any value but the default).
     """
@@ -40,7 +39,7 @@ class Effect(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Both in one text."""
+        """Level and note in one text."""
         return f"{self.level}: {self.note}" if self.note else self.level
 
 
@@ -57,21 +56,21 @@ class Option:
       position: 1-based place in its owner's constructor; order of listing for session-only options.
       name: keyword in the owner's constructor, and field of `TrainingOptions`.
       kind: the values it takes.
-      doc: one line saying what it means on the NPU stack.
-      effect: what it does here.
+      doc: one line with its meaning on the NPU stack.
+      effect: its effect here.
       default: constructor default; `REQUIRED` when there is none.
       owner: class whose constructor takes it, or `SESSION` for options only a session's parameter_map has.
       attribute: attribute of the config object holding the value; `_<name>` when not given.
       status: documented, deprecated, undocumented, or unsupported (documented as not to be set).
       replaced_by: for deprecated options, the option to use instead.
-      key: name in the session's parameter_map; None when a session cannot say it.
+      key: name in the session's parameter_map; None when a session cannot set it.
       absent: value when the parameter_map lacks the key; the default when not given.
       accepts_none: whether None is legal and means "not set"; by default when the default is None.
       needs: another option that must be set for this one to be sent to a session.
       sent_without_helper: for helper options, whether the default is sent when the helper object is None.
-      variable: environment variable that speaks when neither the object nor the map does.
-      strict_slot: whether a value in the wrong AttrValue slot is an error ("error"), skipped ("skip") or, where it
-        means something there, read with a warning ("warn").
+      variable: environment variable that counts when neither the object nor the map sets the option.
+      strict_slot: whether a value in the wrong AttrValue slot is an error ("error"), skipped ("skip") or, if it has a
+        meaning there, read with a warning ("warn").
       former_owner: class whose constructor took it on older NPU stacks; there it is left out with a warning.
     """
 
@@ -116,12 +115,12 @@ class Option:
         return self.kind.expected + (" or None" if self.accepts_none else "")
 
     def check(self, value: Any, place: Place, *, only_type: bool = False) -> None:
-        """Raises when `value` is illegal; warns once when it is outside limits nobody enforces.
+        """Raises when `value` is illegal; warns once when it is outside limits that are not enforced.
 
         Args:
-          value: what the user gave.
+          value: the user's value.
           place: where it was given.
-          only_type: leave everything but the type for later.
+          only_type: check only the type.
         Raises:
           TypeError: the type is wrong (ValueError for the options documented so).
           ValueError: the value is wrong.
@@ -137,7 +136,7 @@ class Option:
         say_once(logging.WARNING, message(place.where(self), *words))
 
     def normalise(self, value: Any) -> Any:
-        """The plain form of a legal value; `absent` for None, and for empty text that means "not set"."""
+        """Returns the plain form of a legal value; `absent` for None, and for empty text that means "not set"."""
         if value is None:
             return self.absent
         plain = self.kind.normalise(value)
@@ -145,29 +144,29 @@ class Option:
 
 
 class Place(NamedTuple):
-    """How the user reached an option, so that messages speak the user's spelling.
+    """The place where the user set an option, so that messages use the user's spelling.
 
     Attributes:
       is_session: whether it was in a session's parameter_map.
-      function: the function it was a keyword of; empty when it was none.
+      function: the function that took it as a keyword, or "".
     """
 
     is_session: bool
     function: str = ""
 
     def where(self, option: Option) -> str:
-        """The function, object or map the option was given to."""
+        """Returns the function, object or map the option was given to."""
         if self.function:
             return self.function
         return "NpuOptimizer parameter_map" if self.is_session or option.owner == SESSION else option.owner
 
     def spelling(self, option: Option) -> str:
-        """The option's name there."""
+        """Returns the option's name there."""
         return (option.key if self.is_session else option.name) or option.name
 
 
 class UnknownKeyError(ValueError):
-    """No option has this session key."""
+    """An error for a session key that no option has."""
 
 
 IN_OBJECT = Place(is_session=False)
@@ -201,11 +200,11 @@ class OptionTable:
         return name in self._by_name
 
     def of(self, owner: str) -> tuple[Option, ...]:
-        """The options of one owner in constructor order."""
+        """Returns the options of one owner in constructor order."""
         return tuple(option for option in self._options if option.owner == owner)
 
     def by_key(self, key: str) -> Option:
-        """The option a session's parameter_map spells `key`.
+        """Returns the option with this key in a session's parameter_map.
 
         Raises:
           UnknownKeyError: (a ValueError) no option has this key.
@@ -217,24 +216,24 @@ class OptionTable:
         return self._by_key[key]
 
     def unknown(self, kind: type[Exception], owner: str, name: str) -> Exception:
-        """The error for a name an owner does not have; says so when another owner has it."""
+        """Returns the error for a name an owner does not have; names another owner that has it."""
         other = self._by_name.get(name)
         fix = f"It belongs to {other.owner}." if other else ""
         return unknown_name_error(kind, owner, name, [option.name for option in self.of(owner)], fix)
 
     def adding(self, *options: Option) -> OptionTable:
-        """A table that holds these options too."""
+        """Returns a table that also holds these options."""
         return OptionTable((*self._options, *options))
 
     def signature(self, owner: str) -> inspect.Signature:
-        """The constructor signature of an owner, `self` included."""
+        """Returns the constructor signature of an owner, `self` included."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter("self", kind)]
         parameters += [inspect.Parameter(o.name, kind, default=o.default) for o in self.of(owner)]
         return inspect.Signature(parameters)
 
     def bind(self, owner: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Values by name for a constructor call, defaults filled in.
+        """Binds a constructor call: returns values by name, with defaults filled in.
 
         Raises:
           TypeError: an unknown keyword, too many positional values, or a missing required one.
