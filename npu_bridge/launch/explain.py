@@ -63,7 +63,7 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     elif ranks == 1:
         echo(f"{text}\nOne rank sends nothing.")
     else:
-        with_stages = "a number of bytes that depends on the training" if total is None else _amount(total)
+        with_stages = "bytes that depend on the training" if total is None else _amount(total)
         echo(f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {_amount(plain)} without stages.")
     for sentence in (precision, overlap):
         if sentence and not as_json:
