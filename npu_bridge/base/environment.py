@@ -125,7 +125,7 @@ def prefers_communication() -> bool:
 def _switch(name, why_unset):
     text = read_variable(name)
     if text not in (None, "0", "1"):
-        raise _error(f"{name} is no switch", "0 or 1", repr(text), f"Correct it, or unset it {why_unset}.")
+        raise _error(f"{name} is not a switch", "0 or 1", repr(text), f"Correct it, or unset it {why_unset}.")
     return None if text is None else text == "1"
 
 
@@ -364,7 +364,7 @@ def tf_config() -> dict[str, Any]:
     task = parsed.get("task") or {}
     if not isinstance(task, dict) or whole_number(str(task.get("index", 0))) is None:
         expected = 'an object such as {"type": "worker", "index": 0}'
-        raise _error("the task of TF_CONFIG is none", expected, repr(task), "Correct it or unset TF_CONFIG.")
+        raise _error("the task of TF_CONFIG is not valid", expected, repr(task), "Correct it or unset TF_CONFIG.")
     return parsed
 
 

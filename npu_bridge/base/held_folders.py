@@ -238,7 +238,7 @@ def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
             return _Lock(path, text, owner.modified)
         time.sleep(0.01)
     raise FolderHeldError(
-        f"{os.path.dirname(path)} cannot be held: others try the same all the time. Start the jobs one after the other."
+        f"{os.path.dirname(path)} cannot be held: other jobs keep taking it. Start the jobs one after the other."
     )
 
 

@@ -148,7 +148,7 @@ def _check(path: str, command: str, option: str) -> None:
         everybodys.append(tempfile.gettempdir())
     if path in map(os.path.realpath, everybodys):
         raise NotOursError(
-            f"{option}: {path} is for everybody's files. Expected a folder for this command alone; name one in it."
+            f"{option}: {path} is shared by all programs. Expected a folder for this command alone; name one in it."
         )
     names = sorted(name for name in os.listdir(path) if not _is_ignored(name))
     marker = os.path.join(path, MARKER)

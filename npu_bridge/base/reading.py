@@ -201,7 +201,7 @@ def _check_name(path: str) -> None:
     except UnicodeEncodeError:
         is_name = False
     if not is_name:
-        raise RefusedFileError(f"{in_line(path[:200])} is the name of no file")
+        raise RefusedFileError(f"{in_line(path[:200])} cannot be the name of a file")
 
 
 def _checked(file: int, path: str) -> int:

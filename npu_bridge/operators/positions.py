@@ -18,7 +18,7 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: st
         raise ValueError(message(where, "indices and updates differ", "one shape", got, "Give each update an index."))
     rank = data.shape.rank
     if not -rank <= axis < rank:
-        raise ValueError(message(where, "axis is none of data", f"{-rank} to {rank - 1}", str(axis), "Correct it."))
+        raise ValueError(message(where, "axis is out of range", f"{-rank} to {rank - 1}", str(axis), "Correct it."))
     shape = tf.shape(indices, tf.int64)
     places = tf.meshgrid(*[tf.range(shape[i]) for i in range(rank)], indexing="ij")
     places[axis] = indices

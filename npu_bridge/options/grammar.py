@@ -161,4 +161,4 @@ def parse_multistream_mode(text: str) -> tuple[str, int]:
         return "LoadBalance", 8
     if name in ("LoadBalance", "MainStream") and _WHOLE.fullmatch(streams) and 1 <= int(streams) <= 64:
         return name, int(streams)
-    raise ValueError("it is none of cv, LoadBalance:n, MainStream:n with n in 1..64")
+    raise ValueError("it is not cv, LoadBalance:n or MainStream:n with n in 1..64")

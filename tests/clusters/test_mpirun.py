@@ -96,7 +96,7 @@ def test_tasks_train_as_one_job_and_go_on_after_a_preemption(launcher, tmp_path,
     launcher.stop(process)
     code, output = finish(process)
     assert code == 75, said + output
-    assert output.count("exit code 75. The same command goes on from there.") == 1
+    assert output.count("exit code 75. The same command resumes from there.") == 1
     code, output = finish(launcher(*words, cwd=tmp_path))
     assert code == 0
     assert 40 <= int(re.search(r"going on from step (\d+)", output).group(1)) < 120, output
@@ -118,7 +118,7 @@ def test_an_elastic_job_of_tasks_goes_on_after_a_killed_rank(launcher, tmp_path,
     write_script(tmp_path, SCRIPTS["estimator"])
     code, output = finish(launcher("npu-run", "--min-np", 1, "train.py", "out", "1:39:9", cwd=tmp_path))
     assert code == 0, output
-    assert "npu-run: 1 of 2 ranks lost; the job goes on from its last checkpoint" in output
+    assert "npu-run: 1 of 2 ranks lost; the job resumes from its last checkpoint" in output
     assert_alike(tmp_path / "out.npz", undisturbed)
 
 

@@ -70,7 +70,7 @@ def test_a_batch_job_that_is_disturbed_comes_to_its_end(slurm, tmp_path, undistu
     log = (tmp_path / "job.log").read_text()
     assert state == "COMPLETED", log
     assert "suffers" in log
-    assert ("exit code 75. The same command goes on from there" in log) == (fault == "15"), log
+    assert ("exit code 75. The same command resumes from there" in log) == (fault == "15"), log
     assert ("rank 1 of 2 was killed by SIGKILL" in log) == (fault == "9"), log
     assert_alike(tmp_path / "out.npz", undisturbed)
 
@@ -87,6 +87,6 @@ def test_a_batch_job_of_tasks_is_queued_again_at_an_early_signal(slurm, tmp_path
     wait_until(lambda: log.exists() and "suffers" in log.read_text())
     slurm("scancel", "--signal=TERM", job)
     assert end_of(slurm, job, starts=2) == "COMPLETED", log.read_text()
-    assert log.read_text().count("exit code 75. The same command goes on from there") == 1
+    assert log.read_text().count("exit code 75. The same command resumes from there") == 1
     assert 40 <= int(re.search(r"going on from step (\d+)", log.read_text()).group(1)) < 120
     assert_alike(tmp_path / "out.npz", undisturbed)

@@ -85,7 +85,7 @@ def test_output_that_nobody_takes_is_told_in_one_sentence(folder, command):
     code, _, errors = shell(folder, COMMANDS[command], f"{{}} >&{writer}", pass_fds=[writer])
     os.close(writer)
     lines = errors.splitlines()[command == "job" :]
-    assert code == (141 if command == "job" else 2) and len(lines) == 1 and "nobody reads" in lines[0], errors
+    assert code == (141 if command == "job" else 2) and len(lines) == 1 and "the reader of" in lines[0], errors
     code, _, errors = shell(folder, COMMANDS[command], "{} > /dev/full")
     lines = errors.splitlines()[command == "job" :]
     assert code == (0 if command == "job" else 2) and len(lines) == 1 and "No space left" in lines[0], errors

@@ -141,7 +141,7 @@ def run_here(*each, restarts=0, bounds=BOUNDS):
 def test_a_job_goes_on_with_the_ranks_that_are_left():
     code, sizes, told = run_here(LOST, LOST, Outcome(0, has_failed=False))
     assert (code, sizes) == (0, [4, 3, 2])
-    assert "1 of 4 ranks lost; the job goes on from its last checkpoint" in told
+    assert "1 of 4 ranks lost; the job resumes from its last checkpoint" in told
 
 
 def test_a_job_with_too_few_ranks_waits_and_gives_up():
@@ -160,7 +160,7 @@ def test_a_job_whose_ranks_lost_each_other_goes_on_with_all():
     torn = Outcome(1, has_failed=True, was_torn=True, has_trained=True)
     code, sizes, told = run_here(torn, Outcome(0, has_failed=False))
     assert (code, sizes) == (0, [4, 4])
-    assert "connections between ranks lost; the job goes on from its last checkpoint" in told
+    assert "connections between ranks lost; the job resumes from its last checkpoint" in told
 
 
 def test_a_job_that_never_trains_is_given_up():
@@ -373,7 +373,7 @@ def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, siz
     code, output = npu_run(*command, cwd=tmp_path)
     assert code == 75, output
     if size > 1:
-        says = r"npu-run: ended after step (\d+); exit code 75\. The same command goes on from there\."
+        says = r"npu-run: ended after step (\d+); exit code 75\. The same command resumes from there\."
         assert 40 <= int(re.search(says, output).group(1)) < 120, output
     code, output = npu_run(*command, cwd=tmp_path)
     assert code == 0, output
@@ -408,7 +408,7 @@ def test_a_rank_that_hangs_after_its_last_step_does_not_hold_the_job(tmp_path):
     code, output = finish(process)
     assert code == 75, said + output
     assert re.search(r"npu-run: no progress for \d+ s: rank 0 waiting at train.py:\d+", output), output
-    assert "exit code 75. The same command goes on from there" in output
+    assert "exit code 75. The same command resumes from there" in output
 
 
 # One slot; a second one that comes and goes; rubbish; a failure; no answer; one slot.

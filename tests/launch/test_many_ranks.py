@@ -85,7 +85,7 @@ def test_many_ranks_end_after_one_step(script):
     job.process.send_signal(signal.SIGTERM)
     code, lines = finish(job, processes)
     assert code == 75
-    assert lines[-1] == "npu-run: ended after step 7; exit code 75. The same command goes on from there."
+    assert lines[-1] == "npu-run: ended after step 7; exit code 75. The same command resumes from there."
 
 
 # What the system allows.

@@ -56,7 +56,7 @@ def _fix(page: Page) -> None:
     log = cache_folder() / "horovod.log"
     installer = Installer(sys.executable, log, _say)
     if not page.lacks_horovod:
-        _say("there is nothing that --fix could install")
+        _say("--fix has nothing to install")
         return
     _say(f"installing Horovod into {sys.prefix} (full log: {log})")
     try:

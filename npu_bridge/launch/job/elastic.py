@@ -232,7 +232,7 @@ def run_elastic(
         if is_outside and fruitless < _MOST_FRUITLESS:
             members.note_lost(outcome.lost, time.monotonic())
             what = f"{len(outcome.lost)} of {plan.size} ranks" if outcome.lost else "connections between ranks"
-            say(f"{what} lost; the job goes on from its last checkpoint")
+            say(f"{what} lost; the job resumes from its last checkpoint")
         elif not is_outside and failures < restarts:
             failures += 1
             say(f"restart {failures} of {restarts}, after exit code {outcome.exit_code}")

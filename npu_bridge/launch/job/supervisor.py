@@ -139,7 +139,7 @@ def run_ranks(
         except ReaderGoneError as gone:
             silence(sys.stdout)  # a write at exit would fail, too
             with contextlib.suppress(ReaderGoneError):
-                job.say(f"nobody reads {gone} any more; all ranks are stopped")
+                job.say(f"the reader of {gone} is gone; all ranks are stopped")
             return Outcome(128 + signal.SIGPIPE, has_failed=False)
         finally:
             job.close()
@@ -277,7 +277,7 @@ class _Job:
     def _stopped_as_asked(self) -> Outcome:
         if not self._resize:
             told = (f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None)
-            self.say(f"ended{next(told, '')}; exit code {STOPPED_EXIT_CODE}. The same command goes on from there.")
+            self.say(f"ended{next(told, '')}; exit code {STOPPED_EXIT_CODE}. The same command resumes from there.")
         return Outcome(STOPPED_EXIT_CODE, has_failed=False, was_resized=bool(self._resize))
 
     def close(self) -> None:

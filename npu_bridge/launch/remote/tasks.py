@@ -262,7 +262,7 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
         text += piece
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     return found
 
 
