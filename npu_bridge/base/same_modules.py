@@ -54,7 +54,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec):
-        """The module itself."""
+        """Returns the module itself."""
         if spec.origin is None:
             return spec.loader_state
         module = importlib.import_module(spec.origin)

@@ -140,7 +140,7 @@ class _Segments:
         self._inside = [max(0, int(size)) for size in inside[self._first : self._first + self._count]]
 
     def cut(self, piece):
-        """The parts."""
+        """Cuts a piece into its parts."""
         return [piece] if self._lengths is None else tf.split(piece, self._inside)
 
     def spread(self, rows):

@@ -58,7 +58,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def reduce_scatter(self, tensor: Any, reduction: str, name: str) -> Any:
-        """Like `reduce`, but each rank gets only its own of `size` equal parts of axis 0."""
+        """Combines tensors like `reduce`, but each rank gets only its own of `size` equal parts of axis 0."""
 
     @abc.abstractmethod
     def all_gather(self, tensor: Any, name: str) -> Any:

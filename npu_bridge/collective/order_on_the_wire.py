@@ -124,7 +124,7 @@ def _one_after_the_other(order):
 
 
 def _sent_bytes(transfer):
-    """By static shapes."""
+    """Returns its bytes, from static shapes."""
     return sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in transfer.inputs)
 
 

@@ -1,4 +1,4 @@
-"""The collectives of the documented interface, as TensorFlow ops over Horovod.
+"""Provides the collectives of the documented interface, as TensorFlow ops over Horovod.
 
 Every function is collective: all ranks of `group` must call it, in graphs built alike, and run what it returns.
 They work in a TF 1 graph, in a `tf.function` and eagerly; with one rank they copy nothing. Ranks given as `root_rank`,

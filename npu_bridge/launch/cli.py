@@ -62,7 +62,7 @@ _OPTIONS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the console script; ends the process with the job's exit code."""
+    """Runs the console script; ends the process with the job's exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if environment.read_variable(_COMPLETION):
         from npu_bridge.launch.completion import Everything
@@ -78,12 +78,12 @@ class _Launcher(ScriptCommand):
     """The command `npu-run` itself: its help lists the commands, and groups its options."""
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Both forms."""
+        """Writes both forms."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] SCRIPT [ARGS]...")
         formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS] ...", prefix="       ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Commands, then options."""
+        """Lists commands, then options."""
         width = max(map(len, COMMANDS))
         for title, entries in GROUPS.items():
             with formatter.section(title):

@@ -31,7 +31,7 @@ class Everything(click.Group):
         super().__init__("npu-run", params=options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names."""
+        """Returns the names of the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command:

@@ -12,7 +12,7 @@ _FIT_A, _FIT_B = -0.2888, -1.769
 
 
 def fast_gelu(x: Any) -> tf.Tensor:
-    """x·σ(1.702·x)."""
+    """Returns x·σ(1.702·x)."""
     x = tf.convert_to_tensor(x)
     return x * tf.sigmoid(1.702 * x)
 

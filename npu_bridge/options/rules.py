@@ -232,7 +232,7 @@ def tuning_directory_is_usable(s: Settings) -> None:
 
 
 def inference_has_small_channels(s: Settings) -> None:
-    """`graph_run_mode=0` implies `enable_small_channel=1`."""
+    """Sets `enable_small_channel=1` for `graph_run_mode=0`."""
     if s.values["graph_run_mode"] == 0:
         s.values["enable_small_channel"] = 1
 

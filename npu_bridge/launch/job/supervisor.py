@@ -248,7 +248,7 @@ class _Job:
         return Outcome(self._tell(cause, endings), has_failed=True, was_torn=was_torn)
 
     def _ends_at_once(self) -> bool:
-        """Whether any signal but a first SIGTERM has come; ranks in a training obey SIGTERM after a whole step."""
+        """Returns whether a signal must stop the ranks at once; a first SIGTERM or a resize asks them to end a step."""
         if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
             told = [rank.rank for rank in self.ranks if rank.was_told]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):

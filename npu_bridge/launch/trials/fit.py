@@ -137,5 +137,5 @@ def variables_of(model: tf.keras.Model) -> dict[str, tf.Variable]:
 
 
 def weights_of(model: tf.keras.Model) -> dict[str, Any]:
-    """Their values."""
+    """Returns the values of the variables, by numbered name."""
     return {name: variable.numpy() for name, variable in variables_of(model).items()}

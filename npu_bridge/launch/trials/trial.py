@@ -35,7 +35,7 @@ class Trial(NamedTuple):
     replay: str = ""
 
     def as_text(self) -> str:
-        """For `of_text`."""
+        """Returns the text for `of_text`."""
         return json.dumps(self._asdict())
 
     @classmethod
