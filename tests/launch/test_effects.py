@@ -81,7 +81,7 @@ def test_options_of_a_training_have_the_values_it_had(run, tmp_path):
     (tmp_path / "out").mkdir()
     rows = [["NPURunConfig.op_debug_level", "1", "None", "recorded: No kernel files are made."]]
     (tmp_path / "out" / "report.json").write_text(json.dumps({"options": rows}))
-    facts = json.loads(run("out", "--json").output)
+    facts = json.loads(run("--json", "out").output)
     assert facts["counts"] == {"refused": 0, "no effect": 1, "works": 0}
     assert facts["options"][0]["value"] == "1" and facts["options"][0]["effect"] == "no effect"
     (tmp_path / "none").mkdir()
