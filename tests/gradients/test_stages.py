@@ -14,6 +14,7 @@ from npu_bridge import stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients.stage import Step
 from npu_bridge.gradients.stages.partial_sync import partitions
 from tests import stage_cases
 from tests.loose_code import REPOSITORY, run_pieces_of
@@ -289,3 +290,12 @@ def test_the_table_of_the_page_names_every_stage_and_its_order_every_place():
             assert re.search(rf"^\| .*`{stage.__name__}\(.* \| `{stage.place}` \|", page, re.MULTILINE), stage
     order = page[page.index("    scale ─►") : page.index("Between `reduce`")]
     assert re.findall(r"[a-z][a-z ]*[a-z]", order) == list(stages.PLACES)
+
+
+def test_centralisation_leaves_out_variables_whose_names_contain_a_word():
+    grad = tf.constant([[1.0, 2.0], [3.0, 6.0]])
+    table, kernel = tf.Variable(tf.zeros([2, 2]), name="bias_table"), tf.Variable(tf.zeros([2, 2]), name="kernel")
+    step = Step([(grad, table), (grad, kernel)])
+    stages.CentralizeGradients().after_reduce(step)
+    np.testing.assert_array_equal(step.gradients[0], grad)
+    np.testing.assert_array_equal(step.gradients[1], [[-1.0, -2.0], [1.0, 2.0]])
