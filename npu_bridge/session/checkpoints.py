@@ -29,8 +29,8 @@ from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.session.damaged_checkpoints import find_damage
 
 _LOG = logger(__name__)
-# What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
-# the data looks like: a MonitoredSession would end the training as if it were complete.
+# The errors TensorFlow raises for "no space left", "quota exceeded" and "file too large". It raises the last also at
+# the end of the data: a MonitoredSession would end the training as if it were complete.
 NO_SPACE = (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError)
 _NOT_WRITTEN = (*NO_SPACE, tf.errors.DataLossError)
 
@@ -38,10 +38,10 @@ _NOT_WRITTEN = (*NO_SPACE, tf.errors.DataLossError)
 class WaitForSaves(SessionEngine):
     """Lets the ranks leave a training together: after its session is closed, so after rank 0 has saved.
 
-    What a rank reads next of a folder that rank 0 writes, a checkpoint to predict from, say, is complete then.
+    A rank that then reads a folder that rank 0 writes, to predict from a checkpoint, say, finds complete files.
 
     Attributes:
-      is_over: whether the training has come to its end; after an error nobody waits.
+      is_over: whether the training has ended; after an error no rank waits.
 
     Ranks: collective, when the session is closed.
     """

@@ -24,7 +24,7 @@ _LOG = logger(__name__)
 _STATE = "checkpoint"
 _NOT_RESTORED = "Restoring from checkpoint failed"
 _LONGEST_REASON = 400
-# What a reader says of a tensor that is fine, but of a dtype that numpy does not have.
+# The errors a reader raises for an intact tensor whose dtype numpy does not have.
 _UNREADABLE_DTYPES = (tf.errors.InternalError, tf.errors.UnimplementedError)
 
 
@@ -105,7 +105,7 @@ def mismatches_explained(folder: str) -> Iterator[None]:
 
 
 def _first_difference(graph, prefix, must_be_there):
-    """What a graph has, and a checkpoint has instead, of the first variable that differs."""
+    """Describes the first variable that differs, in the graph and in the checkpoint; None if none differs."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         name, shape = variable.op.name, variable.shape
@@ -117,7 +117,7 @@ def _first_difference(graph, prefix, must_be_there):
 
 
 def find_damage(prefix: str) -> _Damage | None:
-    """What is wrong with a checkpoint, and in which of its files; None if all its tensors can be read."""
+    """Returns the damage of a checkpoint and the damaged file; None if all its tensors can be read."""
     index = f"{prefix}.index"
     if not tf.io.gfile.exists(index):
         if tf.io.gfile.exists(prefix):
@@ -189,7 +189,7 @@ def _listed_checkpoints(folder):
 
 
 def _newest_intact(folder, listed):
-    """The newest intact one of those that are listed, else of all in the folder; None if there is none."""
+    """Returns the newest intact checkpoint of those listed, else of all in the folder; None if none is intact."""
     indexes = [file for file in tf.io.gfile.listdir(folder) if re.search(r"-\d+\.index$", file)]
     found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
     candidates = [*reversed(listed), *sorted(found, key=_step_of, reverse=True)]

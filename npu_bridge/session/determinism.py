@@ -95,7 +95,7 @@ class _Determinism(SessionEngine):
 
 
 class _Switch:
-    """TensorFlow's switch: on while somebody is inside, then as it was."""
+    """TensorFlow's switch for determinism: on while any caller is inside, then restored."""
 
     def __init__(self):
         self._lock = threading.Lock()

@@ -46,9 +46,9 @@ def make_room_for(strategy: Any, session_config: Any) -> None:
 
 
 def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
-    """The device ordinals this process is to use; empty when nobody says anything.
+    """Returns the device ordinals this process is to use; empty if no source names any.
 
-    First that speaks: `session_device_id`, `local_device_list`, the rank table, `ASCEND_DEVICE_ID`,
+    The first source that names some wins: `session_device_id`, `local_device_list`, the rank table, `ASCEND_DEVICE_ID`,
     `DEVICE_ID`, the launcher's local rank.
 
     Raises:

@@ -13,7 +13,7 @@ _OWNER = "EndTogetherCallback"
 
 
 class _EpochIsOver:
-    """What `model.stop_training` is while one epoch ends; others set it to True to end the training."""
+    """The value of `model.stop_training` while one epoch ends; others set it to True to end the training."""
 
 
 class EndTogetherCallback(tf.keras.callbacks.Callback):
@@ -79,7 +79,7 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
             self._end()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Goes on with the next epoch, unless somebody else ends the training."""
+        """Continues with the next epoch, unless another callback ends the training."""
         if isinstance(self.model.stop_training, _EpochIsOver):
             self.model.stop_training = False
 

@@ -16,10 +16,10 @@ _LOG = logger(__name__)
 
 
 def choose_start(warm_start_from: Any, job: JobStart) -> Any:
-    """What a training starts from: what the script says, if that is something, else what the job says.
+    """Returns the start of a training: the one in the script if it names one, else the one in the job.
 
     Returns:
-      `warm_start_from`, or a checkpoint, a folder with checkpoints, or that of a saved model; None for neither.
+      `warm_start_from`, or a checkpoint, a folder with checkpoints, or the folder of a saved model; None for no start.
     Raises:
       ValueError: there is no checkpoint where the job says.
       RuntimeError: the job is for another number of ranks.

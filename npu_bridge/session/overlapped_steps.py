@@ -137,7 +137,7 @@ class OverlappedSteps:
         try:
             self._loop, is_new = self._make_loop(waits)
         except (NotLoopableError, ValueError, TypeError, KeyError) as error:
-            # Of the second kind are graphs that nobody has thought of: they train as they did.
+            # The other errors come from unforeseen graphs: they train without overlap.
             reason = str(error)
         told = gather_values([reason, is_new], "loops_of_overlapped_steps")
         reasons = [reason for reason, _ in told if reason]

@@ -60,7 +60,7 @@ class ProfilingHook(tf.estimator.SessionRunHook):
             self.end(None)
 
     def end(self, session):
-        """Writes the trace; does nothing when there is none, or when it is written already."""
+        """Writes the trace; does nothing without a trace or after it is written."""
         del session
         self._is_over = True
         if self._stop is not None and self._stop.alive and self._secondary.attempt(self._stop, now=True):
@@ -96,8 +96,8 @@ class _GivesWay(tf.estimator.SessionRunHook):
 
 
 def _stop_quietly():
-    """Ends the trace, also when somebody else ended it before."""
+    """Ends the trace; logs a warning if another caller ended it before."""
     try:
         tf.profiler.experimental.stop()
     except tf.errors.UnavailableError:
-        _LOG.warning("profiling_config: the trace was ended by somebody else.")
+        _LOG.warning("profiling_config: another caller ended the trace.")

@@ -66,7 +66,7 @@ def _where_seeds_are(type_name: str) -> tuple | None:
 
 
 def _changes(node: Any, find: Callable[[str], Any], seed: int, number: int) -> list[tuple]:
-    """What to change so that a node has seeds: (name of a node, attribute, its value); nothing where it has some."""
+    """Returns the changes that give a node seeds: (name of a node, attribute, its value); empty if it has seeds."""
     positions = _where_seeds_are(node.op)
     if positions is None:
         return []

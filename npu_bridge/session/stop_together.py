@@ -16,7 +16,7 @@ class StopTogether(tf.estimator.SessionRunHook):
     """Calls other hooks, and ends the training of all ranks when one of them asks for it on any rank.
 
     A rank that stops alone leaves the others waiting for its gradients. So with several ranks a request does not stop
-    the rank at once. It travels with the next training step, after which all ranks stop. On one rank it acts at once.
+    the rank at once. The next training step passes it on, and then all ranks stop. On one rank it acts at once.
     `NPUEstimator` does this by itself for hooks that may stop a training, such as those of
     `tf.estimator.experimental.stop_if_no_decrease_hook`.
 
@@ -97,7 +97,7 @@ class StopTogether(tf.estimator.SessionRunHook):
             hook.end(session)
 
     def _inner_context(self, run_context):
-        """What the hooks see: a request to stop is kept here."""
+        """Returns the context that the hooks see; it keeps a request to stop."""
         return tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
 
     def _note_request(self, inner, run_context):
@@ -115,7 +115,7 @@ class StopTogether(tf.estimator.SessionRunHook):
 
 
 def may_stop(hook: tf.estimator.SessionRunHook) -> bool:
-    """Whether a hook may end a training by its own decision, as far as its code tells.
+    """Returns whether the code of a hook can end a training by its own decision.
 
     Hooks that count steps, which ranks do alike, and savers are left alone, as are the hooks of this package.
     """

@@ -68,6 +68,6 @@ def _write(path: str, text: str) -> None:
 
 
 def report_of(graph: tf.Graph) -> TailingReport | None:
-    """What was done to a graph; None when nothing was tried."""
+    """Returns the report of the changes to a graph; None if none was tried."""
     reports = graph.get_collection(_KEY)
     return reports[0] if reports else None

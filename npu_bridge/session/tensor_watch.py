@@ -80,7 +80,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         self._is_off = True
 
     def name_of(self, run: Run) -> str:
-        """What the graph of a run is called."""
+        """Returns the name of the graph of a run."""
         return self._graph_name or run.name
 
     def write(self, run: Run, step: int, places: Iterable[tuple], values: dict) -> str:
