@@ -25,7 +25,7 @@ def initialize(
     check_combined_tensors: bool | None = None,
     **overrides: Any,
 ) -> Any:
-    """What `configure` makes, in the form of APEX: `model, optimizer = initialize(model, optimizer, opt_level="O2")`.
+    """Calls `configure` in the form of APEX: `model, optimizer = initialize(model, optimizer, opt_level="O2")`.
 
     Args:
       models: a Keras model; None without one.

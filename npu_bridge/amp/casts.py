@@ -16,7 +16,7 @@ _REGISTERED: dict[str, str] = {}
 
 
 class Casts(NamedTuple):
-    """What was registered.
+    """The registered casts.
 
     Attributes:
       op_lists: operator types.
@@ -62,7 +62,7 @@ def forget_functions() -> None:
 
 
 def registered_casts() -> Casts:
-    """What the calls so far ask for."""
+    """Returns the casts that the calls so far registered."""
     lists, layers = OpLists(), {}
     for name, kind in _REGISTERED.items():
         if _is_operator(name):

@@ -28,7 +28,7 @@ from npu_bridge.session.precision.opt_level import LossScale, OptLevel
 from npu_bridge.session.precision.policy import Precision
 
 _OWNER = "amp.configure"
-# What layers of TensorFlow call the variables of batch normalisation.
+# Names that TensorFlow's layers give the variables of batch normalisation.
 _BATCH_NORM_VARIABLE = re.compile(r"(^|/)(gamma|beta|moving_mean|moving_variance)$")
 # Arguments of `DynamicLossScaleManager.apex` by the names that scripts of APEX know.
 _SCALE_ARGUMENTS = {
@@ -52,7 +52,7 @@ _OVERRIDES = (
 
 
 class Configuration:
-    """What a level makes of a training. `configure` makes it.
+    """The properties, model and optimizer of a training at a level. `configure` returns it.
 
     Attributes:
       level: "O0" to "O3".

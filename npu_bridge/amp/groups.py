@@ -88,7 +88,7 @@ class GroupLossScaleManager(MovingLossScaleManager):
                 tf.compat.v1.add_to_collection(_MANAGERS, self)
 
     def get_config(self):
-        """What Keras saves with a model, where all groups are given by regular expressions.
+        """Returns the configuration that Keras saves with a model, where all groups are given by regular expressions.
 
         Raises:
           TypeError: one is given by a variable or a layer.
@@ -131,7 +131,7 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
       i: the group that `x` is computed in.
       j: the group that it is used in.
       manager: has the scales; by default the one made last, in this graph or outside of graphs, when the gradient is
-        computed. As long as there is none, gradients stay what they are.
+        computed. Without a manager, gradients are unchanged.
     Returns:
       Tensor of the same dtype and shape. Its gradient is multiplied by the scale of `i` and divided by that of `j`, in
       float32 at least.

@@ -74,7 +74,7 @@ class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(.
 
 
 class ScaledLoss:
-    """What `scale_loss` gives: a loss multiplied by its scale, and the gradients that were computed of it.
+    """The result of `scale_loss`: a loss multiplied by its scale, and its gradients.
 
     Attributes:
       tensor: the scaled loss, float32 at least, to be differentiated by `tf.gradients` or inside of a tape.
@@ -99,7 +99,7 @@ class ScaledLoss:
           tape: has recorded the loss; a persistent one, if several losses were recorded by it.
           variables: to differentiate by.
         Returns:
-          The gradients, still multiplied by the scale, in the order of the variables; None where there is none.
+          The gradients, still multiplied by the scale, in the order of the variables; None for a variable without one.
         """
         seed = None if self._scale is None else tf.cast(self._scale, self._loss.dtype)
         gradients = tape.gradient(self._loss, list(variables), output_gradients=seed)
