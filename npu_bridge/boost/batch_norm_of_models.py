@@ -30,7 +30,7 @@ _SUMS = ("__operators__.add", "math.add")
 
 
 def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
-    """The layers of a functional model for the patterns; a layer that is used twice is none of them."""
+    """Returns the layers of a functional model for the patterns, without layers that are used twice."""
     nodes = {}
     for layer in model.get_config()["layers"]:
         calls = _find_calls(layer)
@@ -91,7 +91,7 @@ def without_layers(
 
 
 def thinned(model: tf.keras.Model) -> tuple[tf.keras.Model, patterns.ThinningReport]:
-    """A model without the batch normalisations that it can do without; the same model where that is none."""
+    """Returns a model without its removable batch normalisations; the same model if it has none."""
     if reason := why_not_functional(model):
         return model, patterns.ThinningReport({}, 0, reason)
     nodes = nodes_of(model)

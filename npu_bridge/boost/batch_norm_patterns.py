@@ -45,7 +45,7 @@ class Node:
 
 @dataclasses.dataclass
 class Found:
-    """What the patterns say about a network.
+    """The matches of the patterns in a network.
 
     Attributes:
       removable: names of normalisations that can go, with the kind of the block each stands in.
@@ -152,7 +152,7 @@ class ThinningReport:
 
 
 def report_of(nodes: Mapping[str, Node], found: Found) -> ThinningReport:
-    """What removing all that was found comes to, or why there is nothing to remove."""
+    """Returns the report of removing all matches, or the reason why none can be removed."""
     norms = sum(node.kind == NORM for node in nodes.values())
     removed = {name: found.removable[name] for name in nodes if name in found.removable}
     reason = ""

@@ -24,7 +24,7 @@ from npu_bridge.stages import Accumulate, Adasum, CentralizeGradients, Freeze, F
 
 _SECTIONS_OF_FEATURES = ("less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
 _FREEZE_KINDS = ("continuous", "interval")
-# What needs gradients of its own for each step, or other losses than those of this batch and these weights.
+# Features that need separate gradients for each step, or losses of other batches or weights.
 _APART_FROM_DIM_REDUCE = ("grad_freeze", "adasum", "grad_accumulation", "loss_scale_group")
 
 
@@ -50,7 +50,7 @@ def apply(
       For an optimizer the one to train with. For a model a model, compiled: the same one unless its layers change; then
       it is a new one with the same weights, and its optimizer begins anew.
     Raises:
-      TypeError: it is neither a model nor an optimizer, or the configuration is none.
+      TypeError: the argument is neither a model nor an optimizer, or the configuration has another type.
       ValueError: the level is unknown, the configuration is illegal, features exclude each other, the model is not
         compiled, or the optimizer averages gradients or scales the loss itself.
     """
@@ -102,7 +102,7 @@ def _wrapped(optimizer, manager, is_distributed, stages, starts):
 
 @dataclasses.dataclass
 class _Choice:
-    """What was asked for, the names of features that are on, and the lines that are printed about them."""
+    """The requested configuration, the names of the features that are on, and the lines printed about them."""
 
     config: BoostConfig
     features: list

@@ -17,7 +17,7 @@ from npu_bridge.base.reading import not_readable, not_written_in, read_text
 from npu_bridge.collective.fragments import are_ascending_positions
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
-# What each level turns on when the mode is "auto".
+# The features each level turns on when the mode is "auto".
 LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"O0": (), "O1": ("less_bn", "grad_freeze"), "O2": ("less_bn", "grad_freeze", "adasum")}
 )

@@ -14,7 +14,7 @@ from npu_bridge.operators.cosine_head import CosineHead
 
 
 class Thinned(NamedTuple):
-    """What `less_batch_norm` gives.
+    """The result of `less_batch_norm`.
 
     Attributes:
       model: the new model, or the graph.
