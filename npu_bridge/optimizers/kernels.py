@@ -62,7 +62,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
 def change(
     parameter: tf.Tensor | None, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any, tensors: PerTensor, name: str
 ) -> tf.Tensor:
-    """What to add to a parameter: minus the `amount` of the rule. The slots are updated.
+    """Returns the addend of a parameter: minus the `amount` of the rule. Updates the slots.
 
     Args:
       parameter: None where the rule does not read it.

@@ -1,4 +1,4 @@
-"""What an update rule is: a formula with its hyper-parameters, and nothing about where or how it is run.
+"""Defines an update rule: a formula with its hyper-parameters, and nothing about where or how it is run.
 
 A rule is a frozen dataclass. Its fields are the constructor's arguments, made with `hyper`, `number`, `flag`,
 `choice` and `patterns`, which say what is allowed. Its `amount` is the formula. The optimizer classes for TF 1 and
@@ -118,7 +118,7 @@ class Rule(KnownKeywords, abc.ABC):
 
     @abc.abstractmethod
     def amount(self, parameter, gradient, slots: dict, at, tensors: PerTensor) -> tuple:
-        """What is to be subtracted from the parameter, and the new slots.
+        """Returns the amount to subtract from the parameter, and the new slots.
 
         Args:
           parameter, gradient: float32 or float64 tensors of one shape.

@@ -1,4 +1,4 @@
-"""What an optimizer remembers, as arrays by the names of variables."""
+"""Reads and sets the state of an optimizer, as arrays by the names of variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIX = "Pass what get_states returned."
 
 
 def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> dict:
-    """What `set_states` takes.
+    """Returns the states in the form that `set_states` takes.
 
     Args:
       count: the variable that counts updates.
@@ -46,7 +46,7 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
     """Assigns what `get_states` gave; what it does not name stays as it is, and everything where there is an error.
 
     Raises:
-      TypeError: what should be a dictionary is none, or a value has numbers of a kind that its variable cannot hold.
+      TypeError: a value is not the expected dictionary, or has numbers of a kind that its variable cannot hold.
       ValueError: there is no such slot or variable, a shape differs, or the count is out of range.
     """
     _check_form(owner, states, count)
@@ -128,7 +128,7 @@ class StatesToCome:
                 self._waiting.setdefault(slot, {}).update(by_name)
 
     def added_to(self, states: dict) -> dict:
-        """What `get_states` gives, with what is kept here."""
+        """Returns `states`, in the form of `get_states`, with the waiting values added."""
         return {**states, **{slot: {**states.get(slot, {}), **own} for slot, own in self._waiting.items()}}
 
     def assign(self, owner: str, count: Any, slots: dict) -> None:

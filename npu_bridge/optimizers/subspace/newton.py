@@ -262,7 +262,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         return self._rows[place]()
 
     def _state(self):
-        """What is kept between steps, the accepted rate of the last one last."""
+        """Returns the state kept between steps; its last item is the last accepted rate."""
         with tf.init_scope():
             graph = None if tf.executing_eagerly() else tf1.get_default_graph()
         keys = ("inverse_hessian", "coordinates", "last_step", "is_started", "rate")
