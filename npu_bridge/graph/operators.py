@@ -36,7 +36,7 @@ def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf
 
 
 def needed_ops(op: tf.Operation, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """What an operator waits for: the producers of its inputs, then its control inputs."""
+    """Returns the operators that an operator waits for: the producers of its inputs, then its control inputs."""
     return [*producers(op.inputs, fed), *op.control_inputs]
 
 
@@ -71,7 +71,7 @@ def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
     """Those candidates, in order, that some result is computed from, through data alone.
 
     A gradient read back from an accumulator variable is not computed from this step's gradients, and one that was
-    clipped is. A candidate that only another candidate was made of is none. Executed eagerly nothing is recorded, so
+    clipped is. Candidates used only by other candidates are left out. Executed eagerly nothing is recorded, so
     all candidates are taken as sources. All are dense or sparse tensors of one graph.
     """
     if not results or not candidates or tf.executing_eagerly():

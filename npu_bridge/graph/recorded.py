@@ -1,4 +1,4 @@
-"""What TensorFlow has recorded of a run: which operator ran when."""
+"""Reads from TensorFlow's record of a run which operator ran when."""
 
 from __future__ import annotations
 

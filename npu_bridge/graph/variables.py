@@ -63,7 +63,7 @@ def changed_variables(ops: Iterable[tf.Operation]) -> set[str]:
 
 
 def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | None:
-    """What counts the steps of a graph, by default of the current one; None where nothing does.
+    """Returns the step counter of a graph, by default of the current one; None without one.
 
     A script may call any variable `global_step`, also one that is no scalar integer. TensorFlow then raises.
     """
