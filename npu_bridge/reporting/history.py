@@ -15,7 +15,7 @@ from npu_bridge.base.reading import open_file, parse_json, whole_number
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.terminal import logger
 
-HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
+HISTORY_FILE = "history.jsonl"  # in the folder of a training, unless given another name
 _FILES = rb'^\{"(step|start|evaluation)": -?\d'  # how they begin
 _MOST_RANKS = 1 << 20
 _LAST_SECOND = 253402300800.0  # of the year 9999

@@ -16,7 +16,7 @@ _ERASE_TO_END = "\x1b[K"
 class TerminalOutput:
     """Keeps one line at the bottom of a terminal and rewrites it."""
 
-    # Seconds between two rewrites; more often than this nobody can read (ours).
+    # Seconds between two rewrites; readers cannot follow faster ones (ours).
     REFRESH_SECS = 0.1
 
     def __init__(self, stream: TextIO):

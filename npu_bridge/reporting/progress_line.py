@@ -59,7 +59,7 @@ def format_progress(progress: Progress, width: int | None = None) -> str:
     return _joined(parts)[:width]
 
 
-# What a narrow window goes without, in this order.
+# Parts that a narrow window leaves out, in this order.
 _DROPPED_FIRST = (
     "rate",
     "scale",
@@ -113,7 +113,7 @@ def format_start(reached: int, total_steps: int | None, folder: str) -> str:
 
 
 def format_skip_note(loss_scale: float | None) -> str:
-    """What the first skipped step says. Overflow is how a dynamic scale finds its level, not a fault."""
+    """Returns the line of the first skipped step. Overflow is how a dynamic scale finds its level, not a fault."""
     if loss_scale is None:
         return "step skipped: gradients were not finite"
     return (
@@ -123,7 +123,7 @@ def format_skip_note(loss_scale: float | None) -> str:
 
 
 def format_evaluation(evaluation: Evaluation, width: int | None = None) -> str:
-    """What an evaluation says, as in `evaluation at step 200 | loss 5.5200 | accuracy 0.73 | 12 batches in 1.4 s`.
+    """Formats an evaluation, as in `evaluation at step 200 | loss 5.5200 | accuracy 0.73 | 12 batches in 1.4 s`.
 
     The loss comes first, the other metrics in alphabetical order. What is longer than `width` goes on below.
     """

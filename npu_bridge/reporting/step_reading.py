@@ -55,7 +55,7 @@ def read_overlapping_steps(metadata: Any, last_step: int, rank: int) -> list[Ste
       rank: this rank.
     """
     nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
-    # What waits for a transfer of the step before does not belong to that step.
+    # Operators that wait for a transfer of the step before do not belong to that step.
     kinds = _Kinds({name: node for name, node in nodes.items() if node.op not in _BETWEEN_STEPS})
     found: dict[str, list[Event]] = {}
     for event in events_of(metadata.step_stats):

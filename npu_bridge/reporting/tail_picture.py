@@ -17,7 +17,7 @@ _IDLE = "#f7d4c3"  # as the exposed tail on white
 _WIDTH, _LEFT, _RIGHT = 1120, 168, 28
 _BAR, _PITCH = 18, 24
 _ABOVE, _BELOW, _LEGEND = 84, 44, 34
-# Ours: more rows than this nobody reads; transfers then share rows.
+# Ours: more rows are unreadable; transfers then share rows.
 _MOST_TRANSFER_ROWS = 16
 _FINEST_PX = 0.4
 _STYLE = f".tail {{ fill: {_EXPOSED}; font-weight: 600; }}"
@@ -235,7 +235,7 @@ def _exposed(trace, scale, first, bottom):
 def _bars(row: _Row, scale: _Scale, top: float) -> list[str]:
     y = top + (_PITCH - _BAR) / 2
     kind = "update" if row.color == _UPDATE else "compute"
-    # What is too fine to be seen is joined; it would only make the file large.
+    # Joins details too fine to see; they would only make the file large.
     parts = [
         _bar(scale, interval, y, _BAR, kind, row.color)
         for interval in union(row.intervals, gap=_FINEST_PX * scale.ms_per_px)

@@ -29,8 +29,8 @@ class Losses(NamedTuple):
       steps: global steps, ascending, each once.
       values: the loss of each, float64; NaN and infinity are kept.
       source: the file, or the tag of the event files, that they were read from.
-      ranks: how many trained, or None where nobody has noted it.
-      precision: the dtype that steps were lowered to; None where none was, or nobody has noted it.
+      ranks: how many trained, or None if not recorded.
+      precision: the dtype that steps were lowered to; None if none were lowered, or if not recorded.
     """
 
     path: str

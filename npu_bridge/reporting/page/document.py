@@ -305,7 +305,7 @@ def _number_row(group: Sequence[Bucket]) -> list[str]:
 
 
 def _data(curves: Curves) -> str:
-    """What the script needs, as JSON that cannot end its element."""
+    """Returns the data of the script, as JSON that cannot end its element."""
     rows = [
         [
             *(bucket.first, bucket.last, bucket.step),

@@ -46,7 +46,7 @@ def note_run(
     Args:
       folder: made if it is not there.
       history: path of the file with the steps.
-      options: those of the training (a `TrainingOptions`); None when nobody has published any.
+      options: those of the training (a `TrainingOptions`); None if none were published.
       ranks: for each rank in order its facts, such as `host` and `cores`.
       gpus: what TensorFlow sees; None when it was not asked.
     Raises:

@@ -31,7 +31,7 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
 
     Args:
       error: one that is being handled by a caller, at any distance.
-      step: global step that was reached; None if nobody knows.
+      step: global step that was reached; None if unknown.
       rank: where it was raised.
       is_secondary: whether it only says that another rank is gone.
     """

@@ -46,7 +46,7 @@ class RunFolder(NamedTuple):
     Attributes:
       path: the folder.
       history: its steps, at least one but where an error stopped the first.
-      facts: what the training process has noted (`facts.py`); empty where nobody has.
+      facts: the notes of the training process (`facts.py`); empty without any.
       timeline: None where none was recorded.
     """
 
