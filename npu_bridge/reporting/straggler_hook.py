@@ -122,7 +122,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
             with uncounted():
                 self._gathering = GraphApart(lambda row: ranks.all_gather(row, "straggler_times"), row)
         found = self._gathering.run(row)
-        # The first rank has waited for the others, which is no work.
+        # The rank that came first has waited for the others, which is no work.
         self._done = time.time()
         if ranks.rank > 0:
             return
