@@ -291,13 +291,15 @@ def _():
     train = kind._train_with_estimator_spec
     kind._train_with_estimator_spec = getattr(train, "__wrapped__", train)
     try:
-        training.let_write(tf.estimator.RunConfig, lambda: False)
+        left = []
+        training.let_write(tf.estimator.RunConfig, lambda: False, lambda: left.append(0))
         config = tf.estimator.RunConfig(log_step_count_steps=1, save_checkpoints_steps=1, save_summary_steps=1)
         with tempfile.TemporaryDirectory() as folder:
             estimator = kind(model, folder, config)
             listeners = [v1.train.CheckpointSaverListener()]
             estimator.train(lambda: tf.data.Dataset.from_tensors(1.0).repeat(), steps=2, saving_listeners=listeners)
             expect(not os.listdir(folder), f"it has written {os.listdir(folder)}")
+            expect(left == [0], "the end of the training is not seen")
         expect(estimator.config.save_checkpoints_steps == 1, "the configuration is another one afterwards")
     finally:
         kind._train_with_estimator_spec = train

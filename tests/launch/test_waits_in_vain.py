@@ -92,6 +92,7 @@ ways = {
     "session": lambda: in_session(training),
     "gather": lambda: in_session(lambda: hccl_ops.allgather(tf.constant([1.0]), 2)),
     "broadcast": lambda: in_session(broadcast),
+    "scatter": lambda: in_session(lambda: hccl_ops.reduce_scatter(tf.ones([2]), "sum", 2)),
     "fit": fit,
     "own_loop": own_loop,
     "estimator": estimator,
@@ -107,7 +108,7 @@ calls[sys.argv[1 + rank]]()
 if sys.argv[1] == sys.argv[2]:
     calls[sys.argv[1]]()  # one more, for one rank has come back
 """
-WAYS = ["session", "gather", "broadcast", "fit", "own_loop", "estimator", "eager", "barrier"]
+WAYS = ["session", "gather", "scatter", "broadcast", "fit", "own_loop", "estimator", "eager", "barrier"]
 PAIRS = [*itertools.combinations(WAYS, 2), ("fit", "fit")]
 
 

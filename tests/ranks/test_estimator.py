@@ -275,6 +275,8 @@ def train_and_read(folder, kind):
         return found
     if kind == "NPUEstimator":
         estimator, hooks = NPUEstimator(model_fn, config=config, params=params), []
+    elif kind == "without hooks":
+        estimator, hooks = tf1.estimator.Estimator(model_fn, config=config, params=params), []
     else:
         estimator = tf.estimator.Estimator(model_fn, config=config, params=params)
         hooks = [NPUBroadcastGlobalVariablesHook(0, communicator.rank)]
@@ -286,7 +288,7 @@ def train_and_read(folder, kind):
     return found
 
 
-@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator", "MonitoredSession"])
+@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator", "without hooks", "MonitoredSession"])
 def test_what_rank_0_has_saved_is_there_when_training_ends(on_ranks, tmp_path, kind):
     of_rank_0, of_rank_1 = on_ranks(2, train_and_read, str(tmp_path), kind)
     assert of_rank_0 == of_rank_1

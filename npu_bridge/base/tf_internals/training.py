@@ -376,7 +376,7 @@ def config_before_training(optimizer: Any) -> dict:
         object.__delattr__(optimizer, "_serialize_hyperparameter")
 
 
-def let_write(kind: type, may_write: Callable[[], bool]) -> None:
+def let_write(kind: type, may_write: Callable[[], bool], leave: Callable[[], None]) -> None:
     """Lets Estimators with configurations of a class train without writing while `may_write()` is false.
 
     Only the Estimator's own configuration then says that nothing is written; scripts still read their settings in the
@@ -386,6 +386,7 @@ def let_write(kind: type, may_write: Callable[[], bool]) -> None:
     Args:
       kind: the class of the configurations.
       may_write: called when a training begins.
+      leave: called in the graph of a training that has come to its end, after the last checkpoint.
     """
     import tensorflow as tf
 
@@ -396,9 +397,14 @@ def let_write(kind: type, may_write: Callable[[], bool]) -> None:
 
     @functools.wraps(train)
     def trained(self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
+        arguments = self, estimator_spec, worker_hooks, hooks, global_step_tensor
         config = self._config
-        if not isinstance(config, kind) or may_write():
-            return train(self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners)
+        if not isinstance(config, kind):
+            return train(*arguments, saving_listeners)
+        if may_write():
+            loss = train(*arguments, saving_listeners)
+            leave()
+            return loss
         self._config = copy.copy(config)
         vars(self._config).update(
             _save_checkpoints_secs=None, _save_checkpoints_steps=None, _save_summary_steps=0,
@@ -408,9 +414,11 @@ def let_write(kind: type, may_write: Callable[[], bool]) -> None:
         has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
         listeners = saving_listeners if has_saver else None
         try:
-            return train(self, estimator_spec, worker_hooks, hooks, global_step_tensor, listeners)
+            loss = train(*arguments, listeners)
         finally:
             self._config = config
+        leave()
+        return loss
 
     base._train_with_estimator_spec = trained
 

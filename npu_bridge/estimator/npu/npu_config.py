@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.tf_internals.training import distribute_config, let_write
+from npu_bridge.collective.exchanges import wait_for_ranks
+from npu_bridge.gradients import collections
 from npu_bridge.options import construction, from_shell, make_session_config, read_run_config
 from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
@@ -165,7 +167,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         if strategy is not None:
             of_base["experimental_distribute"] = distribute_config(strategy)
         super().__init__(**of_base, **others)
-        let_write(NPURunConfig, lambda: collective.current().rank == 0)
+        let_write(NPURunConfig, lambda: collective.current().rank == 0, _leave_together)
         for option in self._option_table.of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):
                 setattr(self, option.attribute, values[option.name])
@@ -214,3 +216,9 @@ _HELPERS = {
         ExperimentalConfig,
     )
 }
+
+
+def _leave_together() -> None:
+    """Waits until rank 0 has saved, where ranks train together: they can read its checkpoint next."""
+    if any(pipeline.communicates for pipeline in collections.pipelines_in(tf.compat.v1.get_default_graph())):
+        wait_for_ranks("training_is_saved")

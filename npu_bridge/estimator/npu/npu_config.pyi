@@ -394,7 +394,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         ...
     @property
     def stages(self) -> tuple:
-        """What the `[[stages]]` of a file say, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
+        """The stages of a file's `[[stages]]`, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
         ...
     @property
     def session_config(self) -> Any:
@@ -409,5 +409,5 @@ class NPURunConfig(tf.estimator.RunConfig):
         ...
     @property
     def device_fn(self):
-        """Where an Estimator puts operators: variables on the CPU with `variable_placement="Host"`."""
+        """The device function of an Estimator: puts variables on the CPU with `variable_placement="Host"`."""
         ...
