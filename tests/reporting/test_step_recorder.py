@@ -117,7 +117,7 @@ def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(g
         for _ in range(2):
             session.run(train)
     said = recording.conclude(1)
-    assert said.startswith("timeline: nothing was recorded of steps 4-5. Of a run of 4 steps only the last one")
+    assert said.startswith("timeline: nothing was recorded of steps 4-5. Only the last step of a run of 4 steps")
     assert "got steps 3 to 7 at intervals of 4" in said and "--timeline 7:8" in said
 
 
