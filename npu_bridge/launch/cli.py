@@ -155,7 +155,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     type=click.FloatRange(min=0),
     callback=_finite,
     metavar="SECS",
-    help="Time for which a slot that lost a rank is avoided. Default: 60.",
+    help="Avoid a slot that lost a rank for SECS. Default: 60.",
 )
 @click.option("-o", "--out", metavar="DIR", help="Folder for these. Default: logs, timeline, repeats.")
 @click.option("--logs", is_flag=True, help="Keep what each rank prints, in rank_<n>.log.")
