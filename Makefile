@@ -68,7 +68,7 @@ test-clusters: venv  ## jobs under Open MPI, MPICH and a Slurm of this machine (
 	@$(bin)/python -m pytest tests/clusters $(ARGS)
 
 test-elastic: venv  ## ranks that come and go, faces x models x seeds, against trainings that nobody disturbs (TF=2.21: Keras 3)
-	@$(bin)/python -m tests.launch.elastic_matrix $(ARGS)
+	@$(bin)/python -m tests.npu_run.elastic_matrix $(ARGS)
 
 replay := $(CURDIR)/$(bin)/python $(CURDIR)/tools/replay_on_genuine.py --copy --python $(CURDIR)/.venv-tf115/bin/python \
   $(addprefix --path ,$(PATH37))

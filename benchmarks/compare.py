@@ -31,8 +31,8 @@ import tensorflow as tf  # noqa: E402
 
 import npu_bridge.npu_init  # noqa: E402, F401  (sessions read options)
 from npu_bridge.options import with_entry  # noqa: E402
-from npu_bridge.reporting.compare.folders import Comparison, compare_folders  # noqa: E402
 from npu_bridge.reporting.history import History  # noqa: E402
+from npu_run.compare.folders import Comparison, compare_folders  # noqa: E402
 
 tf1 = tf.compat.v1
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"

@@ -89,7 +89,7 @@ while True:
 # What `npu-run` executes first: its ranks are these.
 PREPARE = """
 import sys
-from npu_bridge.launch.job import supervisor
+from npu_run.job import supervisor
 supervisor.rank_command = lambda script, arguments, devices, link: [sys.executable, "-I", "-S", script, str(link)]
 """
 TRAINING = """
@@ -137,7 +137,7 @@ class Job:
     """
 
     def __init__(self, script: pathlib.Path, size: int, prepare: str = ""):
-        code = f"{prepare}\nfrom npu_bridge.launch.cli import main\nmain()"
+        code = f"{prepare}\nfrom npu_run.cli import main\nmain()"
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         self.size, self.output, self.began, self._told = size, b"", time.monotonic(), 0
         self.process = subprocess.Popen(

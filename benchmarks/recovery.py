@@ -100,7 +100,7 @@ def wait_for_steps(process: subprocess.Popen, folder: pathlib.Path, ranks: int, 
 def measure(folder: pathlib.Path, ranks: int, rounds: int) -> None:
     """Trains, kills a rank again and again, and prints how long each recovery took."""
     options = ["--min-np", str(ranks), "--max-np", str(ranks), "--cool-down", "0", __file__, "--train", str(folder)]
-    launcher = [sys.executable, "-c", "from npu_bridge.launch.cli import main; main()", *options]
+    launcher = [sys.executable, "-c", "from npu_run.cli import main; main()", *options]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     rows = []
     with (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.launch.cli import main
+from npu_run.cli import main
 
 if __name__ == "__main__":
     main()

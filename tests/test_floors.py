@@ -20,10 +20,10 @@ FLOORS = [
     ["npu_bridge.reporting"],
     ["npu_bridge.estimator"],
     ["npu_bridge.amp", "npu_bridge.boost", "npu_bridge.npu_init", "npu_device"],
-    ["npu_bridge.launch"],
+    ["npu_run"],
     ["npu_bridge.run"],
 ]
-PACKAGES = ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
+PACKAGES = ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MOST_FLOORS, MOST_ROOMS, MOST_AT_THE_ROOT = 10, 23, 8
 
@@ -104,7 +104,7 @@ def test_options_know_nobody_and_only_collective_knows_horovod():
             for alias in node.names
         }
         if "horovod" in imported_packages:
-            allowed = ("npu_bridge.collective", "npu_bridge.base", "npu_bridge.launch")
+            allowed = ("npu_bridge.collective", "npu_bridge.base", "npu_run")
             assert room_of(module) in allowed, f"{module} imports horovod"
 
 
@@ -116,7 +116,7 @@ def test_the_environment_is_read_in_one_module():
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
         ]
-        allowed = module == "npu_bridge.base.environment" or room_of(module) == "npu_bridge.launch"
+        allowed = module == "npu_bridge.base.environment" or room_of(module) == "npu_run"
         assert allowed or not reads, f"{module} reads the environment in lines {reads}"
 
 

@@ -7,18 +7,20 @@ import pathlib
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # What is written there is written beside a training, and a training goes on without it.
-BESIDE = ("launch", "reporting", "session")
+BESIDE = ("npu_run", "reporting", "session")
+# Packages at the top level; the others are in npu_bridge/.
+TOP = ("npu_run", "tensorflow1_compat")
 # What a command is asked for, and ends with one sentence where it cannot be written; and what is not a file of anybody.
 PRODUCTS = {
-    "reporting/compare/dumps.py": "compare --write-names",
-    "launch/check.py": "what was found, where it is asked for",
-    "launch/bisect.py": "the state of a search, and what it finds",
-    "launch/doctor/build.py": "headers for a compiler; the wheel is attempted",
-    "launch/doctor/ranks.py": "a script in a folder of its own that is gone afterwards",
-    "launch/rank/processor_time.py": "names of threads, below /proc",
-    "launch/record.py": "the file that reads a record",
-    "launch/remote/tasks.py": "where other tasks find the first one, or an error",
-    "launch/repeat.py": "the note in the folder of a repeat",
+    "npu_run/compare/dumps.py": "compare --write-names",
+    "npu_run/check.py": "what was found, where it is asked for",
+    "npu_run/bisect.py": "the state of a search, and what it finds",
+    "npu_run/doctor/build.py": "headers for a compiler; the wheel is attempted",
+    "npu_run/doctor/ranks.py": "a script in a folder of its own that is gone afterwards",
+    "npu_run/rank/processor_time.py": "names of threads, below /proc",
+    "npu_run/record.py": "the file that reads a record",
+    "npu_run/remote/tasks.py": "where other tasks find the first one, or an error",
+    "npu_run/repeat.py": "the note in the folder of a repeat",
     "reporting/page/document.py": "npu-run report; ReportHook attempts it",
     "reporting/page/facts.py": "ReportHook attempts it",
     "reporting/picture_style.py": "npu-run plan --out; draw_training attempts it",
@@ -26,29 +28,29 @@ PRODUCTS = {
     "session/dump_files.py": "TensorWatch attempts it",
     "session/overflow_hook.py": "TensorWatch attempts it",
     "session/precision/op_lists.py": "files that a person asks for",
-    "launch/trials/replay.py": "all that a replay is for",
+    "npu_run/trials/replay.py": "all that a replay is for",
 }
 WRITERS = {"new_file", "write_whole", "savefig", "write_text", "write_bytes", "touch", "copyfile", "copyfileobj"}
 READERS = {"read_text", "read_bytes", "load", "fromfile", "memmap", "genfromtxt", "loadtxt"}
 # Files below /proc; a module that is copied to machines without this package; digits, which a script asks for and whose
 # path the open file tells.
 READ_OTHERWISE = {
-    "launch/job/rank_process.py",
-    "launch/rank/processor_time.py",
-    "launch/trials/replay_tf1.py",
+    "npu_run/job/rank_process.py",
+    "npu_run/rank/processor_time.py",
+    "npu_run/trials/replay_tf1.py",
     "tensorflow1_compat/contrib/learn/datasets/mnist.py",
     "tensorflow1_compat/old_python/old_numpy.py",  # numpy's own readers, as scripts call them
     "tensorflow1_compat/old_python/old_numpy_rules.py",
 }
 # JSON, which is ASCII, read by Python 2 as well.
-ENCODED_OTHERWISE = {"launch/trials/replay_tf1.py"}
+ENCODED_OTHERWISE = {"npu_run/trials/replay_tf1.py"}
 READING = (*BESIDE, "boost", "options", "optimizers", "tensorflow1_compat")
 # The way itself, then: a tool that writes a page of the docs, the module that is copied, what a process of the doctor
 # tells the one that has started it, and prints of scripts for TensorFlow 1 and of numpy's functions that print.
 PRINT_OTHERWISE = {
     "base/terminal.py",
-    "launch/doctor/trial.py",
-    "launch/trials/replay_tf1.py",
+    "npu_run/doctor/trial.py",
+    "npu_run/trials/replay_tf1.py",
     "options/docs_page.py",
     "tensorflow1_compat/old_python/old_numpy.py",
 }
@@ -58,7 +60,7 @@ TOLD_OTHERWISE = {
     "boost/config.py": "the rows of its table say what is legal",
     "estimator/npu/checks.py": "a documented conversion, which refuses nothing",
     "estimator/npu/npu_scope.py": "which field of an attribute holds the value",
-    "launch/bisect.py": "a field of a file",
+    "npu_run/bisect.py": "a field of a file",
     "operators/dropping.py": "a boolean counts as the number that it is, and a tensor is not looked at",
     "optimizers/hypers.py": "what JSON can hold",
     "options/kinds.py": "a kind returns what is wrong, and an option's map holds no numbers of numpy",
@@ -71,7 +73,7 @@ TOLD_OTHERWISE = {
 def calls_in(packages):
     """(path below npu_bridge, functions around it, call) of every call in some packages."""
     for package in packages:
-        place = REPOSITORY / ("" if package == "tensorflow1_compat" else "npu_bridge") / package
+        place = REPOSITORY / ("" if package in TOP else "npu_bridge") / package
         for path in sorted(place.rglob("*.py") if place.is_dir() else [place]):
             for around, node in walk(ast.parse(path.read_text()), ()):
                 yield path.relative_to(REPOSITORY).as_posix().removeprefix("npu_bridge/"), around, node
@@ -144,7 +146,7 @@ def test_files_are_read_in_one_way():
 
 def test_texts_are_opened_in_an_encoding_that_no_locale_chooses():
     found, seen = [], 0
-    for path, _, call in calls_in(["", "tensorflow1_compat"]):
+    for path, _, call in calls_in(["", *TOP]):
         is_text = opens(call) is not None and owner_of(call) != "os"
         if name_of(call) in ("read_text", "write_text") and owner_of(call):
             is_text = owner_of(call) != "distribution"  # files of installed packages, in UTF-8
@@ -160,19 +162,19 @@ def test_texts_are_opened_in_an_encoding_that_no_locale_chooses():
 
 def test_lines_are_printed_in_one_way():
     found = []
-    for path, _, call in calls_in(["", "tensorflow1_compat"]):
+    for path, _, call in calls_in(["", *TOP]):
         whole = ast.unparse(call.func)
         is_print = whole in ("print", "click.echo", "click.secho", "click.utils.echo", "console.print", "warnings.warn")
         is_stream = any(f"std{name}" in whole for name in ("out", "err")) and name_of(call) in ("write", "writelines")
         is_logger = whole == "logging.getLogger" and "__name__" in ast.unparse(call)
-        if (is_print or is_stream or is_logger) and path not in PRINT_OTHERWISE and path != "launch/table.py":
+        if (is_print or is_stream or is_logger) and path not in PRINT_OTHERWISE and path != "npu_run/table.py":
             found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
-    assert not found, "print it through npu_bridge.base.terminal, rows of tables through launch/table.py"
+    assert not found, "print it through npu_bridge.base.terminal, rows of tables through npu_run/table.py"
 
 
 def test_numbers_are_told_from_booleans_in_one_way():
     found = {}
-    for path, _, call in calls_in([""]):
+    for path, _, call in calls_in(["", "npu_run"]):
         if name_of(call) == "isinstance" and {"bool", "bool_", "Real", "Integral"} & named_in(call.args[1]):
             found.setdefault(path, f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
     assert found.pop("base/arguments.py")
@@ -184,7 +186,7 @@ def test_numbers_are_told_from_booleans_in_one_way():
 # Shapes of numpy; and a list that only goes into an operator.
 SHAPES_OTHERWISE = {
     "optimizers/subspace/basis.py",
-    "reporting/compare/spread.py",
+    "npu_run/compare/spread.py",
     "session/precision/batch_norm.py",
 }
 
@@ -192,8 +194,8 @@ SHAPES_OTHERWISE = {
 def test_sizes_of_tensors_are_read_in_one_way():
     """Without TensorFlow 2 behaviour, `shape[0]` is a `Dimension`, of which an operator makes no number."""
     found, seen = [], set()
-    for file in sorted((REPOSITORY / "npu_bridge").rglob("*.py")):
-        path = file.relative_to(REPOSITORY / "npu_bridge").as_posix()
+    for file in (file for name in ("npu_bridge", "npu_run") for file in sorted((REPOSITORY / name).rglob("*.py"))):
+        path = file.relative_to(REPOSITORY).as_posix().removeprefix("npu_bridge/")
         for node in ast.walk(ast.parse(file.read_text())):
             value = node.value if isinstance(node, (ast.Subscript, ast.Starred)) else None
             if isinstance(node, ast.Starred) and isinstance(value, ast.Subscript):
@@ -222,7 +224,7 @@ def patched(node):
 def test_sessions_are_changed_in_one_place():
     """Methods of one session, or of a class of sessions, whatever name the class has there."""
     found = []
-    packages = [REPOSITORY / name for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")]
+    packages = [REPOSITORY / name for name in ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")]
     for path in (path for package in packages for path in sorted(package.rglob("*.py"))):
         for part in ast.parse(path.read_text()).body:
             is_about_sessions = "ession" in ast.unparse(part)

@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.environment import RANK_VARIABLES
-from tests.launch.launching import needs_horovod
+from tests.npu_run.launching import needs_horovod
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 OTHERS = [

@@ -75,7 +75,7 @@ def test_every_door_says_what_to_install(python):
 
 def test_a_plan_needs_none(python):
     plan = ["plan", "--params", "110M", "--bandwidth", "1Gbit", "--compute-secs", "0.2", "--ranks", "1,2"]
-    code = f"import sys; sys.argv = ['npu-run', *{plan!r}]; from npu_bridge.launch.cli import main; main()"
+    code = f"import sys; sys.argv = ['npu-run', *{plan!r}]; from npu_run.cli import main; main()"
     assert any("efficiency" in line for line in python("-c", code))
 
 
@@ -86,7 +86,7 @@ def test_a_page_of_a_training_needs_none(python, tmp_path):
         '{"start": 0, "time": 1.0, "ranks": 2}\n'
         '{"step": 1, "loss": 2.5, "loss_scale": null, "skipped": false, "time": 2.0}\n'
     )
-    code = f"import sys; sys.argv = ['npu-run', 'report', {str(run)!r}]; from npu_bridge.launch.cli import main; main()"
+    code = f"import sys; sys.argv = ['npu-run', 'report', {str(run)!r}]; from npu_run.cli import main; main()"
     (said,) = python("-c", code)
     assert "report.html (" in said and said.endswith(" kB)")
     assert 'data-last-step="1"' in (run / "report.html").read_text()

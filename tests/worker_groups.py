@@ -10,8 +10,8 @@ from __future__ import annotations
 import pathlib
 import types
 
-_LAUNCHES = pathlib.Path(__file__).parent / "launch"
-# By these names tests/launch and what it calls start processes; a `Job` is one of benchmarks/many_ranks.py.
+_LAUNCHES = pathlib.Path(__file__).parent / "npu_run"
+# By these names tests/npu_run and what it calls start processes; a `Job` is one of benchmarks/many_ranks.py.
 _STARTERS = {"Job", "Popen", "fork", "multiprocessing", "subprocess"}
 
 

@@ -11,7 +11,7 @@ import ast
 import pathlib
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("npu_bridge", "hccl", "npu_device", "tensorflow1_compat")
+PACKAGES = ("npu_bridge", "npu_run", "hccl", "npu_device", "tensorflow1_compat")
 
 
 def sentences() -> dict[str, str]:

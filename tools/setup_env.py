@@ -3,7 +3,7 @@
 Started by setup_env.sh, which has already chosen the Python that runs this and found a compiler and cmake.
 Every step may be run again on top of a half-finished one: pip passes over what is there, and a step counts as
 done only when the thing it installed really imports. Horovod is installed as `npu-run doctor --fix` does it
-(npu_bridge/launch/doctor/build.py): its wheel is kept in the user's cache, so that the next checkout needs no compiler
+(npu_run/doctor/build.py): its wheel is kept in the user's cache, so that the next checkout needs no compiler
 and no minutes.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from npu_bridge.base.install import CHOSEN  # all are of this checkout, and need no other package
 from npu_bridge.base.secondary_files import describe_failure
-from npu_bridge.launch.doctor.build import Installer, InstallError
+from npu_run.doctor.build import Installer, InstallError
 
 ASKED_FOR = sys.argv[3] if sys.argv[3:] else ""  # a version of TensorFlow
 VENV = Path(f".venv-tf{ASKED_FOR}" if ASKED_FOR else ".venv")

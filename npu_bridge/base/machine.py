@@ -19,7 +19,7 @@ LOW_PRECISION_UNITS = {"float16": ("amx_fp16", "avx512_fp16"), "bfloat16": ("amx
 def own_packages() -> list[str]:
     """Returns the folders of the packages installed with this one, which hold no script's own code."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [os.path.join(root, name) for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")]
+    return [os.path.join(root, name) for name in ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")]
 
 
 @functools.cache

@@ -27,10 +27,9 @@ from npu_bridge.base.tf_internals import names
 
 __all__ = ["explain_global_step", "watch"]
 
-_OURS = ("npu_bridge", "hccl", "tensorflow1_compat")
+_OURS = ("npu_bridge", "npu_run", "hccl", "tensorflow1_compat")
 # Packages that run without TensorFlow, and with any version of it.
-_INDEPENDENT = ("npu_bridge.base", "npu_bridge.launch", "npu_bridge.options")
-_INDEPENDENT += ("npu_bridge.reporting.compare", "npu_bridge.run")
+_INDEPENDENT = ("npu_bridge.base", "npu_bridge.options", "npu_bridge.run", "npu_run")
 _ADVICE = ("Instructions for updating:", "The name %s is deprecated")
 # Warnings about `tf.layers`, cells, and methods of layers, twice for each call and on every rank.
 _LAYER_ADVICE = r"`(tf\.layers|tf\.nn|layer)\.[\w.]+` (is deprecated|will be removed)"

@@ -1,6 +1,6 @@
 """Prints on terminals: control characters in texts from outside are shown (`\\x1b`), and not sent.
 
-The output of ranks goes another way (`launch/job/output.py`), unchanged.
+The output of ranks goes another way (`npu_run/job/output.py`), unchanged.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from npu_bridge.base.environment import RANK_VARIABLES
-from tests.launch.elastic_scripts import SCRIPTS
-from tests.launch.launching import LIMIT_SECS, ROOT, kept_addresses, npu_run, write_script
+from tests.npu_run.elastic_scripts import SCRIPTS
+from tests.npu_run.launching import LIMIT_SECS, ROOT, kept_addresses, npu_run, write_script
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 LACKS_SLURM = not all(map(shutil.which, PROGRAMS)) or os.geteuid() != 0

@@ -12,9 +12,9 @@ import tempfile
 import pytest
 
 from tests.clusters.conftest import LACKS_SLURM, needs_slurm, outside_ranks
-from tests.launch.elastic_scripts import SCRIPTS, assert_alike
-from tests.launch.launching import finish, needs_horovod, read_until, wait_for, write_script
-from tests.launch.test_local_ranks import assert_all_gone
+from tests.npu_run.elastic_scripts import SCRIPTS, assert_alike
+from tests.npu_run.launching import finish, needs_horovod, read_until, wait_for, write_script
+from tests.npu_run.test_local_ranks import assert_all_gone
 
 pytestmark = [
     pytest.mark.slow("jobs of Open MPI and MPICH; make test-clusters"),

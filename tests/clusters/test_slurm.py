@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tests.clusters.conftest import needs_slurm, wait_until
-from tests.launch.elastic_scripts import SCRIPTS, assert_alike
-from tests.launch.launching import LIMIT_SECS, ROOT, needs_horovod, write_script
+from tests.npu_run.elastic_scripts import SCRIPTS, assert_alike
+from tests.npu_run.launching import LIMIT_SECS, ROOT, needs_horovod, write_script
 
 pytestmark = [pytest.mark.slow("jobs of a Slurm of this machine; make test-clusters"), needs_horovod, needs_slurm]
 

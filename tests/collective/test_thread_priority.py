@@ -10,7 +10,7 @@ import pytest
 from npu_bridge.base import environment
 from npu_bridge.collective import thread_priority
 from npu_bridge.collective.thread_priority import raised_for_new_threads
-from tests.launch.launching import needs_horovod, npu_run, write_script
+from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 REAL_TIME = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 

@@ -16,7 +16,7 @@ from npu_bridge.options.table import RUN_CONFIG
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
-PACKAGES = ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
+PACKAGES = ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")
 MESSAGES = re.findall(r"^### `(.+)`$", (DOCS / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
 SHELLS = re.findall(r"```sh\n(#!/bin/sh\n.*?)```", (DOCS / "clusters.md").read_text(encoding="utf-8"), re.DOTALL)
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tests.launch.launching import kept_addresses
+from tests.npu_run.launching import kept_addresses
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPT = """

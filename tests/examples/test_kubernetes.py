@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from npu_bridge.base import environment
-from npu_bridge.launch import cli
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
+from npu_run import cli
 
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed")
 validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")

@@ -71,7 +71,7 @@ COMPOSERS = {
 def test_every_stage_is_named_in_its_file_and_in_the_list_alone():
     files = [
         path
-        for package in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
+        for package in ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")
         for path in (REPOSITORY / package).rglob("*.py")
     ]
     said = {path.relative_to(REPOSITORY).as_posix(): set(names_in(path)) for path in files}

@@ -16,8 +16,8 @@ from npu_bridge import stages
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, list_stages
-from npu_bridge.launch.explain import explain
 from npu_bridge.session.precision import rewriter
+from npu_run.explain import explain
 from tests.training import in_graph
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]

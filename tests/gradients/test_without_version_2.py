@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
-from tests.launch.launching import ROOT, write_script
+from tests.npu_run.launching import ROOT, write_script
 from tests.tensorflow1_compat.test_plain_python import run
 
 BEGIN = """

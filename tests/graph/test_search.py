@@ -71,11 +71,11 @@ def test_nobody_else_walks_graphs_by_hand():
     root = pathlib.Path(__file__).resolve().parents[2]
     found = {
         str(path.relative_to(root)): len(list(searches_in(path)))
-        for package in ("npu_bridge", "hccl", "tensorflow1_compat")
+        for package in ("npu_bridge", "npu_run", "hccl", "tensorflow1_compat")
         for path in (root / package).rglob("*.py")
     }
     assert {path: count for path, count in found.items() if count} == {
         "npu_bridge/collective/ownership.py": 1,  # sizes in order, no graph
         "npu_bridge/base/search.py": 2,
-        "npu_bridge/launch/trials/replay_tf1.py": 1,  # has TensorFlow alone
+        "npu_run/trials/replay_tf1.py": 1,  # has TensorFlow alone
     }

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tests.hosts import train_by_adasum
-from tests.launch.launching import LIMIT_SECS, needs_horovod, read_until, wait_for, write_script
+from tests.npu_run.launching import LIMIT_SECS, needs_horovod, read_until, wait_for, write_script
 from tests.stage_models import adasum_tree
 
 pytestmark = [

@@ -21,10 +21,10 @@ import sys
 import pytest
 
 from npu_bridge.base.own_folders import own_folder
-from npu_bridge.launch import cli
-from npu_bridge.launch.outputs import MADE_BY
+from npu_run import cli
+from npu_run.outputs import MADE_BY
 from tests.examples.commands import run_warm
-from tests.launch.launching import needs_horovod
+from tests.npu_run.launching import needs_horovod
 from tests.reporting.test_page import write_history
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -38,11 +38,11 @@ RUN_BY_OTHER_TESTS = {
     "make train": ("journeys/test_readme.py", ['"make", "train", "RANKS=2"']),
     "make venv": ("journeys/test_readme.py", ['"make", "venv"']),
     "npu-run -np 2 train.py": ("journeys/test_code_of_pages.py", ['["npu-run", "-np", "2"]', '[*command, "train.py"]']),
-    "npu-run -H host1:4,host2:4 train.py": ("launch/test_remote_ranks.py", ['"-H", f"{ONE}:1,{OTHER}:1", "train.py"']),
-    "npu-run doctor": ("launch/test_doctor.py", ['start("doctor", *options']),
-    "npu-run doctor --fix": ("launch/test_doctor.py", ['"npu_bridge.run", "doctor", "--fix"']),
+    "npu-run -H host1:4,host2:4 train.py": ("npu_run/test_remote_ranks.py", ['"-H", f"{ONE}:1,{OTHER}:1", "train.py"']),
+    "npu-run doctor": ("npu_run/test_doctor.py", ['start("doctor", *options']),
+    "npu-run doctor --fix": ("npu_run/test_doctor.py", ['"npu_bridge.run", "doctor", "--fix"']),
     "npu-run doctor --config run.toml --rank-table table.json": (
-        "launch/test_doctor.py",
+        "npu_run/test_doctor.py",
         ['"--config", "run.toml", "--rank-table", "table.json"'],
     ),
     "npu-run explain --ranks 4 --params 110M --out stages.svg configs/stages.toml": (
@@ -50,37 +50,37 @@ RUN_BY_OTHER_TESTS = {
         ["^npu-run explain (.*)$"],
     ),
     "npu-run compare out/here/dump out/npu/dump --only tensors": (
-        "reporting/compare/test_command.py",
+        "npu_run/compare/test_command.py",
         ['tmp_path / "dump", tmp_path / "named", "--only", "tensors"'],
     ),
     "npu-run compare out/here/dump --write-names out/named": (
-        "reporting/compare/test_command.py",
+        "npu_run/compare/test_command.py",
         ['tmp_path / "dump", "--write-names", tmp_path / "named"'],
     ),
-    "npu-run -np 2 --timeline 20:25 train.py": ("launch/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
-    "npu-run record train.py": ("launch/trials/test_record.py", ['command(record, "--steps", 3, "train.py", 1)']),
+    "npu-run -np 2 --timeline 20:25 train.py": ("npu_run/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
+    "npu-run record train.py": ("npu_run/trials/test_record.py", ['command(record, "--steps", 3, "train.py", 1)']),
     "npu-run record --steps 5 --out recorded train.py": (
-        "launch/trials/test_record.py",
+        "npu_run/trials/test_record.py",
         ['command(record, "--steps", 3, "train.py", 1)'],
     ),
     "npu-run replay recorded train.py": (
-        "launch/trials/test_record.py",
+        "npu_run/trials/test_record.py",
         ['command(replay, "recorded", "train.py", 2)'],
     ),
     "npu-run bisect --low allow_mix_precision --steps 20 train.py": (
-        "launch/trials/test_bisect.py",
+        "npu_run/trials/test_bisect.py",
         ['"--low", "allow_mix_precision", "--steps", "3", "train.py"'],
     ),
     "npu-run -np 2 --set save_checkpoints_steps=7 --set precision_mode_v2=origin train.py": (
-        "launch/test_try.py",
+        "npu_run/test_try.py",
         ['words = ("--set", "save_checkpoints_steps=7", "--set", "precision_mode_v2=origin")'],
     ),
     "python tools/replay_on_genuine.py --out compared train.py": (
         "tensorflow1_compat/test_whole_scripts.py",
         ['"tools/replay_on_genuine.py", "--out"'],
     ),
-    "npu-run effects --json run.toml": ("launch/test_effects.py", ['"--json", "run.toml"']),
-    "npu-run effects run.toml": ("launch/test_effects.py", ['run("run.toml")']),
+    "npu-run effects --json run.toml": ("npu_run/test_effects.py", ['"--json", "run.toml"']),
+    "npu-run effects run.toml": ("npu_run/test_effects.py", ['run("run.toml")']),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
     "python examples/accelerate/train.py --low bfloat16 --ratio 0.5": ("examples/test_accelerate.py", None),
     "python examples/accelerate/train.py --way loss --target_loss 0.9 --ratio 1.2": (

@@ -50,8 +50,8 @@ def words_of(text, separator):
 
 def test_search_finds_every_option_message_and_command(site):
     """Each on its own page: the words of a query stand there together."""
-    from npu_bridge.launch.cli import COMMANDS
     from npu_bridge.options.docs_page import PAGES
+    from npu_run.cli import COMMANDS
 
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     separator = index["config"]["separator"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
+PACKAGES = ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")
 HOME_PAGE = "https://example.org/somebody/npu_bridge"
 
 
@@ -103,7 +103,7 @@ def test_installed_wheel_imports_from_outside_the_checkout(wheel, tmp_path):
     )
     code = (
         "import importlib.metadata as metadata, sys\n"
-        "import hccl, npu_bridge, npu_bridge.launch.cli\n"
+        "import hccl, npu_bridge, npu_run.cli\n"
         "print(hccl.__file__, npu_bridge.__file__, sep='\\n')\n"
         "print(npu_bridge.__version__ == metadata.version('npu-bridge'))\n"
         "print('tensorflow' in sys.modules, 'horovod' in sys.modules)\n"
@@ -116,4 +116,4 @@ def test_installed_wheel_imports_from_outside_the_checkout(wheel, tmp_path):
     assert same_version == "True"
     assert imported == "False False"
     script = (target / "bin" / "npu-run").read_text()
-    assert "from npu_bridge.launch.cli import main" in script
+    assert "from npu_run.cli import main" in script

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from tests.launch.launching import ROOT, write_script
+from tests.npu_run.launching import ROOT, write_script
 from tests.tensorflow1_compat.test_plain_python import run
 
 ROOMS = ("operators", "optimizers", "gradients")

@@ -15,7 +15,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from tests.launch.launching import npu_run, write_script
+from tests.npu_run.launching import npu_run, write_script
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

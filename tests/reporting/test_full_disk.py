@@ -8,14 +8,14 @@ import json
 import tensorflow as tf
 
 from npu_bridge.base.session_wrapper import add_engine
-from npu_bridge.launch.trials.record import RecordSteps
 from npu_bridge.options import read_session_config
 from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsHook, ReportHook, TensorBoardHook
-from npu_bridge.reporting.compare.events import read_scalars
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session.dump_hook import DumpHook
 from npu_bridge.session.hooked_session import WatchOfTraining
 from npu_bridge.session.profiling import ProfilingHook
+from npu_run.compare.events import read_scalars
+from npu_run.trials.record import RecordSteps
 from tests.reporting.stepping import Clock, run_steps
 from tests.session.models import session_config
 from tests.small_disk import small_disk  # noqa: F401 - a fixture

@@ -13,15 +13,15 @@ import sys
 import click.testing
 import pytest
 
-from npu_bridge.launch.report import report
 from npu_bridge.reporting import History, StepRow, picture
-from npu_bridge.reporting.compare import page as compare_page
-from npu_bridge.reporting.compare.folders import compare_folders
-from npu_bridge.reporting.compare.page import render_comparison
 from npu_bridge.reporting.page import RunFolder, axes, facts, read_run_folder, render_page, write_page
 from npu_bridge.reporting.page.curves import MOST_BUCKETS, cut
 from npu_bridge.reporting.page.run_folder import NoRunError
 from npu_bridge.reporting.picture_style import COLOURS
+from npu_run.compare import page as compare_page
+from npu_run.compare.folders import compare_folders
+from npu_run.compare.page import render_comparison
+from npu_run.report import report
 from tests.reporting.stepping import Clock
 
 

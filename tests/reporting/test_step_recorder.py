@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.session_wrapper import add_engine
-from npu_bridge.launch.timeline import Recording
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session import name_step, train_in_loops
 from npu_bridge.session.hooked_session import WatchOfTraining
+from npu_run.timeline import Recording
 
 tf1 = tf.compat.v1
 

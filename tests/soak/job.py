@@ -17,15 +17,15 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from tests.launch.elastic_scripts import assert_alike
+from tests.npu_run.elastic_scripts import assert_alike
 from tests.soak.trainings import BATCH, FACES, MICRO, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 600
 LIMIT_SECS = 240.0  # only what hangs takes as long as this
 # Slots that are there are taken in soon: a test cannot wait for them as long as a training should.
-_QUICK = "from npu_bridge.launch.job import elastic\nelastic.STEADY_SECS, elastic._POLL_SECS = 1.0, 0.2\n"
-_MAIN = "from npu_bridge.launch.cli import main\nmain()"
+_QUICK = "from npu_run.job import elastic\nelastic.STEADY_SECS, elastic._POLL_SECS = 1.0, 0.2\n"
+_MAIN = "from npu_run.cli import main\nmain()"
 _MARK = "SOAK_JOB"
 
 
@@ -151,7 +151,7 @@ class Job:
         found = {}
         for process in self.processes().values():
             with contextlib.suppress(psutil.Error, OSError):
-                if "npu_bridge.launch.rank.main" in process.cmdline() and os.getsid(process.pid) == process.pid:
+                if "npu_run.rank.main" in process.cmdline() and os.getsid(process.pid) == process.pid:
                     found[int(process.environ().get("HOROVOD_RANK", "0"))] = process.pid
         return found
 

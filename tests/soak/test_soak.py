@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.lab.two_hosts import reason_for_no_hosts, two_hosts
-from tests.launch.launching import needs_horovod
+from tests.npu_run.launching import needs_horovod
 from tests.soak.faults import KINDS, Fault
 from tests.soak.job import STEPS, Job, SoakError
 from tests.soak.trainings import FACES

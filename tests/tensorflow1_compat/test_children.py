@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.launch.launching import npu_run, write_script
+from tests.npu_run.launching import npu_run, write_script
 
 SCRIPT = """
 import os, subprocess, sys

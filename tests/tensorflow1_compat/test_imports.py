@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tensorflow
 
-from tests.launch.launching import npu_run, write_script
+from tests.npu_run.launching import npu_run, write_script
 
 SCRIPT = """
 import json, sys, types

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.launch.launching import finish, npu_run, start, write_script
+from tests.npu_run.launching import finish, npu_run, start, write_script
 
 # Nothing of it needs TensorFlow, so Python itself can be asked; `--tf1` makes it a script of TensorFlow 1 all the same.
 BROKEN = """

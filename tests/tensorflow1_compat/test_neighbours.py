@@ -15,7 +15,7 @@ import scipy.sparse
 
 from tensorflow1_compat import proxies
 from tensorflow1_compat.old_python import shims
-from tests.launch.launching import finish, start, write_script
+from tests.npu_run.launching import finish, start, write_script
 
 SCRIPT = """
 import sys

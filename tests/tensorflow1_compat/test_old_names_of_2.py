@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from npu_bridge.base.tf_internals.names import KERAS
-from tests.launch.launching import npu_run, write_script
+from tests.npu_run.launching import npu_run, write_script
 from tests.tensorflow1_compat.test_plain_python import run
 from tests.training import beside_addons
 

@@ -12,7 +12,7 @@ import pytest
 from tensorflow1_compat import proxies
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tree import SourceTree
-from tests.launch.launching import ROOT, npu_run, write_script
+from tests.npu_run.launching import ROOT, npu_run, write_script
 from tests.tensorflow1_compat.old_scripts import answer_of
 
 # What a script says -> what it got.

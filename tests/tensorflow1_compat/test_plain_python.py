@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.launch.launching import ROOT, write_script
+from tests.npu_run.launching import ROOT, write_script
 
 
 def run(folder, name="train.py"):

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.launch.trials.running import write_script
+from tests.npu_run.trials.running import write_script
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(

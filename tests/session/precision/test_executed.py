@@ -12,7 +12,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.precision import modes, policy_of_last_step
 from npu_bridge.session.precision.functions import follow
-from tests.launch.launching import needs_horovod, npu_run, write_script
+from tests.npu_run.launching import needs_horovod, npu_run, write_script
 from tests.session.precision.small_models import Dense, precision_of, session_of
 
 tf1 = tf.compat.v1

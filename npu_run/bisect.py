@@ -1,0 +1,272 @@
+"""`npu-run bisect`: finds the operators that must stay float32 for a low-precision training to keep its results."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.own_folders import OwnFolder
+from npu_bridge.base.reading import read_json
+from npu_bridge.base.terminal import echo
+from npu_run.command_line import ScriptCommand, ending_on, launcher_options, say
+from npu_run.errors import LaunchError
+from npu_run.outputs import own_output
+from npu_run.repeat import folder_of
+from npu_run.trial import FLOAT32, run_trial
+from npu_run.trials.search import Found, Operator, OutOfRuns, smallest_kept
+from npu_run.trials.trial import Trial
+
+__all__ = ["Bisection", "bisect"]
+
+LOW_MODES = (
+    "allow_mix_precision",
+    "allow_mix_precision_fp16",
+    "allow_mix_precision_bf16",
+    "force_fp16",
+    "cube_fp16in_fp32out",
+)
+_STATE, _OPERATORS, _KEPT, _MIXLIST = "state.json", "operators.json", "kept.txt", "mixlist.json"
+_REFERENCES = 3
+
+
+@click.command(cls=ScriptCommand)
+@click.option(
+    "--low", type=click.Choice(LOW_MODES), default=LOW_MODES[0], show_default=True, help="The precision mode to try."
+)
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of each run.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.02,
+    show_default=True,
+    help="Share of the loss by which a passing run can differ, if the band of rounding is narrower.",
+)
+@click.option("--max-runs", type=click.IntRange(min=5), default=40, show_default=True, help="Runs to make at most.")
+@click.option("-o", "--out", default="bisect", show_default=True, metavar="DIR", help="Folder; a search in it resumes.")
+@launcher_options
+def bisect(
+    low: str,
+    steps: int,
+    tolerance: float,
+    max_runs: int,
+    out: str,
+    launcher: list[str],
+    script: str,
+    arguments: tuple[str, ...],
+):
+    """Finds the smallest set of operators that must stay float32 when SCRIPT trains in low precision.
+
+    Starts with three float32 runs whose initial weights differ by rounding. Then trains in low precision and keeps
+    ever fewer operators in float32: whole name scopes first, then types, then single operators. Prints the set.
+    """
+    bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
+    with ending_on(LaunchError):
+        sys.exit(bisection.run())
+
+
+class Bisection:
+    """A search whose state is kept in its folder, so that a later call resumes it.
+
+    Args:
+      folder: absolute path for runs, `state.json` and results.
+      low: the precision mode.
+      steps: number of steps of each run.
+      tolerance: see `npu-run bisect --help`.
+      max_runs: runs to make at most, those of earlier calls included.
+      command: the words after `npu-run`.
+    """
+
+    def __init__(self, folder: str, low: str, steps: int, tolerance: float, max_runs: int, command: Sequence[str]):
+        self.folder, self._low, self._max_runs, self._command = folder, low, max_runs, list(command)
+        self._steps, self._tolerance = steps, tolerance
+        self._asked = {"low": low, "steps": steps, "tolerance": tolerance, "command": self._command}
+        self._runs: list[dict[str, Any]] = []  # the operators each run kept, and whether it passed, in order
+        self._band: Any = None
+        self._own: OwnFolder
+
+    def run(self) -> int:
+        """Searches, prints and writes the result; returns 0, or 2 if there is no result.
+
+        Raises:
+          LaunchError: the script fails in float32, or trains neither through sessions nor an Estimator.
+        """
+        with own_output(self.folder, "--out", "npu-run bisect") as self._own:
+            self._own.check("repeat-*", "run-*", _STATE, _OPERATORS, _KEPT, _MIXLIST)
+            return self._search()
+
+    def _search(self) -> int:
+        self._go_on()
+        self._measure()
+        operators = self._read_operators()
+        self._say(f"{len(operators)} operators may be lowered")
+        found = smallest_kept(operators, self._passes)
+        if found is None:
+            self._tell(
+                f"even with all {len(operators)} operators in float32 the run is outside: the difference is in no "
+                f"operator of a session run that trains. Compare {os.path.join(self._shown, 'run-001')} with repeat-0."
+            )
+            return 2
+        self._conclude(found, len(operators))
+        return 0
+
+    def _read_operators(self) -> list[Operator]:
+        try:
+            return [Operator(**each) for each in read_json(_OPERATORS, within=self.folder)]
+        except (OSError, ValueError, TypeError) as error:
+            path = os.path.join(self._shown, _OPERATORS)
+            raise LaunchError(
+                f"{path} cannot be read ({error}). Remove the folder, or choose another --out."
+            ) from error
+
+    @property
+    def _shown(self) -> str:
+        return os.path.relpath(self.folder)
+
+    def _go_on(self) -> None:
+        """Loads the runs of an earlier search in this folder; raises if its settings differ from these."""
+        path = Path(self.folder, _STATE)
+        if not path.exists():
+            return
+        try:
+            state = read_json(path, within=self.folder)
+            before, runs = dict(state["asked"]), [{**run, "kept": list(run["kept"])} for run in state["runs"]]
+            if not all(isinstance(run["passes"], bool) for run in runs):
+                raise TypeError("a run has neither passed nor failed")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LaunchError(
+                f"{os.path.join(self._shown, _STATE)} is not as a search writes it ({error}). Remove the folder, or "
+                f"choose another one with --out."
+            ) from error
+        if before != self._asked:
+            changed = ", ".join(name for name, value in self._asked.items() if before.get(name) != value)
+            raise LaunchError(
+                f"{self._shown} holds another search. Expected the same {changed}; got another one. Choose another "
+                f"folder with --out."
+            )
+        self._runs = runs
+        self._say(f"resumes after {len(self._runs)} runs in low precision")
+
+    def _measure(self) -> None:
+        """Trains in float32 as many times as the noise band needs."""
+        for number in range(_REFERENCES):
+            folder = folder_of(self.folder, number)
+            done = Path(folder, "done")
+            if done.exists():
+                continue
+            operators = os.path.join(self.folder, _OPERATORS) if number == 0 else ""
+            trial = Trial(folder=folder, seed=0, rounding=number, steps=self._steps, operators=operators)
+            code = self._train(trial, FLOAT32)
+            if code:
+                raise LaunchError(
+                    f"the script ended with exit code {code} in float32. What it printed is in "
+                    f"{os.path.relpath(folder)}/output.log."
+                )
+            if operators and not os.path.exists(operators):
+                raise LaunchError(
+                    "no session run trained. Expected a script that trains through sessions or an Estimator; got none. "
+                    "Of model.fit and eager code single operators are not known beforehand."
+                )
+            done.touch()
+        from npu_run.trials.acceptance import Float32Band
+
+        self._band = Float32Band([folder_of(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
+        self._say(f"float32: {self._band}")
+
+    def _passes(self, kept: frozenset[str]) -> bool:
+        names = sorted(kept)
+        for run in self._runs:
+            if run["kept"] == names:
+                return run["passes"]
+        return self._try(names, {"customize_dtypes": self._write_names(names, f"{self._next()}.txt")})
+
+    def _try(self, kept: list[str], options: dict[str, Any], what: str = "") -> bool:
+        """Trains once in low precision, and records whether the run passed."""
+        if len(self._runs) + _REFERENCES >= self._max_runs:
+            raise OutOfRuns
+        folder = os.path.join(self.folder, self._next())
+        trial = Trial(folder=folder, seed=0, steps=self._steps)
+        code = self._train(trial, {"precision_mode": self._low, "precision_mode_v2": None, **options})
+        passes, why = (False, f"exit code {code}") if code else self._band.judge(folder)
+        what = what or f"{len(kept)} operator{'' if len(kept) == 1 else 's'} in float32"
+        self._say(f"run {len(self._runs) + _REFERENCES + 1}: {what}: {'inside' if passes else 'outside'} ({why})")
+        self._runs.append({"kept": kept, "passes": passes, "why": why})
+        state = {"asked": self._asked, "runs": self._runs}
+        write_whole(os.path.join(self.folder, _STATE), json.dumps(state, indent=1))
+        return passes
+
+    def _train(self, trial: Trial, options: dict[str, Any]) -> int:
+        self._own.clear(os.path.basename(trial.folder))  # left by a search that was interrupted in this run
+        os.makedirs(trial.folder)
+        imposed = {"precision_mode_v2": None, "iterations_per_loop": 1, "accelerate_train_mode": None, **options}
+        return run_trial(trial, self._command, imposed, os.path.join(trial.folder, "output.log"))
+
+    def _next(self) -> str:
+        return f"run-{len(self._runs):03d}"
+
+    def _write_names(self, names: Sequence[str], file: str) -> str:
+        """Writes a `customize_dtypes` file that keeps these operators in float32."""
+        path = Path(self.folder, file)
+        path.write_text("".join(f"{name}::InputDtype:float32,OutputDtype:float32\n" for name in names), "utf-8")
+        return str(path)
+
+    def _conclude(self, found: Found, count: int) -> None:
+        """Prints the operators to keep and how, and tries whether listing their types is enough."""
+        if not found.kept:
+            self._tell(f"none of {count} operators must stay float32: {self._low} passes as it is")
+            return
+        runs = len(self._runs) + _REFERENCES
+        what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs are the limit"
+        self._tell(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
+        names = self._write_names([operator.name for operator in found.kept], _KEPT)
+        types = sorted({operator.type for operator in found.kept})
+        mixlist = os.path.join(self.folder, _MIXLIST)
+        Path(mixlist).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
+        lines = [f"\noperators, exactly: customize_dtypes={os.path.relpath(names)!r}"]
+        lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
+        lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
+        lines += [f"\nthe same in the script, with npu_scope:\n{_scopes(found.kept)}"]
+        lines += [f"\nall operators of their types: modify_mixlist={os.path.relpath(mixlist)!r} ({', '.join(types)})"]
+        echo("\n".join(lines))
+        if not self._low.startswith("allow_mix"):
+            echo(f"  for the allow_mix_precision modes; {self._low} has no lists")
+            return
+        known = [run for run in self._runs if run["kept"] == [f"mix list of {', '.join(types)}"]]
+        try:
+            passes = known[0]["passes"] if known else self._try_types(types, mixlist)
+        except OutOfRuns:
+            echo("  not tried: no runs are left")
+            return
+        echo("  it passes, too" if passes else "  it does not pass: casts fall elsewhere; keep the operators")
+
+    def _try_types(self, types: Sequence[str], mixlist: str) -> bool:
+        label = f"mix list of {', '.join(types)}"
+        return self._try([label], {"modify_mixlist": mixlist}, label)
+
+    def _say(self, text: str) -> None:
+        say(f"npu-run bisect: {text}")
+
+    def _tell(self, text: str) -> None:
+        """Prints a result, also under `--quiet`."""
+        echo(f"npu-run bisect: {text}", err=True)
+
+
+def _scopes(kept: Sequence[Operator]) -> str:
+    """Returns code that keeps these operators: one block for each script line that makes any of them."""
+    lines: dict[str, list[str]] = {}
+    for operator in kept:
+        lines.setdefault(operator.where, []).append(operator.name)
+    blocks = []
+    for where, names in lines.items():
+        place, _, code = where.partition(": ")
+        if where:
+            blocks.append(f"  with keep_dtype_scope():  # {place}, makes {', '.join(names[:3])}\n      {code}")
+        else:
+            blocks.append(f"  (of the backward pass, by name only: {', '.join(names[:3])})")
+    return "\n".join(blocks)

@@ -1,0 +1,323 @@
+"""`npu-run`: starts a training script on one or more ranks, or dispatches to a command.
+
+`npu-run NAME` runs the command NAME, unless a file of that name exists; any other word is a script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npu_bridge import __version__
+from npu_bridge.base import environment, memory_folders
+from npu_bridge.base.files import NotOursError
+from npu_bridge.base.own_folders import OwnFolder
+from npu_bridge.base.terminal import echo, in_line
+from npu_bridge.options.rank_table import MOST_RANKS
+from npu_run.command_line import (
+    ScriptCommand,
+    announce_settings,
+    fail,
+    say,
+    script_arguments,
+    settings_option,
+    source_options,
+)
+from npu_run.commands import COMMANDS, GROUPS, find_command, missing_script
+from npu_run.errors import LaunchError
+from npu_run.job.elastic import WAIT_SECS, Bounds, check_numbers
+from npu_run.job.hosts import Plan, plan_job
+from npu_run.job.output import LOG_FILES
+from npu_run.job.rank_process import rank_command, rank_defaults
+from npu_run.job.starts import RestartableJob
+from npu_run.job.supervisor import check_thread
+from npu_run.outputs import check_file, own_output
+from npu_run.remote.task_agent import find_task, serve_first_task
+from npu_run.remote.tasks import leading
+from npu_run.repeat import WAYS, Repeats
+from npu_run.source_choice import SourceChoice
+from npu_run.timeline import FILES, Recording
+
+__all__ = ["COMMANDS", "main", "run_script"]
+
+_COMPLETION = "_NPU_RUN_COMPLETE"  # set by a shell that asks for completions
+_RANGE = re.compile(r"\s+\[x>=\d+\]$")  # click appends it to the help of a number
+# Headings of the help, and the options below each; all other options come last.
+_OPTIONS = {
+    "Ranks": (
+        *("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
+        *("least", "most", "hosts_from", "wait_secs", "cool_down_secs"),
+    ),
+    "What npu-run writes": ("out", "logs", "timeline", "repeat", "vary"),
+    "The script": ("settings", "era", "trees"),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the console script; ends the process with the job's exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if environment.read_variable(_COMPLETION):
+        from npu_run.completion import Everything
+
+        Everything(run_script).main(arguments, prog_name="npu-run", complete_var=_COMPLETION)
+    name = arguments[0] if arguments else ""
+    if name in COMMANDS and not Path(name).exists():
+        find_command(name).main(arguments[1:], prog_name=f"npu-run {name}")
+    run_script.main(arguments, prog_name="npu-run")
+
+
+class _Launcher(ScriptCommand):
+    """The command `npu-run` itself: its help lists the commands, and groups its options."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes both forms."""
+        formatter.write_usage(ctx.command_path, "[OPTIONS] SCRIPT [ARGS]...")
+        formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS] ...", prefix="       ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists commands, then options."""
+        width = max(map(len, COMMANDS))
+        for title, entries in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), entry.line) for name, entry in entries.items()])
+        titles = {name: title for title, names in _OPTIONS.items() for name in names}
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_OPTIONS, "Others")}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None and isinstance(param, click.Option):
+                rows[titles.get(param.name, "Others")].append(row)
+        width = max(len(name) for each in rows.values() for name, _ in each)
+        for title, each in rows.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), _RANGE.sub("", text)) for name, text in each])
+
+
+def _finite(context: click.Context, option: click.Parameter, number: float | None) -> float | None:
+    """Returns a number of seconds; refuses NaN, which passes every check of a bound."""
+    if number is not None and not math.isfinite(number):
+        raise click.BadParameter(f"expected seconds, 0 for never; got {number}.")
+    return number
+
+
+@click.command(
+    "npu-run",
+    cls=_Launcher,
+    no_args_is_help=True,
+    epilog="npu-run COMMAND --help describes a command. Options come before SCRIPT; all words after SCRIPT are "
+    "the script's.",
+)
+@click.option(
+    "-np",
+    "size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of ranks. Default: slots of the hosts, or 1.",
+)
+@click.option("-H", "hosts", metavar="HOST:SLOTS,...", help="Hosts to start ranks on: h1:4,h2:4.")
+@click.option("--hostfile", metavar="FILE", help="The same from lines such as h1 slots=4.")
+@click.option("--rank-table", metavar="FILE", help="The same from a rank table (JSON).")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start a failed job again, up to N times.",
+)
+@click.option(
+    "--stall-secs",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    metavar="SECS",
+    help="End the job when a rank has waited so long; 0: never. Default: when all ranks have waited for 600 s.",
+)
+@click.option("--min-np", "least", type=click.IntRange(min=1), metavar="N", help="Go on while N ranks are left.")
+@click.option("--max-np", "most", type=click.IntRange(min=1), metavar="N", help="Take in ranks up to N. Default: -np.")
+@click.option("--hosts-from", metavar="COMMAND", help="Command that prints the current hosts: h1:4.")
+@click.option(
+    "--wait",
+    "wait_secs",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    metavar="SECS",
+    help="How long to wait for --min-np or tasks. Default: 600.",
+)
+@click.option(
+    "--cool-down",
+    "cool_down_secs",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    metavar="SECS",
+    help="Avoid a slot that lost a rank for SECS. Default: 60.",
+)
+@click.option("-o", "--out", metavar="DIR", help="Folder for these. Default: logs, timeline, repeats.")
+@click.option("--logs", is_flag=True, help="Keep what each rank prints, in rank_<n>.log.")
+@click.option("--timeline", metavar="FIRST:LAST", help="Record these steps on every rank, and draw them.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Run N times, each a little different, to know the noise. {out} in ARGS becomes the folder of a run.",
+)
+@click.option(
+    "--vary",
+    type=click.Choice(WAYS),
+    default="seed",
+    metavar="WAY",
+    help="What differs: seed (the default), order, rounding.",
+)
+@settings_option
+@source_options
+@click.version_option(__version__, prog_name="npu-run")
+@script_arguments
+def run_script(
+    size: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    rank_table: str | None,
+    restarts: int,
+    stall_secs: float | None,
+    least: int | None,
+    most: int | None,
+    hosts_from: str | None,
+    wait_secs: float | None,
+    cool_down_secs: float | None,
+    out: str | None,
+    logs: bool,
+    timeline: str | None,
+    repeat: int | None,
+    vary: str,
+    settings: tuple[str, ...],
+    era: int | None,
+    trees: tuple[str, ...],
+    script: str,
+    arguments: tuple[str, ...],
+):
+    """Runs the Python file SCRIPT on N ranks, or a command.
+
+    A single rank runs as a plain process, without Horovod. When a rank fails, the launcher stops the others and names
+    the failed rank in its last line.
+    """
+    with contextlib.ExitStack() as outputs:
+        try:
+            tasks_wait_secs = WAIT_SECS if wait_secs is None else wait_secs
+            task = None if any((size, hosts, hostfile, rank_table, hosts_from)) else find_task(sys.argv[1:])
+            if task is not None and task.number > 0:
+                serve_first_task(task, tasks_wait_secs, _tell)
+            tasks = task and outputs.enter_context(leading(task, tasks_wait_secs, _tell))
+            if not os.path.isfile(script):
+                raise LaunchError(missing_script(script))
+            announce_settings(settings)
+            log_dir = (out or "logs") if logs else None
+            recording = None if timeline is None else Recording.of_text(timeline, out or "timeline")
+            plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
+            elastic, plan = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
+            repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
+            _take_outputs(outputs, plan, log_dir, repeats, recording)
+            SourceChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
+            if recording is not None:
+                recording.announce(plan.size)
+            if restarts or elastic:
+                environment.write_variable(environment.RESTARTS, restarts or 1)
+                outputs.enter_context(memory_folders.for_job())
+            # Before anything else: nothing more is printed until TensorFlow is loaded and the ranks have met.
+            _announce_start(script, plan, elastic)
+            sys.stdout.flush()
+            given = list(arguments)
+            job = RestartableJob(script, plan, log_dir, stall_secs, restarts, tasks, elastic, hosts_from, _tell)
+            if repeats is not None:
+                sys.exit(repeats.run(given, job.run, _tell))
+            supervised = log_dir is not None or restarts or recording is not None or elastic is not None
+            if plan.is_local and plan.size == 1 and not supervised:
+                _run_alone(script, given, plan)
+            code = job.run(given)
+            if recording is not None:
+                echo(recording.conclude(plan.size), err=True)
+            sys.exit(code)
+        except (LaunchError, NotOursError) as error:
+            fail(f"npu-run: {in_line(str(error))}")
+
+
+def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[Bounds | None, Plan]:
+    """Returns an elastic job's bounds and its plan; for any other job None and the unchanged plan.
+
+    Args:
+      options: values of the command line, by parameter name.
+      plan: the plan of a job with a fixed number of ranks.
+      has_tasks: another launcher has started one npu-run for each slot.
+    Raises:
+      LaunchError: the options contradict each other, or one is missing.
+    """
+    times = {name: options[name] for name in ("wait_secs", "cool_down_secs") if options[name] is not None}
+    if has_tasks and "cool_down_secs" in times:
+        raise LaunchError("--cool-down leaves out slots of hosts, and a task keeps its slot. Leave it out.")
+    if all(options[name] is None for name in ("least", "most", "hosts_from")):
+        if times and not has_tasks:
+            name = "--wait" if "wait_secs" in times else "--cool-down"
+            raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
+        return None, plan
+    excluded = [f"--{name.replace('_', '-')}" for name in ("rank_table", "timeline", "repeat") if options[name]]
+    whole = plan if has_tasks else plan_job(None, options["hosts"], options["hostfile"]) if plan.slots else None
+    numbers = check_numbers(options["least"], options["most"], options["size"], whole, options["hosts_from"], excluded)
+    bounds = Bounds(*numbers, **times)
+    return bounds, whole or Plan(bounds.most, {})
+
+
+def _take_outputs(
+    outputs: contextlib.ExitStack,
+    plan: Plan,
+    log_dir: str | None,
+    repeats: Repeats | None,
+    recording: Recording | None,
+) -> None:
+    """Holds the folders that the job writes to until `outputs` is closed; called before any process starts."""
+    # If another launcher started one npu-run for each rank, they share these folders.
+    holds = plan.size > 1 or environment.launched() is None
+    taken: dict[str, OwnFolder] = {}
+
+    def take(folder: str) -> OwnFolder:
+        path = os.path.abspath(folder)
+        if path not in taken:
+            taken[path] = outputs.enter_context(own_output(folder, "--out", holds=holds))
+        return taken[path]
+
+    if log_dir is not None:
+        own = take(log_dir)
+        for rank in range(plan.size):
+            check_file(os.path.join(own.path, f"rank_{rank}.log"), "--out", LOG_FILES)
+    if repeats is not None:
+        take(repeats.folder).check(*repeats.names)
+    if recording is not None:
+        take(recording.folder).clear(*FILES)
+
+
+def _tell(text: str) -> None:
+    say(f"npu-run: {in_line(text)}")
+
+
+def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
+    """Prints the number of ranks. If another launcher started one npu-run for each rank, only rank 0 prints it."""
+    placed = environment.launched() if plan.size == 1 else None
+    if placed is not None and placed.rank > 0:
+        return
+    size = plan.size if placed is None else placed.size
+    ranks = f"{size} rank{'' if size == 1 else 's'}"
+    if elastic is not None:
+        most = f"to {elastic.most}" if elastic.most < MOST_RANKS else "or more"
+        say(f"npu-run: starting {elastic.least} {most} ranks of {in_line(script)}")
+        return
+    say(f"npu-run: starting {ranks} of {in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}")
+
+
+def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:
+    """Replaces this process by the script's, so that signals, terminal and exit code are the script's own."""
+    check_thread()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", rank_defaults(1)["TF_CPP_MIN_LOG_LEVEL"])
+    os.execv(sys.executable, rank_command(script, arguments, plan.devices))

@@ -1,0 +1,316 @@
+"""Holds what the commands of `npu-run` share: base classes, options, printing, errors and JSON output."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import io
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import echo, flush_or_silence, in_line, json_text, silence
+from npu_run.commands import missing_script
+from npu_run.errors import LaunchError
+
+__all__ = [
+    "Command",
+    "ScriptCommand",
+    "announce_settings",
+    "check_script",
+    "ending_on",
+    "fail",
+    "is_quiet",
+    "json_option",
+    "launcher_options",
+    "print_json",
+    "say",
+    "script_arguments",
+    "scripts_like",
+    "settings_option",
+    "source_options",
+]
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+# Version of the `--json` output and of the exit codes' names: rises when a key is removed or changes its meaning.
+SCHEMA = 1
+VERDICTS = ("fine", "no", "unknown")
+# Needed for TensorFlow's libraries, Horovod's connections, pipes to ranks, and the script's files (our own count);
+# operating systems allow about a thousand.
+LEAST_OPEN_FILES = 64
+_QUIET, _VERBOSE = (f"npu_bridge.{name}" for name in ("quiet", "verbose"))
+
+
+class Command(click.Command):
+    """A command that reports a failure of its streams or files in one sentence with exit code 2, without a traceback.
+
+    All its output goes through `echo`, also click's own messages, which quote the user's input. Each command has
+    `--quiet` and `--verbose`.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        keywords["context_settings"] = {**SETTINGS, **(keywords.get("context_settings") or {})}
+        super().__init__(*arguments, **keywords)
+        for param in self.params:
+            if param.metavar in ("FILE", "DIR") or (isinstance(param, click.Argument) and param.type is click.STRING):
+                param.type = click.Path(readable=False)  # so that shells complete it
+        self.params += [
+            _flag("-q", "--quiet", _QUIET, "Print results and errors alone."),
+            _flag("-v", "--verbose", _VERBOSE, "Show all that TensorFlow says."),
+        ]
+
+    def main(self, args=None, prog_name=None, complete_var=None, standalone_mode=True, **extra):
+        """Runs click's `main`; errors end the process with a sentence."""
+        args = sys.argv[1:] if args is None else list(args)
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, **extra)
+        name = prog_name or f"npu-run {self.name}"
+        try:
+            _check_process(name)
+            code = super().main(args, prog_name, complete_var, False, **extra)
+            sys.exit(code if isinstance(code, int) else 0)
+        except click.ClickException as error:
+            if "--json" in args and any("--json" in option.opts for option in self.params):
+                _print_facts(self, error.exit_code, {"problem": error.format_message()})
+            text = io.StringIO()
+            error.show(text)
+            fail(text.getvalue().rstrip("\n"), error.exit_code)
+        except click.Abort:
+            fail("Aborted!", 1)
+        finally:
+            flush_or_silence()
+
+    def make_context(self, info_name, args, parent=None, **extra):
+        """Parses like click; prints help through `echo`."""
+        with _failing_with_a_sentence(info_name):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invokes like click, but a closed output is no exit code 1, which would be read as an answer."""
+        with _failing_with_a_sentence(ctx.command_path):
+            if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
+                environment.write_variable(environment.VERBOSE, 1)
+                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
+            return super().invoke(ctx)
+
+
+class ScriptCommand(Command):
+    """A command with an argument SCRIPT: all words after SCRIPT are the script's, without a leading `--`."""
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        settings = {"allow_interspersed_args": False, **(keywords.pop("context_settings", None) or {})}
+        super().__init__(*arguments, context_settings=settings, **keywords)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses like click; options must come before SCRIPT."""
+        names = [param.name for param in self.params if isinstance(param, click.Argument)]
+        own: list[str] = []
+        words: list[str] = []
+        rest = list(args)
+        for _ in range(names.index("script") + 1):
+            options, rest = self._split(ctx, rest)
+            own += options
+            words += rest[:1]
+            rest = rest[1:]
+        return super().parse_args(ctx, [*own, *words, *rest[rest[:1] == ["--"] :]])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list:
+        """Completes like click; after SCRIPT it offers no options."""
+        return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
+
+    def _split(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Splits words into the leading options and the rest."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        parser = click.Command(self.name, params=options, add_help_option=False).make_parser(ctx)
+        rest = parser.parse_args(list(words))[1]
+        own = list(words[: len(words) - len(rest)])
+        return own[: -1 if own[-1:] == ["--"] else None], rest
+
+
+def _flag(short: str, name: str, key: str, doc: str) -> click.Option:
+    def note(context: click.Context, option: click.Parameter, given: bool) -> None:
+        context.meta[key] = given
+
+    return click.Option([short, name], is_flag=True, expose_value=False, callback=note, help=doc)
+
+
+def is_quiet() -> bool:
+    """Returns whether the running command was given `--quiet`."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
+
+
+def say(text: str) -> None:
+    """Prints a progress line on standard error; nothing under `--quiet`."""
+    if not is_quiet():
+        echo(text, err=True)
+
+
+def json_option(command: Callable) -> Callable:
+    """Adds `--json`; the command gets `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/commands.md lists its keys.")(command)
+
+
+def print_json(exit_code: int, facts: Mapping[str, Any]) -> None:
+    """Prints a command's findings and verdict as JSON; the caller then ends with this exit code."""
+    _print_facts(click.get_current_context().command, exit_code, facts)
+
+
+def _print_facts(command: click.Command, exit_code: int, facts: Mapping[str, Any]) -> None:
+    whole = {"schema": SCHEMA, "command": command.name, "verdict": VERDICTS[exit_code], **facts}
+    echo(json_text(json.dumps(whole, indent=1)))
+
+
+@contextlib.contextmanager
+def _failing_with_a_sentence(name: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        silence(sys.stdout)
+        fail(f"{name}: the reader of the output is gone")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            _print_problem(str(error))
+        silence(sys.stdout)
+        fail(f"{name}: {in_line(str(error))}")
+
+
+def fail(text: str, code: int = 2) -> NoReturn:
+    """Prints a text on standard error, if that is open, and ends the process."""
+    try:
+        echo(text, err=True)
+    except (OSError, ValueError):
+        silence(sys.stderr)
+    sys.exit(code)
+
+
+def _check_process(name: str) -> None:
+    """Ends the process if a standard stream is closed: the next file opened would get the stream's number."""
+    for stream, what, sign in ((sys.stdout, "standard output", ">"), (sys.stderr, "standard error", "2>")):
+        if stream is None:
+            fail(
+                f"{name}: {what} is closed. Expected a terminal, a file or a pipe; say {sign}/dev/null to see nothing."
+            )
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_OPEN_FILES, hard))
+        except (ValueError, OSError):
+            fail(
+                f"{name}: this process may open {soft} files. Expected at least {LEAST_OPEN_FILES}; say ulimit -n 1024 "
+                f"before it."
+            )
+
+
+@contextlib.contextmanager
+def ending_on(*errors: type[Exception]) -> Iterator[None]:
+    """Ends the command on these errors with one line and exit code 2; under `--json` the line is also in the JSON."""
+    try:
+        yield
+    except errors as error:
+        _print_problem(str(error))
+        fail(f"{_title(click.get_current_context().command)}: {in_line(str(error))}")
+
+
+def _print_problem(text: str) -> None:
+    context = click.get_current_context(silent=True)
+    if context is not None and context.params.get("as_json"):
+        print_json(2, {"problem": text})
+
+
+def _title(command: click.Command) -> str:
+    return "npu-run" if command.name == "npu-run" else f"npu-run {command.name}"
+
+
+def check_script(script: str) -> None:
+    """Ends the command if the script does not exist; a path that is not a file fails when it is read."""
+    with ending_on(LaunchError):
+        if not os.path.exists(script):
+            raise LaunchError(missing_script(script))
+
+
+def source_options(command: Callable) -> Callable:
+    """Adds `--tf1`, `--tf2`, `--as-installed` and `--tree`; the command gets `era` (1, 2, 3 or None) and `trees`."""
+    for option in (
+        click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too."),
+        click.option("--as-installed", "era", flag_value=3, type=int, help="The same, without names of an older one."),
+        click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2."),
+        click.option("--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1."),
+    ):
+        command = option(command)
+    return command
+
+
+def settings_option(command: Callable) -> Callable:
+    """Adds `--set`; the command gets `settings`, each a `NAME=VALUE`, for `announce_settings`."""
+    doc = "Change an option of its NPURunConfig; repeatable."
+    return click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=doc)(command)
+
+
+def announce_settings(settings: Sequence[str]) -> None:
+    """Passes the `--set` options to the processes that the command starts; ends the command if one is wrong."""
+    if settings:
+        from npu_bridge.options import from_shell  # imported late: every start of a script loads this module
+
+        with ending_on(TypeError, ValueError):
+            from_shell.announce(settings)
+
+
+def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:
+    """Adds SCRIPT and its arguments; the command gets `script`, which has one of the endings, and `arguments`."""
+
+    def complete_script(context: click.Context, parameter: click.Parameter, incomplete: str) -> list:
+        return scripts_like(incomplete, endings)
+
+    def complete_argument(context: click.Context, parameter: click.Parameter, incomplete: str) -> list:
+        return [CompletionItem(incomplete, type="file")]
+
+    arguments = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "[ARGS]..."}
+    command = click.argument("arguments", shell_complete=complete_argument, **arguments)(command)
+    return click.argument("script", shell_complete=complete_script)(command)
+
+
+def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[CompletionItem]:
+    """Returns completions for the path of a script: folders and Python files."""
+    found = sorted(path for ending in endings for path in glob.glob(f"{glob.escape(incomplete)}*{ending}"))
+    return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]
+
+
+def launcher_options(command: Callable) -> Callable:
+    """Adds `-np`, `--set`, the options of `source_options`, SCRIPT and its arguments to a command.
+
+    The command gets `launcher`, these options as a list of words for `npu-run`, `script` and `arguments`.
+    """
+
+    @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks. Default: 1.")
+    @settings_option
+    @source_options
+    @script_arguments
+    @functools.wraps(command)
+    def with_launcher(
+        *given: Any,
+        size: int | None,
+        settings: tuple[str, ...],
+        era: int | None,
+        trees: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
+        check_script(others["script"])
+        announce_settings(settings)
+        launcher = [] if size is None else ["-np", str(size)]
+        launcher += [word for setting in settings for word in ("--set", setting)]
+        launcher += [f"--tf{era}"] if era else []
+        launcher += [word for tree in trees for word in ("--tree", os.path.abspath(tree))]
+        return command(*given, launcher=launcher, **others)
+
+    return with_launcher

@@ -1,0 +1,85 @@
+"""Lists the commands of `npu-run` in groups, and suggests names near a mistyped command or script.
+
+A new command is a line here and a module in this folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from typing import NamedTuple
+
+import click
+
+from npu_bridge.base.errors import nearest
+
+__all__ = ["COMMANDS", "GROUPS", "Entry", "find_command", "missing_script"]
+
+
+class Entry(NamedTuple):
+    """A command.
+
+    Attributes:
+      module: the module that defines the command, imported on first use.
+      line: its line in the help.
+    """
+
+    module: str
+    line: str
+
+
+GROUPS = {
+    "Before a training": {
+        "doctor": Entry("doctor.command", "whether a run would work on this machine, and what to fix"),
+        "check": Entry("check", "what a script uses, and what of it cannot work here"),
+        "try": Entry("try_", "the first steps of a training, in a temporary folder"),
+        "effects": Entry("effects", "what each option that is set does here, and which do nothing"),
+        "explain": Entry("explain", "the stages that a configuration file adds to a step"),
+        "plan": Entry("predict.command", "how fast a training would be on other numbers of ranks"),
+    },
+    "After a training": {
+        "report": Entry("report", "one page about a training"),
+        "compare": Entry("compare.command", "whether two trainings agree, and where they begin to differ"),
+    },
+    "When two trainings differ": {
+        "record": Entry("record", "save how a training starts: weights, batches, random numbers"),
+        "replay": Entry("record", "train from such a start, and compare bit for bit"),
+        "bisect": Entry("bisect", "which operators must stay float32 in low precision"),
+    },
+    "In your shell": {
+        "completion": Entry("completion", "completes commands, options and scripts in bash, zsh and fish"),
+    },
+}
+COMMANDS = {name: f"{__package__}.{entry.module}" for group in GROUPS.values() for name, entry in group.items()}
+
+
+def find_command(name: str) -> click.Command:
+    """Imports and returns a command of `COMMANDS`."""
+    return getattr(importlib.import_module(COMMANDS[name]), name)
+
+
+def missing_script(word: str) -> str:
+    """Returns the sentence for a missing script, with the nearest command or file name."""
+    if re.fullmatch(r"python[\d.]*", os.path.basename(word)):
+        return "name the script alone, without python before it: npu-run -np 2 train.py"
+    if word in COMMANDS:
+        return f"there is no file {word!r} to run. A command comes before its options: npu-run {word} ..."
+    near = nearest(word, COMMANDS)
+    if near and not word.endswith(".py"):
+        return f"there is no command {word!r} and no such file: did you mean {near}?"
+    folder, name = os.path.split(word)
+    near = nearest(name, _scripts_in(folder or "."))
+    if near:
+        return f"there is no file {word!r} to run: did you mean {os.path.join(folder, near)}?"
+    return (
+        f"there is no file {word!r} to run. Expected a Python script, then its arguments. Commands of npu-run are "
+        f"{', '.join(sorted(COMMANDS))}."
+    )
+
+
+def _scripts_in(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(".py")]
+    except OSError:
+        return []

@@ -1,0 +1,213 @@
+"""Compares two arrays in files, piece by piece: neither has to fit into memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import tokenize
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npu_bridge.base.reading import RefusedFileError, open_file
+from npu_bridge.reporting.history import for_json
+from npu_run.compare.verdict import CannotTell
+
+__all__ = ["TOLERANCES", "Agreement", "Stored", "compare_arrays", "in_pieces", "open_npy", "choose_tolerance"]
+
+# The largest relative error that two ways of computing the same may make (ours): some thousand roundings for float32,
+# as sums of many numbers have; some ten for 16 bits, whose products are summed in more.
+TOLERANCES = {
+    "float64": 1e-9,
+    "complex128": 1e-9,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+    "float16": 5e-3,
+    "bfloat16": 4e-2,
+}
+# So many elements may lie outside, unless one of them is so many tolerances away (ours).
+_SHARE = 1e-3
+_FAR = 100.0
+_NOTHING = 1e-30  # as good as zero: what is smaller has few bits, or none
+_PIECE = 1 << 20  # elements: 8 MB as float64
+
+
+class Stored(NamedTuple):
+    """An array in a file.
+
+    Attributes:
+      path: of the file.
+      offset: bytes before its first element.
+      dtype: as what it is stored, then after a `|` what it was before, if that is another dtype.
+      shape: its dimensions.
+      is_fortran: whether the first dimension is the fastest.
+      folder: where its name was found; None where a person has given it.
+    """
+
+    path: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    is_fortran: bool = False
+    folder: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def computed_in(self) -> str:
+        """The dtype that its numbers had."""
+        return self.dtype.rpartition("|")[2]
+
+
+class Agreement(NamedTuple):
+    """How far two arrays agree; errors are B minus A.
+
+    Attributes:
+      elements: their number.
+      cosine: of the angle between them; 1 where both are zero.
+      gain: the factor that brings A closest to B.
+      largest_error, mean_error: of magnitudes.
+      largest_relative: over the element of A, or the root mean square of A where that is more.
+      mismatches: share of elements whose relative error is above the tolerance.
+      not_finite: NaN and infinities in A, in B, and in how many places only one has them.
+      distance: norm of the difference over the norm of A.
+      tolerance: what was allowed.
+      is_inside: whether it is kept.
+    """
+
+    elements: int
+    cosine: float
+    gain: float
+    largest_error: float
+    mean_error: float
+    largest_relative: float
+    mismatches: float
+    not_finite: tuple[int, int, int]
+    distance: float
+    tolerance: float
+    is_inside: bool
+
+    def plain(self) -> dict[str, Any]:
+        """The same for JSON, which has no NaN."""
+        return {name: for_json(value) for name, value in self._asdict().items()}
+
+
+def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> Stored:
+    """Finds the array in a `.npy` file.
+
+    Args:
+      path: of the file.
+      dtype: what its numbers were before they were written; None: what the file says.
+      folder: where its name was found, and which it may not lead out of.
+    Raises:
+      CannotTell: the file cannot be read, is none, or is shorter than its header says.
+    """
+    try:
+        with open_file(path, "rb", folder) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, kind = read(file)
+            offset, there = file.tell(), os.fstat(file.fileno()).st_size
+    except RefusedFileError:
+        raise  # whoever names such a file is not trusted with the others
+    except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CannotTell(f"{path} is not an array of numpy: {reason}.") from None
+    if any(dimension < 0 for dimension in shape):
+        raise CannotTell(f"{path} is not an array of numpy: its shape is {shape}.")
+    if kind.hasobject or kind.kind not in "biufc":
+        raise CannotTell(f"{path} holds no numbers but {kind}.")
+    needed = offset + math.prod(shape) * kind.itemsize
+    if there < needed:
+        raise CannotTell(f"{path} is cut off: its header announces {needed} bytes, the file has {there}.")
+    return Stored(path, offset, f"{kind.str.lstrip('|')}|{dtype or kind.name}", shape, is_fortran, folder)
+
+
+def in_pieces(array: Stored) -> Iterator[np.ndarray]:
+    """The elements in the order of the last dimension, flat, at most a million at a time."""
+    if array.size == 0:
+        return
+    name = array.dtype.partition("|")[0]
+    if array.is_fortran and len(array.shape) > 1:
+        with open_file(array.path, "rb", array.folder) as file:
+            mapped = np.memmap(file, name, "r", array.offset, array.shape, "F")
+        for first in range(0, array.size, _PIECE):
+            places = np.arange(first, min(first + _PIECE, array.size))
+            yield mapped[np.unravel_index(places, array.shape)]
+        return
+    kind = np.dtype(np.uint16 if name == "bfloat16" else name)
+    with open_file(array.path, "rb", array.folder) as file:
+        file.seek(array.offset)
+        for first in range(0, array.size, _PIECE):
+            piece = np.fromfile(file, kind, min(_PIECE, array.size - first))
+            if len(piece) < min(_PIECE, array.size - first):
+                raise CannotTell(f"{array.path} ended while it was read.")
+            yield (piece.astype(np.uint32) << 16).view(np.float32) if name == "bfloat16" else piece
+
+
+def choose_tolerance(array: Stored) -> float:
+    """The relative error that is within tolerance, by dtype; nothing for whole numbers."""
+    return TOLERANCES.get(array.computed_in, 0.0)
+
+
+def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agreement:
+    """Compares two arrays of equally many elements.
+
+    Args:
+      a: the one that errors are measured against; its dtype decides about the tolerance.
+      b: the other.
+      tolerance: relative; None: as `TOLERANCES`, and nothing for whole numbers.
+    """
+    tolerance = choose_tolerance(a) if tolerance is None else tolerance
+    sums = np.zeros(4)  # a a, b b, a b, |b - a|
+    square_error = largest = 0.0
+    bad, counted = np.zeros(3, np.int64), 0
+    for x, y, both in _pairs(a, b, bad):
+        error = np.abs(y - x)
+        # Magnitudes beyond 1e154 would overflow as squares; numpy says so with infinity, which is as good here.
+        with np.errstate(over="ignore"):
+            sums += (np.vdot(x, x).real, np.vdot(y, y).real, np.vdot(x, y).real, error.sum())
+            square_error += float(np.dot(error, error))
+        largest = max(largest, float(error.max(initial=0.0)))
+        counted += both
+    rms = math.sqrt(sums[0] / counted) if counted else 0.0
+    rms = rms or (math.sqrt(sums[1] / counted) if counted else 0.0)
+    relative, mismatches = 0.0, 0
+    if largest > 0:  # only then a second time through the files
+        for x, y, _ in _pairs(a, b, np.zeros(3, np.int64)):
+            errors = np.abs(y - x) / np.maximum(np.abs(x), max(rms, _NOTHING))
+            relative = max(relative, float(errors.max(initial=0.0)))
+            mismatches += int(np.count_nonzero(errors > tolerance))
+    mismatches += int(bad[2])
+    share = mismatches / a.size if a.size else 0.0
+    is_far = tolerance > 0 and relative > _FAR * tolerance
+    norms = math.sqrt(sums[0]) * math.sqrt(sums[1])
+    cosine = sums[2] / norms if norms else float(largest == 0)
+    gain = sums[2] / sums[0] if sums[0] else 1.0
+    distance = math.sqrt(square_error / sums[0]) if sums[0] else (math.inf if square_error else 0.0)
+    mean = float(sums[3]) / counted if counted else 0.0
+    return Agreement(
+        *(a.size, float(min(cosine, 1.0)), float(gain), largest, mean, relative, share),
+        *(tuple(int(number) for number in bad), distance, tolerance, share <= _SHARE and not is_far and not bad[2]),
+    )
+
+
+def _pairs(a: Stored, b: Stored, bad: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Elements that are finite in both, as float64, and their number; adds the others to `bad`."""
+    for x, y in zip(in_pieces(a), in_pieces(b)):
+        x, y = (piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64) for piece in (x, y))
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.vdot(x, x) + np.vdot(y, y)):  # cheaper than looking at each
+                yield x, y, len(x)
+                continue
+        finite_x, finite_y = np.isfinite(x), np.isfinite(y)
+        both = finite_x & finite_y
+        if not both.all():
+            alike = (x == y) | (np.isnan(x) & np.isnan(y))
+            bad += (np.sum(~finite_x), np.sum(~finite_y), np.sum(~both & ~alike))
+            x, y = x[both], y[both]
+        yield x, y, len(x)

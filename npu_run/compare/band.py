@@ -1,0 +1,346 @@
+"""The band that repeats of a training measure, and whether another training stays inside.
+
+Repeats are trainings that differ in what must not matter: seeds, the order of sums, rounding. Around their mean they
+spread, and the spread changes along a training: with rounding alone it begins at nothing and grows a millionfold. So
+the spread of a step is estimated from the steps around it, too, and a loss counts in units of that: z.
+
+A single step says little, so what is judged are medians of z over windows of several lengths. Their limits are
+quantiles of Student's t, with as many degrees of freedom as the repeats really have: the deviations of neighbouring
+steps go together, and where they do so over the whole training, three repeats are three numbers and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npu_bridge.reporting.history import for_json
+from npu_run.compare.losses import Losses
+from npu_run.compare.spread import (
+    independent,
+    rms,
+    running_mean,
+    running_medians,
+    single_step_noise,
+    white,
+)
+from npu_run.compare.t_distribution import t_quantile
+from npu_run.compare.verdict import CannotTell, Verdict
+
+__all__ = ["Band", "measure_band", "compare_losses", "judge"]
+
+# Chance of a false alarm in one comparison (ours): 50 pairs together stay below one in ten.
+FALSE_ALARM = 1e-3
+# A loss is known to half a bit of float32, whatever repeats say.
+_ROUNDING = 2.0**-24
+# Windows as short as this can be departures (ours): shorter ones are spikes, if a training has more steps.
+_SHORTEST_WINDOW = 8
+# Without repeats: so many times the noise of single steps, for a whole window, is no noise (ours).
+_FAR = 8.0
+# Without repeats: a first difference beyond this part of the loss is no rounding (ours). In lower precision one number
+# that is rounded the other way is seen in the loss.
+_JUMP = {"float16": 2.0**-8, "bfloat16": 2.0**-5}
+_JUMP_OF_FLOAT32 = 2.0**-14
+# A band holds what its own repeats did, with so much room (ours).
+_ROOM = 1.5
+_HOW_TO_GET_ONE = "Train A several times with npu-run --repeat 3, and name the folder of the repeats."
+
+
+class _NoSpread(CannotTell):
+    """Repeats that are the same to the bit."""
+
+
+class Band(NamedTuple):
+    """Where losses are expected.
+
+    Attributes:
+      steps: global steps, ascending.
+      center: the mean loss of the repeats at each.
+      spread: standard deviation of one training around it, from the steps nearby, too.
+      repeats: how many trainings it was measured on.
+      limits: for each length of windows the largest magnitude of a median of z that is still noise.
+      freedom: degrees of freedom of `spread`.
+    """
+
+    steps: np.ndarray
+    center: np.ndarray
+    spread: np.ndarray
+    repeats: int
+    limits: dict[int, float]
+    freedom: float
+
+
+def measure_band(runs: Sequence[Losses]) -> Band:
+    """Measures the band of several trainings.
+
+    Args:
+      runs: at least two repeats. Steps in which one of them has no finite loss are left out.
+    Raises:
+      CannotTell: there is one run, the repeats have no step in common, or they do not differ at all.
+    """
+    if len(runs) < 2:
+        raise CannotTell(f"One training has no band. {_HOW_TO_GET_ONE}")
+    steps, losses = aligned(runs)
+    known = np.isfinite(losses).all(axis=0)
+    steps, losses = steps[known], losses[:, known]
+    if not len(steps):
+        raise CannotTell(f"The repeats in {_parent(runs)} have no step with a finite loss in common.")
+    if (losses == losses[0]).all():
+        raise _NoSpread(
+            f"The {len(runs)} repeats in {_parent(runs)} are the same to the bit and measure no band; "
+            f"vary something else: npu-run --repeat {len(runs)} --vary rounding, seed or order."
+        )
+    return _measured(steps, losses)
+
+
+def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
+    """Says whether a training, or the mean of several repeats of it, stays in a band.
+
+    Args:
+      band: of A.
+      runs: B.
+      name: what the band belongs to, in the sentence.
+    Returns:
+      A verdict on "losses"; `facts` has `step`, the global step where B left, or None.
+    Raises:
+      CannotTell: B has no step in common with the band.
+    """
+    steps, losses = aligned(runs, band.steps)
+    if not len(steps):
+        raise _no_step_in_common(band.steps, runs)
+    at = np.searchsorted(band.steps, steps)
+    value = losses.mean(axis=0)
+    half = band.spread[at] * math.sqrt(1 / len(runs) + 1 / band.repeats)
+    z = (value - band.center[at]) / half
+    far = _departures(z, band, len(steps))
+    return _verdict(steps, value, band.center[at], half, z, far, band, name)
+
+
+def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, Band | None]:
+    """Compares two trainings, each one run or several repeats; the band is that of A, or of B where A has no repeats.
+
+    Without repeats on either side the same losses to the bit are inside. Outside are losses that part at once after
+    steps with the same bits, as these show that there is no noise, and a difference that is many times the noise of
+    single steps. Everything else cannot be told.
+
+    Raises:
+      CannotTell: they have no step in common, or the repeats measure no band.
+    """
+    notes = _notes(a, b)
+    band = None
+    if max(len(a), len(b)) > 1:
+        of_a = len(a) > 1
+        try:
+            band = measure_band(a if of_a else b)
+        except _NoSpread as error:
+            notes.append(str(error))
+        else:
+            verdict = judge(band, b if of_a else a, "A" if of_a else "B")
+            return verdict._replace(notes=(*notes, *verdict.notes)), band
+    return _without_band(a[0], b[0])._replace(notes=tuple(notes)), band
+
+
+def _notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
+    notes = []
+    if a[0].ranks and b[0].ranks and a[0].ranks != b[0].ranks:
+        notes.append(
+            f"A trained on {a[0].ranks} ranks, B on {b[0].ranks}: their losses are of different batches, unless the "
+            f"batch of a rank was changed, too."
+        )
+    if 2 in (len(a), len(b)) and max(len(a), len(b)) == 2:
+        notes.append("Two repeats are a wide band: B has to be hundreds of times as far away; take three or more.")
+    return notes
+
+
+def aligned(runs: Sequence[Losses], steps: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all runs have, of those given, and a row of losses for each run."""
+    common = runs[0].steps if steps is None else steps
+    for run in runs:
+        common = np.intersect1d(common, run.steps)
+    losses = np.array([run.values[np.searchsorted(run.steps, common)] for run in runs])
+    return common, losses.reshape(len(runs), len(common))
+
+
+def _measured(steps: np.ndarray, losses: np.ndarray) -> Band:
+    repeats, count = losses.shape
+    center = losses.mean(axis=0)
+    apart = losses - center
+    reach = min(max(5, count // 10), 100)
+    variance = running_mean((apart**2).sum(axis=0) / (repeats - 1), reach)
+    spread = np.sqrt(variance + (_ROUNDING * np.abs(center)) ** 2)
+    z = apart / (spread * math.sqrt((repeats - 1) / repeats))
+    lengths, limits = _lengths(count), {}
+    numbers, pieces = independent(z)
+    freedom = (repeats - 1) * max(1.0, numbers)
+    for length in lengths:
+        medians = running_medians(z, length)
+        # Slow drifts are hidden in single steps, and show in long windows: these have a freedom of their own.
+        own, pieces = independent(medians, length)
+        own = max(1.0, min(own, numbers))
+        chance = FALSE_ALARM / (own * pieces * len(lengths))
+        limit = max(rms(medians), white(length)) * t_quantile(chance, (repeats - 1) * own)
+        limits[length] = max(limit, _ROOM * float(np.abs(medians).max()))
+    return Band(steps, center, spread, repeats, limits, freedom)
+
+
+def _lengths(count: int) -> list[int]:
+    """Lengths of windows for so many steps: from some steps to half a training, each twice the one before."""
+    lengths = [min(_SHORTEST_WINDOW, max(1, count // 4))]
+    while lengths[-1] * 4 <= count:
+        lengths.append(lengths[-1] * 2)
+    return lengths
+
+
+def _departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
+    """For each step, whether it is in a window that is outside."""
+    outside = ~np.isfinite(z)
+    known = np.where(np.isfinite(z), z, 0.0)
+    for length, limit in band.limits.items():
+        if length > count:
+            continue
+        single = t_quantile(FALSE_ALARM / max(1, count / length), band.freedom)
+        medians = running_medians(known[None], length)[0]
+        sizes = running_medians(np.abs(known)[None], length)[0]  # B may be above in one step and below in the next
+        for start in np.flatnonzero((np.abs(medians) > limit) | (sizes > max(single, limit))):
+            outside[start : start + length] = True
+    return outside
+
+
+def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
+    other = "B" if name == "A" else "A"
+    facts: dict[str, Any] = {
+        "steps": [int(steps[0]), int(steps[-1])],
+        "compared": len(steps),
+        "repeats": band.repeats,
+        "largest_z": for_json(float(np.abs(z[np.isfinite(z)]).max(initial=0.0))),
+        "step": None,
+    }
+    if not outside.any():
+        sentence = (
+            f"{other} stays in the band of {name} in all {len(steps)} steps from {steps[0]} to {steps[-1]}: at the end "
+            f"loss {value[-1]:.5g} against {center[-1]:.5g} +- {half[-1]:.2g}."
+        )
+        return Verdict("losses", True, sentence, facts)
+    first, last = _begin(z, outside), len(z) - 1 - _begin(z[::-1], outside[::-1])
+    # The step where it can be seen best, not the one where it just begins.
+    show = _clearest(z, first, last)
+    comes_back = last < len(steps) - 1 and len(steps) - 1 - last >= max(1, min(band.limits) // 2)
+    end = f"was inside again after step {steps[last]}" if comes_back else "never came back"
+    facts.update(step=int(steps[first]), back=int(steps[last]) if comes_back else None)
+    facts.update(shown=int(steps[show]), loss=for_json(float(value[show])), center=for_json(float(center[show])))
+    facts.update(spread=half[show])
+    if not np.isfinite(value[first]):
+        sentence = (
+            f"The loss of {other} is not finite at step {steps[first]}: {value[first]}, {name} has {center[first]:.5g}."
+        )
+        return Verdict("losses", False, sentence, facts)
+    where = "" if show == first else f" at step {steps[show]}"
+    said = f"loss {value[show]:.5g} against {center[show]:.5g} +- {half[show]:.2g}{where}"
+    sentence = f"{other} left the band of {name} at step {steps[first]} and {end}: {said}."
+    return Verdict("losses", False, sentence, facts)
+
+
+def _begin(z: np.ndarray, outside: np.ndarray) -> int:
+    """The step at which the first departure began: from there to the end of its windows z is most unlike noise."""
+    first = int(np.flatnonzero(outside)[0])
+    if not np.isfinite(z[first]):
+        return first
+    end = first
+    while end + 1 < len(z) and outside[end + 1] and np.isfinite(z[end + 1]):
+        end += 1
+    sizes = np.minimum(np.abs(z[first : end + 1]), 6.0) - 2.0
+    tails = np.cumsum(sizes[::-1])[::-1]
+    return first + int(np.argmax(tails))
+
+
+def _clearest(z: np.ndarray, first: int, last: int) -> int:
+    """Of the steps of a departure, the first that is half as far out as the farthest of its beginning."""
+    near = np.abs(z[first : min(last, first + _SHORTEST_WINDOW) + 1])
+    finite = np.where(np.isfinite(near), near, 0.0)
+    return first + int(np.argmax(finite >= finite.max() / 2))
+
+
+def _without_band(a: Losses, b: Losses) -> Verdict:
+    steps, losses = aligned([a, b])
+    if not len(steps):
+        raise _no_step_in_common(a.steps, [b])
+    facts: dict[str, Any] = {
+        "steps": [int(steps[0]), int(steps[-1])],
+        "compared": len(steps),
+        "repeats": 1,
+        "step": None,
+    }
+    of_a, of_b = losses
+    same = (of_a == of_b) | (np.isnan(of_a) & np.isnan(of_b))
+    if same.all():
+        return Verdict("losses", True, f"A and B have the same loss to the bit in all {len(steps)} steps.", facts)
+    first = int(np.argmin(same))
+    broken = np.flatnonzero(np.isfinite(of_a) != np.isfinite(of_b))
+    if (not len(broken) or broken[0] > first) and _parts_at(first, steps, of_a, of_b, {a.precision, b.precision}):
+        facts.update(step=int(steps[first]), loss=float(of_b[first]), center=float(of_a[first]), equal_steps=first)
+        sentence = (
+            f"A and B differ from step {steps[first]} on: loss {of_b[first]:.5g} against {of_a[first]:.5g}. The "
+            f"{first} steps before are equal bit for bit, so this is not noise. Look at what step {steps[first - 1]} "
+            f"and step {steps[first]} did."
+        )
+        return Verdict("losses", False, sentence, facts)
+    if len(broken):
+        at = int(broken[0])
+        facts["step"] = int(steps[at])
+        sentence = f"At step {steps[at]} the loss of A is {of_a[at]:.5g} and that of B is {of_b[at]:.5g}."
+        return Verdict("losses", False, sentence, facts)
+    known = np.isfinite(of_a)
+    steps, of_a, of_b = steps[known], of_a[known], of_b[known]
+    noise = max(single_step_noise(of_a), single_step_noise(of_b), _ROUNDING * float(np.abs(of_a).max()))
+    length = min(_SHORTEST_WINDOW, len(steps))
+    z = (of_b - of_a) / (noise * math.sqrt(2))
+    far = np.abs(running_medians(z[None], length)[0]) > _FAR
+    facts.update(first_difference=int(steps[min(first, len(steps) - 1)]), noise=noise)
+    if len(steps) >= 2 * _SHORTEST_WINDOW and far.any():
+        outside = np.zeros(len(steps), bool)
+        for start in np.flatnonzero(far):
+            outside[start : start + length] = True
+        at = _begin(z, outside)
+        facts["step"] = int(steps[at])
+        show = _clearest(z, at, int(np.flatnonzero(outside)[-1]))
+        sentence = (
+            f"B left A at step {steps[at]}: at step {steps[show]} loss {of_b[show]:.5g} against {of_a[show]:.5g}, "
+            f"while the loss of one training moves by {noise:.2g} from step to step."
+        )
+        return Verdict("losses", False, sentence, facts)
+    apart = float(np.abs(of_b - of_a).max())
+    since = steps[min(first, len(steps) - 1)]
+    sentence = (
+        f"It cannot be told whether the losses agree: they differ from step {since} on, by at most "
+        f"{apart:.2g}, and how much harmless differences make was not measured. {_HOW_TO_GET_ONE}"
+    )
+    return Verdict("losses", None, sentence, facts)
+
+
+def _parts_at(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
+    """Whether the first difference is far beyond rounding, after losses that moved and were the same to the bit.
+
+    Rounding begins at the last bits and grows, maybe twofold with each step that was not recorded.
+    """
+    if len(np.unique(of_a[:first])) < _SHORTEST_WINDOW:  # a loss that stands still shows nothing
+        return False
+    jump = max(_JUMP.get(precision, _JUMP_OF_FLOAT32) for precision in precisions)
+    gap = min(int(steps[first] - steps[first - 1]), 60)
+    size = max(abs(float(of_a[first])), abs(float(of_b[first])), float(np.abs(of_a[first - 1])))
+    return bool(abs(of_b[first] - of_a[first]) > jump * 2.0 ** (gap - 1) * size)
+
+
+def _no_step_in_common(of_a: np.ndarray, of_b: Sequence[Losses]) -> CannotTell:
+    ranges = " and ".join(dict.fromkeys(_range(run.steps) for run in of_b))
+    return CannotTell(f"A and B have no step in common: A has losses of the steps {_range(of_a)}, B of {ranges}.")
+
+
+def _range(steps: np.ndarray) -> str:
+    return f"{steps[0]} to {steps[-1]}" if len(steps) else "none"
+
+
+def _parent(runs: Sequence[Losses]) -> str:
+    return runs[0].path.rpartition("/repeat-")[0] or runs[0].path

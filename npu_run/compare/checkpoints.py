@@ -1,0 +1,264 @@
+"""Compares the variables and slots of two trainings' checkpoints, and the ways they went from a common start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npu_bridge.reporting.history import for_json
+from npu_run.compare.arrays import Stored, in_pieces
+from npu_run.compare.checkpoint_files import read_checkpoint
+from npu_run.compare.names import match
+from npu_run.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
+from npu_run.compare.t_distribution import t_quantile
+from npu_run.compare.verdict import CannotTell, Verdict
+
+__all__ = ["Variable", "compare_checkpoints"]
+
+# Chance of a false alarm in one comparison (ours).
+_FALSE_ALARM = 1e-3
+# Half a bit of float32, over the root mean square of a variable: no spread is smaller.
+_ROUNDING = 2.0**-24
+# The smallest normal float32: what is below is as good as zero, and a rounding of zero.
+_ZERO = 2.0**-126
+# Without repeats: what rounding alone makes of a checkpoint in a few steps (ours).
+_AS_GOOD_AS_EQUAL = 1e-6
+_MOST_CHECKPOINTS = 6
+
+
+class Variable(NamedTuple):
+    """A variable or a slot in both checkpoints of a step.
+
+    Attributes:
+      name: in A.
+      step: of the checkpoints.
+      distance: norm of B - A over the norm of A.
+      largest: largest magnitude in B - A.
+      spread: the same distance, of one repeat from the mean of the repeats; None without repeats.
+      z: distance over spread; None without repeats.
+      gain: the factor that brings A closest to B.
+      cosine: of the updates since the first checkpoints of both; None in those, and where there is no update.
+      update_gain: the factor that brings A's update closest to B's, likewise.
+      not_finite: elements of B that are NaN or infinite where A is not.
+    """
+
+    name: str
+    step: int
+    distance: float
+    largest: float
+    spread: float | None
+    z: float | None
+    gain: float
+    cosine: float | None
+    update_gain: float | None
+    not_finite: int
+
+
+class _Files(NamedTuple):
+    """The tensors of all repeats of both sides at one step."""
+
+    a: list[dict[str, Stored]]
+    b: list[dict[str, Stored]]
+
+
+def compare_checkpoints(
+    a: Sequence[Mapping[int, str]], b: Sequence[Mapping[int, str]]
+) -> tuple[Verdict, list[Variable]]:
+    """Compares the checkpoints that two trainings have in common.
+
+    Args:
+      a, b: for each repeat its checkpoints by step, as `checkpoints_in` gives them.
+    Returns:
+      The verdict, and the variables at the step that decided, worst first.
+    Raises:
+      CannotTell: no step is in both, no variable is, or a file is damaged.
+    """
+    steps = sorted(set(a[0]).intersection(*a, *b))
+    if not steps:
+        of_a, of_b = (", ".join(map(str, sorted(set().union(*side))[:6])) or "none" for side in (a, b))
+        raise CannotTell(f"The checkpoints have no step in common: A has {of_a}; B has {of_b}.")
+    if len(steps) > _MOST_CHECKPOINTS:
+        steps = [*steps[: _MOST_CHECKPOINTS - 1], steps[-1]]
+    start = _files_at(a, b, steps[0])
+    names, notes, problem = _variables_of_both(start)
+    facts: dict[str, Any] = {"steps": steps, "repeats": max(len(a), len(b)), "variable": None, "step": None}
+    is_inside, sentence, found = (False, problem, []) if problem else _judged(a, b, steps, start, names, facts)
+    return Verdict("checkpoints", is_inside, sentence, facts, tuple(notes)), found
+
+
+def _judged(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
+    """Whether the checkpoints of these steps agree, the sentence about it, and the variables, worst first."""
+    limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
+    found: list[Variable] = []
+    for step in steps:
+        files = start if step == steps[0] else _files_at(a, b, step)
+        before = None if step == steps[0] else start
+        found = [_compared(name, other, step, files, before) for name, other in names.items()]
+        found.sort(key=lambda one: (-one.not_finite, -(one.distance if one.z is None else one.z)))
+        outside = [one for one in found if one.not_finite or (one.z is not None and one.z > limit)]
+        if limit == math.inf and step == steps[0] and _is_another_start(found):
+            outside = [one for one in found if one.distance > 0]
+        if outside:
+            break
+    facts.update(variables=[{name: for_json(value) for name, value in one._asdict().items()} for one in found])
+    worst = found[0]
+    if outside:
+        facts.update(variable=worst.name, step=worst.step)
+        return False, _about_worst(found, outside, steps), found
+    if limit < math.inf and len(steps) > 1:
+        stretch = max(zip(steps, steps[1:]), key=lambda pair: pair[1] - pair[0])
+        sizes = _sizes_between(a, b, stretch, names)
+        facts.update(sizes=None if sizes is None else sizes.plain())
+        if sizes is not None and not sizes.is_inside:
+            facts.update(step=stretch[1])
+            return False, _about_sizes(sizes, stretch), found
+    said = f"{len(found)} variables and slots at steps {', '.join(map(str, steps))}"
+    if limit < math.inf:
+        spread = f"within the spread of the repeats, {worst.name} by {worst.z:.2g} of {limit:.2g}"
+        return True, f"{said} are {spread}.", found
+    if worst.distance <= _AS_GOOD_AS_EQUAL:
+        how = "equal to the bit" if worst.distance == 0 else "equal but for rounding"
+        return True, f"{said} are {how}.", found
+    sentence = (
+        f"It cannot be told whether the checkpoints agree: at step {worst.step} {worst.name} is {worst.distance:.2g} "
+        f"of its norm away, and how much harmless differences make was not measured; train A several times with "
+        f"npu-run --repeat 3."
+    )
+    return None, sentence, found
+
+
+def _files_at(a, b, step: int) -> _Files:
+    return _Files(*([read_checkpoint(run[step])[0] for run in side] for side in (a, b)))
+
+
+def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
+    """Names of A to names of B, what has no partner, and the sentence on shapes that differ, if some do."""
+    of_a, of_b = ([name for name, one in side[0].items() if _is_float(one)] for side in (files.a, files.b))
+    matching = match(of_a, of_b)
+    names = {name: other for name, other in matching.pairs.items() if matching.how.get(name) != "fused"}
+    notes = []
+    for names_of_one, side in ((matching.only_a, "A"), (matching.only_b, "B")):
+        if names_of_one:
+            shown = ", ".join(names_of_one[:4]) + (" and others" if len(names_of_one) > 4 else "")
+            notes.append(f"{len(names_of_one)} variables or slots are in {side} alone: {shown}.")
+    if not names:
+        raise CannotTell(f"The checkpoints have no variable in common: A has {of_a[:3]}, B has {of_b[:3]}.")
+    alone_a, alone_b = matching.only_a, matching.only_b
+    if len(names) < min(len(alone_a), len(alone_b)):
+        raise CannotTell(
+            f"The checkpoints are of different models: they share {len(names)} variables, {len(alone_a)} are in A "
+            f"alone, such as {alone_a[0]}, and {len(alone_b)} in B alone, such as {alone_b[0]}."
+        )
+    for name, other in names.items():
+        shapes = {one[name].shape for one in files.a} | {one[other].shape for one in files.b if other in one}
+        if len(shapes) > 1:
+            x, y = files.a[0][name].shape, files.b[0][other].shape
+            return names, notes, f"{name} has the shape {list(x)} in A and {list(y)} in B: these are different models."
+    return names, notes, ""
+
+
+def _is_float(one: Stored) -> bool:
+    return "float" in one.computed_in and one.size > 0
+
+
+def _compared(name: str, other: str, step: int, files: _Files, start: _Files | None) -> Variable:
+    arrays = [one[name] for one in files.a] + [one[other] for one in files.b]
+    count_a, count_b = len(files.a), len(files.b)
+    if start is not None:
+        arrays += [start.a[0][name], start.b[0][other]]
+    sums = np.zeros(7)  # a a, a b, |b - a|^2, spread^2, u u, u v, v v
+    largest, bad = 0.0, 0
+    for pieces in zip(*map(in_pieces, arrays)):
+        values = np.array([piece.astype(np.float64) for piece in pieces])
+        finite = np.isfinite(values)
+        bad += int((finite[:count_a].all(axis=0) & ~finite[count_a : count_a + count_b].all(axis=0)).sum())
+        values = values[:, finite.all(axis=0)]
+        of_a, of_b = values[:count_a], values[count_a : count_a + count_b]
+        x, y = of_a.mean(axis=0), of_b.mean(axis=0)
+        apart = y - x
+        repeats = (of_a - x) if count_a > 1 else (of_b - y)
+        sums[:4] += x @ x, x @ y, apart @ apart, (repeats**2).sum()
+        largest = max(largest, float(np.abs(apart).max(initial=0.0)))
+        if start is not None:
+            u, v = x - values[-2], y - values[-1]
+            sums[4:] += u @ u, u @ v, v @ v
+    norm = math.sqrt(sums[0])
+    many = max(count_a, count_b)
+    distance = _over(math.sqrt(sums[2]), norm)
+    spread = z = None
+    if many > 1:
+        least = (_ROUNDING * norm) ** 2 + arrays[0].size * _ZERO**2
+        around = math.sqrt(sums[3] / (many - 1) + least)
+        z = _over(math.sqrt(sums[2]), around * math.sqrt(1 / count_a + 1 / count_b))
+        spread = _over(around, norm)
+    has_moved = sums[4] > 0 and sums[6] > 0
+    return Variable(
+        *(name, step, distance, largest, spread, z, float(sums[1] / sums[0]) if sums[0] else 1.0),
+        float(sums[5] / math.sqrt(sums[4] * sums[6])) if has_moved else None,
+        float(sums[5] / sums[4]) if has_moved else None,
+        bad,
+    )
+
+
+def _sizes_between(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> Sizes | None:
+    """How far all repeats of both went in a stretch of steps, in variables that every one of them has moved."""
+    moved: list[list[dict[str, np.ndarray | None]]] = []
+    for side, of_b in ((a, False), (b, True)):
+        moved.append([])
+        for run in side:
+            before, after = (read_checkpoint(run[step])[0] for step in stretch)
+            own_names = {name: other if of_b else name for name, other in names.items()}
+            moved[-1].append(
+                {
+                    name: update_sizes(before[own], after[own])
+                    for name, own in own_names.items()
+                    if own in before and own in after and not is_slot(own, before)
+                }
+            )
+    every = [run for side in moved for run in side]
+    common = [name for name in names if all(run.get(name) is not None for run in every)]
+    return compare_sizes(*([[run[name] for name in common] for run in side] for side in moved), _FALSE_ALARM)
+
+
+def _about_sizes(sizes: Sizes, stretch: tuple[int, int]) -> str:
+    how_far = f"{math.exp(sizes.apart):.3g} times as far as A between steps {stretch[0]} and {stretch[1]}"
+    noise = (
+        f"repeats differ by {_percent(sizes.spread)}, and up to {_percent(sizes.limit)} is noise with so few of them"
+    )
+    return f"All variables together, B went {how_far}; {noise}. Another learning rate does that."
+
+
+def _percent(logarithm: float) -> str:
+    return f"{100 * math.expm1(logarithm):.2g} %"
+
+
+def _over(number: float, other: float) -> float:
+    return number / other if other else math.inf if number else 0.0
+
+
+def _is_another_start(found: Sequence[Variable]) -> bool:
+    """Without repeats: most variables are equal to the bit, and some are not."""
+    differ = sum(one.distance > _AS_GOOD_AS_EQUAL for one in found)
+    return 0 < differ < len(found) / 2 and all(one.distance == 0 or one.distance > _AS_GOOD_AS_EQUAL for one in found)
+
+
+def _about_worst(found: Sequence[Variable], outside: Sequence[Variable], steps: Sequence[int]) -> str:
+    worst = found[0]
+    many = f"{len(outside)} of {len(found)} variables and slots differ"
+    if worst.not_finite:
+        return (
+            f"{worst.name} has {worst.not_finite} elements that are not finite in B alone at step {worst.step}; {many}."
+        )
+    said = f"{worst.name} differs at step {worst.step}: {worst.distance:.2g} of its norm away"
+    if worst.z is not None:
+        said += f", {worst.z:.2g} times the spread of the repeats"
+    if abs(worst.gain - 1) > 10 * (worst.spread or 0) and worst.distance < 1.05 * abs(worst.gain - 1):
+        said += f", B is {worst.gain:.6g} times A"
+    elif worst.cosine is not None and worst.update_gain is not None:
+        said += f", its update is {worst.update_gain:.6g} times that of A with a cosine of {worst.cosine:.6f}"
+    if worst.step == steps[0] and len(steps) > 1:
+        said += ", already in the first checkpoint"
+    return f"{said}; {many}."

@@ -1,0 +1,269 @@
+"""Reads folders of dumped tensors: those of `DumpConfig`, and `.npy` files named as the NPU toolchain names them.
+
+Of the latter, two forms of names are known: `op_name.output_index.timestamp.npy`, and what a converted dump of a device
+has, `op_type.op_name.task.stream.timestamp.output.index.npy`. Where a name would have been too long for a file, a CSV
+file beside them maps the name of the file to the one it should have.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+from typing import Any, NamedTuple
+
+from npu_bridge.base.files import new_file
+from npu_bridge.base.reading import RefusedFileError, open_file, read_json, whole_number
+from npu_bridge.base.terminal import in_line
+from npu_run.compare.arrays import Stored, open_npy
+from npu_run.compare.names import plain_name
+from npu_run.compare.verdict import CannotTell, NothingThereError
+
+__all__ = ["Dump", "Key", "Place", "read_dumps", "read_pairs", "write_named"]
+
+_INDEX, _OPERATORS = "index.json", "operators.json"
+_BY_TIME = re.compile(r"(?P<op>.+)\.(?P<slot>\d+)\.(?P<time>\d{4,})\.npy")
+_CONVERTED = re.compile(
+    r"(?P<type>[^.]+)\.(?P<op>.+?)(\.\d+)*\.(?P<time>\d{8,})\.(?P<side>input|output)\.(?P<slot>\d+)(\.[^.]+)*\.npy"
+)
+_OF_OURS = re.compile(r"(?P<type>[^.]+)\.(?P<op>[^.]+)\.(?P<side>input|output)\.(?P<slot>\d+)(\.\d+)?\.npy")
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+_DEEPEST = 7
+_LONGEST_NAME = 200
+
+
+class Key(NamedTuple):
+    """What tells the dumps in a folder apart."""
+
+    step: int
+    rank: int
+    graph: str
+
+
+class Place(NamedTuple):
+    """An input or output of an operator."""
+
+    op: str
+    side: str
+    slot: int
+
+
+class Dump(NamedTuple):
+    """The tensors of one step.
+
+    Attributes:
+      path: of its folder.
+      key: step, rank and graph.
+      files: for each place the file and the dtype it had, or None; in the order of execution.
+      types: of operators, where they are known.
+      inputs: for operators the names of those that their inputs come from, where it is known.
+      notes: sentences about what was left out.
+    """
+
+    path: str
+    key: Key
+    files: dict[Place, tuple[str, str | None]]
+    types: dict[str, str]
+    inputs: dict[str, list[str]]
+    notes: tuple[str, ...] = ()
+
+    def array(self, place: Place) -> Stored:
+        """The array at a place; raises `CannotTell` where its file cannot be read."""
+        file, dtype = self.files[place]
+        return open_npy(os.path.join(self.path, file), dtype, self.path)
+
+    @property
+    def operators(self) -> list[str]:
+        """Names in the order of execution, each once."""
+        return list(dict.fromkeys(place.op for place in self.files))
+
+
+def read_dumps(folder: str) -> list[Dump]:
+    """All dumps in a folder and below, in the order in which they were written; of equal ones the latest.
+
+    Raises:
+      CannotTell: there is none, or an index cannot be read.
+    """
+    if not os.path.isdir(folder):
+        raise CannotTell(f"There is no folder {folder!r}; name one with dumped tensors.")
+    dumps: dict[Key, Dump] = {}
+    statistics = ""
+    for path, files in _folders(folder):
+        if _INDEX in files:
+            dump = _of_ours(path)
+        else:
+            statistics = path if "statistics.csv" in files else statistics
+            dump = _of_files(path, files)
+        if dump is not None and dump.files:
+            dumps.pop(dump.key, None)
+            dumps[dump.key] = dump
+    if not dumps and statistics:
+        raise CannotTell(f'{statistics} holds statistics of tensors; dump the tensors themselves: dump_data="tensor".')
+    if not dumps:
+        raise NothingThereError(
+            f"{folder} holds no dumped tensors; expected {_INDEX} as DumpConfig(enable_dump=True) writes it, or .npy "
+            f"files named op_name.output_index.timestamp.npy."
+        )
+    return list(dumps.values())
+
+
+def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
+    """The first two columns of a CSV file, as a table.
+
+    Args:
+      path: the file.
+      folder: where its name was found; None where a person has given it.
+
+    Raises:
+      CannotTell: it cannot be read, or no line of it has two columns.
+    """
+    try:
+        with open_file(path, within=folder, encoding="utf-8-sig", newline="") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except RefusedFileError:
+        raise
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CannotTell(f"{path} cannot be read as a CSV file: {error}.") from None
+    pairs = {row[0]: row[1] for row in rows if len(row) > 1 and row[0] and row[1]}
+    if not pairs:
+        raise CannotTell(f"{path} has no line with two names; expected one pair in each, with a comma between.")
+    return pairs
+
+
+def write_named(dump: Dump, folder: str) -> int:
+    """Writes the outputs of a dump as `op_name.output_index.timestamp.npy`; gives how many.
+
+    Timestamps ascend in the order of execution. A name that is too long for a file is a number, which `mapping.csv`
+    maps to the name.
+
+    Raises:
+      CannotTell: the folder has one of these files.
+      OSError: a file is not in the folder of the dump, cannot be read, or cannot be written.
+    """
+    os.makedirs(folder, exist_ok=True)
+    began = int(os.stat(dump.path).st_mtime) * 1_000_000
+    long: list[tuple[str, str]] = []
+    outputs = [(place, file) for place, (file, _) in dump.files.items() if place.side == "output"]
+    for count, (place, file) in enumerate(outputs, 1):
+        name = f"{in_line(plain_name(place.op))}.{place.slot}.{began + count}.npy"
+        if len(name.encode()) > _LONGEST_NAME:
+            long.append((f"{began + count}.npy", name))
+            name = long[-1][0]
+        target = os.path.join(folder, name)
+        if os.path.lexists(target):
+            raise CannotTell(f"{target} is there already; name a new folder.")
+        with open_file(file, "rb", dump.path) as given, new_file(target, "wb") as copy:
+            shutil.copyfileobj(given, copy)
+    if long:
+        with new_file(os.path.join(folder, "mapping.csv")) as out:
+            csv.writer(out).writerows(long)
+    return len(outputs)
+
+
+def _folders(folder: str) -> list[tuple[str, set[str]]]:
+    """Folders with files, in the order of their names, numbers as numbers."""
+    found = []
+    for path, below, files in os.walk(folder):
+        depth = 0 if path == folder else len(os.path.relpath(path, folder).split(os.sep))
+        below[:] = [] if depth >= _DEEPEST else below
+        if files:
+            found.append((path, set(files)))
+    return sorted(found, key=lambda item: [(len(part), part) for part in item[0].split(os.sep)])
+
+
+def _of_ours(path: str) -> Dump:
+    index = _read_json(path, _INDEX)
+    try:
+        rows = [(Place(str(row["op"]), str(row["side"]), whole_number(row["slot"])), row) for row in index["tensors"]]
+        files = {place: (str(row["file"]), str(row["dtype"])) for place, row in rows}
+        types = {place.op: str(row["type"]) for place, row in rows}
+        key = Key(whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CannotTell(f"{os.path.join(path, _INDEX)} is not an index of a dump: {error!r}.") from None
+    return Dump(path, key, files, types, _inputs(path, rows, types))
+
+
+def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
+    """From the list of operators beside the steps; without one, from the inputs that were dumped."""
+    listed = os.path.join(os.path.dirname(path), _OPERATORS)
+    if os.path.lexists(listed):
+        inputs = {}
+        try:
+            for name, kind, tensors in _read_json(os.path.dirname(path), _OPERATORS):
+                inputs[str(name)] = list(dict.fromkeys(tensor.rpartition(":")[0] for tensor in tensors))
+                types.setdefault(str(name), str(kind))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CannotTell(f"{listed} is not a list of operators: {error!r}.") from None
+        return inputs
+    inputs = {}
+    for place, row in rows:
+        if place.side == "input":
+            inputs.setdefault(place.op, []).append(str(row.get("tensor", "")).rpartition(":")[0])
+    return inputs
+
+
+def _of_files(path: str, names: set[str]) -> Dump | None:
+    """A dump of files whose names say what they are; None where no file does."""
+    given: dict[str, str] = {}
+    for name in sorted(names):
+        if name.endswith(".csv") and name != "statistics.csv":
+            given.update(_files_of(read_pairs(os.path.join(path, name), path), names))
+    found: list[tuple[int, Place, str]] = []
+    types: dict[str, str] = {}
+    strange = 0
+    for name in sorted(names):
+        full = given.get(name, name)
+        if not full.endswith(".npy"):
+            continue
+        parsed = _CONVERTED.fullmatch(full) or _OF_OURS.fullmatch(full) or _BY_TIME.fullmatch(full)
+        if parsed is None:
+            strange += 1
+            continue
+        parts = parsed.groupdict()
+        place = Place(parts["op"], parts.get("side") or "output", int(parts["slot"]))
+        found.append((int(parts.get("time") or 0), place, name))
+        if parts.get("type"):
+            types[place.op] = parts["type"]
+    files: dict[Place, tuple[str, str | None]] = {}
+    repeated = 0
+    for _, place, name in sorted(found):
+        if place in files:
+            repeated += 1
+        else:
+            files[place] = (name, None)
+    notes = []
+    if strange:
+        notes.append(f"{path}: {strange} .npy files have names of another form and were left out.")
+    if repeated:
+        notes.append(f"{path}: {repeated} files repeat an output at a later time; the first of each counts.")
+    step = os.path.basename(path)
+    key = Key(int(step) if _NUMBER.fullmatch(step) else 0, 0, "")
+    return Dump(path, key, files, types, {}, tuple(notes)) if files or notes else None
+
+
+def _files_of(pairs: dict[str, str], names: set[str]) -> dict[str, str]:
+    """Files to the names they should have; either column may be the file, with or without its ending."""
+    found = {}
+    for one, other in pairs.items():
+        for file, full in ((one, other), (other, one)):
+            file = file if file in names else f"{file}.npy"
+            if file in names:
+                found[file] = full if full.endswith(".npy") else f"{full}.npy"
+                break
+    return found
+
+
+def _rank_of(path: str) -> int:
+    """`<time>/<rank>/<graph name>/<graph number>/<step>`."""
+    parts = os.path.abspath(path).split(os.sep)
+    return int(parts[-4]) if len(parts) > 4 and _NUMBER.fullmatch(parts[-4]) and len(parts[-4]) < 8 else 0
+
+
+def _read_json(folder: str, name: str) -> Any:
+    try:
+        return read_json(name, within=folder)
+    except RefusedFileError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CannotTell(f"{os.path.join(folder, name)} cannot be read: {error}.") from None

@@ -1,0 +1,148 @@
+"""Compares everything that two folders have in common: losses, tensors, checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npu_run.compare.band import Band, compare_losses
+from npu_run.compare.checkpoint_files import checkpoints_in
+from npu_run.compare.checkpoints import Variable, compare_checkpoints
+from npu_run.compare.dumps import read_dumps
+from npu_run.compare.losses import Losses, read_repeats, repeats_in
+from npu_run.compare.tensors import Tensors, compare_dumps
+from npu_run.compare.verdict import CannotTell, NothingThereError, Verdict
+
+__all__ = ["KINDS", "Comparison", "compare_folders"]
+
+KINDS = ("losses", "tensors", "checkpoints")
+
+
+class Comparison(NamedTuple):
+    """What was compared of two folders.
+
+    Attributes:
+      a, b: their paths.
+      verdicts: of each kind that both have, or that was asked for.
+      notes: sentences about what only one has.
+      losses: of A and B, all repeats; None where they were not compared, like all that follow.
+      band: None without repeats, too.
+      tensors: the last step that was compared.
+      variables: at the step that decided, worst first.
+    """
+
+    a: str
+    b: str
+    verdicts: list[Verdict]
+    notes: list[str]
+    losses: tuple[list[Losses], list[Losses]] | None = None
+    band: Band | None = None
+    tensors: Tensors | None = None
+    variables: list[Variable] | None = None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """False where anything is outside, None where something cannot be told, else True."""
+        found = [verdict.is_inside for verdict in self.verdicts]
+        return False if False in found else None if None in found or not found else True
+
+    @property
+    def exit_code(self) -> int:
+        """0 inside, 1 outside, 2 where it cannot be told."""
+        return {True: 0, False: 1, None: 2}[self.is_inside]
+
+    def plain(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "inside": self.is_inside,
+            "verdicts": [{**verdict._asdict(), "notes": list(verdict.notes)} for verdict in self.verdicts],
+            "notes": self.notes,
+        }
+
+
+def compare_folders(
+    a: str,
+    b: str,
+    only: Sequence[str] = (),
+    tag: str | None = None,
+    tolerance: float | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Compares two folders of trainings, of repeats or of dumped tensors.
+
+    Args:
+      a: what is taken for right.
+      b: what is asked about.
+      only: some of `KINDS`; empty: all that both have.
+      tag: name of the loss in event files.
+      tolerance: relative, for tensors; None: by dtype.
+      names: names of operators of A to those of B.
+    Raises:
+      CannotTell: there is nothing that both have.
+    """
+    for path in (a, b):
+        if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
+            raise CannotTell(f"There is no {path!r}; name the folder of a training, of its repeats or of a dump.")
+    found: dict[str, Any] = {}
+
+    def losses(of_a, of_b):
+        found["losses"] = (of_a, of_b)
+        verdict, found["band"] = compare_losses(of_a, of_b)
+        return verdict
+
+    def tensors(of_a, of_b):
+        verdict, found["tensors"] = compare_dumps(of_a[0], of_b[0], tolerance, names, of_a[1:])
+        return verdict
+
+    def checkpoints(of_a, of_b):
+        verdict, found["variables"] = compare_checkpoints(of_a, of_b)
+        return verdict
+
+    readers = {
+        "losses": (lambda path: read_repeats(path, tag), losses),
+        "tensors": (lambda path: [read_dumps(folder) for folder in repeats_in(path)], tensors),
+        "checkpoints": (_checkpoints, checkpoints),
+    }
+    verdicts, notes = [], []
+    for kind in only or KINDS:
+        verdict, note = _compared(kind, a, b, *readers[kind], is_asked_for=bool(only))
+        verdicts += [] if verdict is None else [verdict]
+        notes += [note] if note else []
+    if not verdicts:
+        raise CannotTell(
+            f"{a} and {b} have nothing in common that could be compared. {' '.join(notes)} Expected histories, event "
+            f"files, checkpoints or dumped tensors in both."
+        )
+    return Comparison(a, b, verdicts, notes, **found)
+
+
+def _compared(
+    kind: str, a: str, b: str, read: Callable[[str], Any], compare: Callable[[Any, Any], Verdict], is_asked_for: bool
+) -> tuple[Verdict | None, str]:
+    sides, missing = {}, ""
+    try:
+        for path in (a, b):
+            try:
+                sides[path] = read(path)
+            except NothingThereError as error:
+                missing = missing or str(error)
+        if missing and is_asked_for:
+            raise CannotTell(missing)
+        if missing:
+            return None, "".join(f"Only {path} has {kind}." for path in sides)
+        with np.errstate(all="ignore"):  # of numbers near the largest there is, infinity says enough
+            return compare(sides[a], sides[b]), ""
+    except CannotTell as error:
+        return Verdict(kind, None, str(error), {}), ""
+
+
+def _checkpoints(path: str) -> list[dict[int, str]]:
+    found = [checkpoints_in(folder) for folder in repeats_in(path)]
+    if not all(found):
+        raise NothingThereError(f"{path} holds no checkpoints; expected files that end in .index.")
+    return found

@@ -1,0 +1,110 @@
+"""Reads the losses of a training step by step, from its history or from event files, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from npu_bridge.reporting.history import HISTORY_FILE, History
+from npu_bridge.reporting.page.run_folder import NoRunError, read_run_folder
+from npu_run.compare.events import read_scalars
+from npu_run.compare.names import some
+from npu_run.compare.verdict import CannotTell, NothingThereError
+
+__all__ = ["Losses", "read_losses", "read_repeats", "repeats_in"]
+
+_REPEAT = re.compile(r"repeat-(\d+)")
+# Names under which losses are written, the likeliest first: ours, Estimators', Keras's.
+_TAGS = ("training/loss", "loss", "loss_1", "total_loss", "batch_loss", "epoch_loss", "train/loss")
+
+
+class Losses(NamedTuple):
+    """The losses of one training.
+
+    Attributes:
+      path: of its folder.
+      steps: global steps, ascending, each once.
+      values: the loss of each, float64; NaN and infinity are kept.
+      source: the file, or the tag of the event files, that they were read from.
+      ranks: how many trained, or None if not recorded.
+      precision: the dtype that steps were lowered to; None if none were lowered, or if not recorded.
+    """
+
+    path: str
+    steps: np.ndarray
+    values: np.ndarray
+    source: str
+    ranks: int | None = None
+    precision: str | None = None
+
+
+def repeats_in(folder: str) -> list[str]:
+    """The folders `repeat-0`, `repeat-1` and so on of `npu-run --repeat`, in order; else the folder itself."""
+    try:
+        found = [(int(match[1]), name) for name in os.listdir(folder) if (match := _REPEAT.fullmatch(name))]
+    except OSError:
+        found = []
+    return [os.path.join(folder, name) for _, name in sorted(found)] or [folder]
+
+
+def read_repeats(folder: str, tag: str | None = None) -> list[Losses]:
+    """The losses of every repeat in a folder, or of the one training in it.
+
+    Raises:
+      CannotTell: as `read_losses`.
+    """
+    return [read_losses(path, tag) for path in repeats_in(folder)]
+
+
+def read_losses(path: str, tag: str | None = None) -> Losses:
+    """Reads the losses of a training.
+
+    Args:
+      path: its folder, or its history file.
+      tag: name of the loss in event files, which are read then; None: the history, else the event files.
+    Raises:
+      CannotTell: there is none of both, or no loss in them.
+    """
+    if not os.path.exists(path):
+        raise CannotTell(f"There is no {path!r}; name the folder of a training, such as its model_dir.")
+    if tag is None:
+        try:
+            history = read_run_folder(path).history if os.path.isdir(path) else History(path)
+        except NoRunError:
+            history = None
+        if history is not None and history.rows:
+            return _of_history(path, history)
+    if os.path.isdir(path):
+        tags = read_scalars(path)
+        chosen = next((name for name in ((tag,) if tag else _TAGS) if name in tags), None)
+        if chosen is not None:
+            points = sorted(tags[chosen].items())
+            return Losses(path, *_arrays(points), f"tag {chosen} of event files")
+        if tags and tag:
+            raise CannotTell(f"{path} has no event with the tag {tag!r}; its tags are {some(sorted(tags), 8)}.")
+        if tags:
+            raise CannotTell(
+                f"{path} has event files without a loss under a usual name; name its tag with --tag, one of "
+                f"{some(sorted(tags), 8)}."
+            )
+    raise NothingThereError(f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files.")
+
+
+def _of_history(path: str, history: History) -> Losses:
+    # A skipped step has the number of the one before it, and is done again.
+    points = {row.step: row.loss for row in history.rows if row.loss is not None and not row.skipped}
+    if not points:
+        raise CannotTell(
+            f"{history.path} knows {len(history.rows)} steps, and a loss of none; have the history watch the loss."
+        )
+    ranks = history.starts[-1].ranks if history.starts else None
+    lowered = {row.precision.partition(",")[0] for row in history.rows if row.precision} - {"float32"}
+    precision = min(lowered) if lowered else None  # "bfloat16" rounds more than "float16"
+    return Losses(path, *_arrays(sorted(points.items())), os.path.basename(history.path), ranks, precision)
+
+
+def _arrays(points) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([step for step, _ in points], np.int64), np.array([loss for _, loss in points], np.float64)

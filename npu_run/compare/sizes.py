@@ -1,0 +1,112 @@
+"""Whether two trainings went equally far between two checkpoints, where repeats begin at other weights.
+
+Weights of other seeds have nothing in common but sizes: how far each went. A learning rate that is too large shows in
+these, in all variables together, while every single one is lost in the noise. So the logarithm of the size of updates
+is measured in parts of variables, the parts are weighted by how much repeats differ in them, and their mean is judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npu_run.compare.arrays import Stored, in_pieces
+from npu_run.compare.t_distribution import t_quantile
+
+__all__ = ["Sizes", "compare_sizes", "is_slot", "update_sizes"]
+
+# A variable counts with up to so many parts, each of so many elements; with fewer parts it is left out (ours).
+_MOST_PARTS, _PART, _FEWEST_PARTS = 16, 16, 4
+# Three repeats say little about how much trainings differ as a whole. The variance that their mean had if parts were
+# independent, times so much, or variables were, times so much, counts like so many more repeats (ours; measured on
+# trainings of the models in benchmarks/compare.py).
+_OVER_PARTS, _OVER_VARIABLES, _MORE_REPEATS = 3.0, 1.5, 6
+# Nothing is judged that is less than so many times what repeats do as a whole, or less than so much (ours).
+_FEWEST_SPREADS, _LEAST = 4.0, 0.05
+_ROUNDING = 2.0**-24
+
+
+class Sizes(NamedTuple):
+    """How far B went, over how far A went; all but `parts` are logarithms.
+
+    Attributes:
+      apart: of the factor between the two.
+      spread: standard deviation of one repeat, all parts together.
+      limit: the largest magnitude of `apart` that is noise.
+      parts: number of parts of variables.
+    """
+
+    apart: float
+    spread: float
+    limit: float
+    parts: int
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether both went equally far."""
+        return abs(self.apart) <= self.limit
+
+    def plain(self) -> dict[str, Any]:
+        """The same for JSON, and the factor itself."""
+        return {**self._asdict(), "factor": math.exp(self.apart)}
+
+
+def is_slot(name: str, tensors: Mapping[str, Stored]) -> bool:
+    """Whether this is what an optimizer keeps for a variable, by its name: size and unit are not those of weights."""
+    parent = tensors.get(name.rpartition("/")[0])
+    return ".OPTIMIZER_SLOT" in name or (parent is not None and parent.shape == tensors[name].shape)
+
+
+def update_sizes(before: Stored, after: Stored) -> np.ndarray | None:
+    """Logarithms of the root mean square of a variable's update, in each of its parts.
+
+    Returns:
+      None where it has too few elements, or a part that does not move or is not finite.
+    """
+    parts = min(_MOST_PARTS, after.size // _PART)
+    if parts < _FEWEST_PARTS:
+        return None
+    sums, done = np.zeros(parts), 0
+    for old, new in zip(in_pieces(before), in_pieces(after)):
+        step = new.astype(np.float64) - old.astype(np.float64)
+        at = np.arange(done, done + len(step)) * parts // after.size
+        sums += np.bincount(at, step * step, parts)
+        done += len(step)
+    if not (np.isfinite(sums) & (sums > 0)).all():
+        return None
+    return 0.5 * np.log(sums * parts / after.size)
+
+
+def compare_sizes(a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.ndarray]], chance: float) -> Sizes | None:
+    """Compares how far trainings went.
+
+    Args:
+      a, b: for each repeat and each variable, `update_sizes`; one of the two has at least two repeats.
+      chance: of a false alarm.
+    Returns:
+      None where there is nothing to compare.
+    """
+    if not a[0]:
+        return None
+    variable = np.repeat(np.arange(len(a[0])), [len(parts) for parts in a[0]])
+    of_a, of_b = (np.array([np.concatenate(run) for run in side]) for side in (a, b))
+    repeats = of_a if len(of_a) > 1 else of_b
+    freedom = len(repeats) - 1
+    noise = repeats - repeats.mean(axis=0)
+    variance = np.bincount(variable, (noise**2).sum(axis=0)) / np.bincount(variable) / freedom
+    variance = np.maximum(variance, _ROUNDING**2)
+    weight = 1 / variance[variable]
+    weight /= weight.sum()
+    of_variables = np.array([np.bincount(variable, run * weight) for run in noise])
+    seen = float((of_variables.sum(axis=1) ** 2).sum() / freedom)
+    expected = max(
+        _OVER_PARTS * float(weight**2 @ variance[variable]), _OVER_VARIABLES * float((of_variables**2).sum() / freedom)
+    )
+    pooled = (freedom * seen + _MORE_REPEATS * expected) / (freedom + _MORE_REPEATS)
+    limit = max(math.sqrt(pooled) * t_quantile(chance, freedom + _MORE_REPEATS), _FEWEST_SPREADS * math.sqrt(seen))
+    limit *= math.sqrt(1 / len(a) + 1 / len(b))
+    apart = float((of_b.mean(axis=0) - of_a.mean(axis=0)) @ weight)
+    return Sizes(apart, math.sqrt(seen), max(limit, _LEAST), len(weight))

@@ -1,0 +1,325 @@
+"""Compares the tensors of two dumps, and finds the first operator that is out of tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from npu_run.compare.arrays import Agreement, choose_tolerance, compare_arrays
+from npu_run.compare.dumps import Dump, Key, Place
+from npu_run.compare.names import Matching, match, some
+from npu_run.compare.verdict import CannotTell, Verdict
+
+__all__ = ["Row", "Tensors", "compare_dumps"]
+
+# What the first difference means where nothing was computed before (types of operators).
+_SOURCES = {
+    "Variable": "B starts from other values",
+    "VarHandle": "B starts from other values",
+    "ReadVariable": "B starts from other values",
+    "Placeholder": "B is fed other data",
+    "Iterator": "B is fed other data",
+    "Random": "B draws other random numbers",
+    "TruncatedNormal": "B draws other random numbers",
+    "Stateless": "B draws other random numbers",
+}
+_MOST_STEPS_BACK = 8
+# B's errors may be so many times as large as those of A's repeats, which are few (ours).
+_ROOM = 10.0
+# Reads of a TF 1 reference variable may show what the step made of it.
+_REFERENCES = ("Variable", "VariableV2")
+_ALMOST_A_MULTIPLE = 0.05
+
+
+class Row(NamedTuple):
+    """One tensor of both dumps.
+
+    Attributes:
+      place: in A.
+      other: in B.
+      type: of the operator, or "".
+      dtypes: of A and B; none where one cannot be read.
+      agreement: None where the two cannot be compared, which `problem` says.
+      how: why the names belong together, if they are not the same.
+      is_noise: whether repeats of A differ in it as much.
+    """
+
+    place: Place
+    other: Place
+    type: str
+    dtypes: tuple[str, ...]
+    agreement: Agreement | None
+    problem: str
+    how: str
+    is_noise: bool = False
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether it is within tolerance; None where it was not compared, or is noise."""
+        return None if self.agreement is None or self.is_noise else self.agreement.is_inside
+
+
+class Tensors(NamedTuple):
+    """The comparison of one step.
+
+    Attributes:
+      key: step, rank and graph in A.
+      rows: in the order of execution.
+      matching: of the operators.
+      first: the first row out of tolerance, or None.
+      inputs: names of operators that the first one's inputs come from, with whether they were inside.
+      readers: names of operators that read what it computes, likewise.
+    """
+
+    key: Key
+    rows: list[Row]
+    matching: Matching
+    first: Row | None
+    inputs: dict[str, bool | None]
+    readers: dict[str, bool | None]
+
+
+def compare_dumps(
+    a: Sequence[Dump],
+    b: Sequence[Dump],
+    tolerance: float | None = None,
+    given: Mapping[str, str] | None = None,
+    repeats: Sequence[Sequence[Dump]] = (),
+) -> tuple[Verdict, Tensors]:
+    """Compares dumps step by step, until an operator is out of tolerance.
+
+    Args:
+      a, b: dumps of both; A's tensors are those that errors are measured against.
+      tolerance: relative; None: by dtype, as in `arrays.TOLERANCES`.
+      given: names of A's operators to names of B's, where no rule finds them.
+      repeats: dumps of other repeats of A. What is out of tolerance among these is noise, and not judged: the gradient
+        of a bias that changes nothing is a sum of rounding.
+    Returns:
+      The verdict, and the last step that was compared.
+    Raises:
+      CannotTell: no step or no operator is in both.
+    """
+    pairs, notes = _steps_of_both(a, b)
+    notes += [note for dump in (*a, *b) for note in dump.notes]
+    compared, done = 0, None
+    for of_a, of_b in pairs:
+        others = [dump for dumps in repeats for dump in dumps if dump.key == of_a.key]
+        done = _compare_step(of_a, of_b, others, tolerance, given or {})
+        compared += sum(row.agreement is not None for row in done.rows)
+        if done.first is not None:
+            break
+    notes += _about_names(done)
+    facts = _facts(done, compared)
+    if not compared:
+        problem = next((row.problem for row in done.rows if row.problem), "no operator has the same name in both")
+        return Verdict("tensors", None, f"No tensor could be compared: {problem}.", facts, tuple(notes)), done
+    if done.first is None:
+        steps = f"step {done.key.step}" if len(pairs) == 1 else f"{len(pairs)} steps"
+        judged = [row for row in done.rows if row.agreement and not row.is_noise]
+        worst = max(judged or done.rows, key=lambda row: row.agreement.largest_relative if row.agreement else 0.0)
+        sentence = (
+            f"All {compared} tensors of {steps} are within tolerance; the largest relative error is "
+            f"{worst.agreement.largest_relative:.2g}, at {worst.place.op!r}."
+        )
+        return Verdict("tensors", True, sentence, facts, tuple(notes)), done
+    return Verdict("tensors", False, _about_first(done), facts, tuple(notes)), done
+
+
+def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, Dump]], list[str]]:
+    """Dumps that belong together: of the same step, rank and graph; or without the graph, where names of it differ."""
+    for key in (lambda key: key, lambda key: (key.step, key.rank), lambda key: key.step):
+        of_a, of_b = {}, {}
+        for dumps, found in ((a, of_a), (b, of_b)):
+            # Where graphs cannot be told apart, the largest is the training.
+            for dump in sorted(dumps, key=lambda dump: -len(dump.files)):
+                found.setdefault(key(dump.key), dump)
+        if common := [name for name in of_a if name in of_b]:
+            order = {id(dump): number for number, dump in enumerate(a)}
+            pairs = sorted(((of_a[name], of_b[name]) for name in common), key=lambda pair: order[id(pair[0])])
+            lost = [len(a) - len(pairs), len(b) - len(pairs)]
+            said = (
+                f"{len(pairs)} dumps have a partner of the same step and rank; {lost[0]} of A and {lost[1]} of B none."
+            )
+            return pairs, [said] if any(lost) else []
+    if len(a) == 1 or len(b) == 1:  # of which step a folder of mere files is, nobody knows
+        of_a, of_b = (max(dumps, key=lambda dump: len(dump.files)) for dumps in (a, b))
+        return [(of_a, of_b)], [f"Step {of_a.key.step} of A is compared with step {of_b.key.step} of B."]
+    steps = [sorted({dump.key.step for dump in dumps}) for dumps in (a, b)]
+    raise CannotTell(f"The dumps have no step in common: A has {steps[0][:6]}, B has {steps[1][:6]}.")
+
+
+def _compare_step(
+    a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given: Mapping[str, str]
+) -> Tensors:
+    noise, noisy = _measure_noise(a, repeats, tolerance)
+    matching = match(a.operators, b.operators, given)
+    rows = []
+    for place in a.files:
+        name = matching.pairs.get(place.op)
+        other = None if name is None else Place(name, *place[1:])
+        if other in b.files:
+            room = _ROOM * noise.get(place, 0.0)
+            rows.append(_row(a, b, place, other, matching.how.get(place.op, ""), tolerance, room))
+    # A scope more in front is a guess, which the shapes have to confirm.
+    wrong = {row.place.op for row in rows if row.how == "scope" and row.agreement is None}
+    rows = [row._replace(is_noise=row.place in noisy) for row in rows if row.place.op not in wrong]
+    matching.only_a.extend(wrong)
+    matching.only_b.extend(matching.pairs.pop(name) for name in wrong)
+    lost = [row for row in rows if row.is_inside is False]
+    first = next((row for row in lost if not _is_read_of_reference(a, row.place.op)), lost[0] if lost else None)
+    if first is None:
+        return Tensors(a.key, rows, matching, None, {}, {})
+    state: dict[str, bool | None] = {}
+    for row in [row for row in rows if row.place.side == "output"] or rows:
+        known = state.get(row.place.op, True)
+        state[row.place.op] = row.is_inside if known else known
+    readers: dict[str, list[str]] = {}
+    for name, sources in a.inputs.items():
+        for source in sources:
+            readers.setdefault(source, []).append(name)
+    before, behind = (_nearest(edges, first.place.op, state) for edges in (a.inputs, readers))
+    return Tensors(a.key, rows, matching, first, before, behind)
+
+
+def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) -> tuple[dict[Place, float], set[Place]]:
+    """The largest relative errors of A's own repeats, and where they are out of tolerance."""
+    noise: dict[Place, float] = {}
+    noisy: set[Place] = set()
+    for other in repeats:
+        for place in a.files:
+            found = _row(a, other, place, place, "", tolerance).agreement if place in other.files else None
+            if found is not None and not found.is_inside:
+                noisy.add(place)
+            elif found is not None:
+                noise[place] = max(noise.get(place, 0.0), found.largest_relative)
+    if 2 * len(noisy) > len(a.files):
+        raise CannotTell(
+            f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
+            f"those of B tell nothing; let the repeats differ in rounding alone: npu-run --repeat 3 --vary rounding."
+        )
+    return noise, noisy
+
+
+def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0) -> Row:
+    """The two tensors compared; `room` is what noise alone may make, where that is more than the tolerance."""
+    row = Row(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
+    try:
+        x, y = a.array(place), b.array(other)
+        row = row._replace(dtypes=(x.computed_in, y.computed_in))
+        if x.size != y.size:
+            problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
+            return row._replace(problem=problem)
+        allowed = choose_tolerance(x) if tolerance is None else tolerance
+        return row._replace(agreement=compare_arrays(x, y, max(allowed, room)))
+    except CannotTell as error:
+        return row._replace(problem=str(error).rstrip("."))
+
+
+def _is_read_of_reference(dump: Dump, op: str) -> bool:
+    """Whether this is a TF 1 reference variable, or the operator that reads one."""
+    read = dump.inputs.get(op, [])[:1] if dump.types.get(op) == "Identity" else [op]
+    return any(dump.types.get(name) in _REFERENCES for name in read)
+
+
+def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]) -> dict[str, bool | None]:
+    """The nearest operators along the edges that were compared, through those that were not."""
+    found: dict[str, bool | None] = {}
+    seen, border = {op}, [op]
+    for _ in range(_MOST_STEPS_BACK):
+        following = []
+        for name in dict.fromkeys(source for place in border for source in edges.get(place, ())):
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in state:
+                found[name] = state[name]
+            else:
+                following.append(name)
+        border = following
+    found.update(dict.fromkeys(border))
+    return found
+
+
+def _about_first(done: Tensors) -> str:
+    row = done.first
+    found, number = row.agreement, done.rows.index(row) + 1
+    kind = f" ({row.type})" if row.type else ""
+    op, side, slot = row.place
+    what = op if side == "output" and not slot else f"{side} {slot} of {op}"
+    said = (
+        f"The first operator out of tolerance is {what!r}{kind}, tensor {number} of {len(done.rows)} in the order of "
+        f"execution at step {done.key.step}: {_in_words(found)}"
+    )
+    if row.dtypes[0] != row.dtypes[1]:
+        said += f"; it is {row.dtypes[0]} in A and {row.dtypes[1]} in B"
+    source = next((text for start, text in _SOURCES.items() if row.type.startswith(start)), None)
+    if source:
+        return f"{said}; {source}."
+    good = [repr(name) for name, is_inside in done.inputs.items() if is_inside]
+    lost = [repr(name) for name, is_inside in done.inputs.items() if is_inside is None]
+    late = [repr(name) for name, is_inside in done.inputs.items() if is_inside is False]
+    if good:
+        said += f"; its input{'s' if len(good) > 1 else ''} {some(good)} {'are' if len(good) > 1 else 'is'} inside"
+    if lost:
+        said += f"; {some(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
+    if late:
+        said += f"; {some(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
+    return f"{said}."
+
+
+def _in_words(found: Agreement) -> str:
+    if found.not_finite[2]:
+        in_a, in_b, only = found.not_finite
+        return f"NaN or infinity in {in_a} elements of A and {in_b} of B, in {only} of one alone"
+    beyond = f"{100 * found.mismatches:.3g} % of {found.elements} elements beyond"
+    said = (
+        f"largest relative error {found.largest_relative:.2g} over {found.tolerance:g}, {beyond}, "
+        f"cosine {found.cosine:.8f}"
+    )
+    rest = max(found.distance**2 - (found.gain - 1) ** 2, 0.0) ** 0.5
+    if found.elements > 1 and abs(found.gain - 1) > found.tolerance and rest < _ALMOST_A_MULTIPLE * abs(found.gain - 1):
+        said += f", B is {found.gain:.6g} times A"
+    return said
+
+
+def _about_names(done: Tensors) -> list[str]:
+    notes, matching = [], done.matching
+    for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
+        if names:
+            notes.append(f"Operators of {side} without a partner: {len(names)}, {some(names)}.")
+    if matching.inside:
+        notes.append(f"Operators of A inside fused ones of B: {len(matching.inside)}, {some(list(matching.inside))}.")
+    noise = [row.place.op for row in done.rows if row.is_noise]
+    if noise:
+        notes.append(f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {some(noise)}.")
+    problems = [row.problem for row in done.rows if row.problem]
+    if problems:
+        notes.append(f"Tensors that could not be compared: {len(problems)}, {'; '.join(problems[:3])}.")
+    return notes
+
+
+def _facts(done: Tensors, compared: int) -> dict[str, Any]:
+    first = done.first
+    return {
+        "step": done.key.step,
+        "compared": compared,
+        "first": None if first is None else first.place.op,
+        "inputs": done.inputs,
+        "readers": done.readers,
+        "only_a": done.matching.only_a,
+        "only_b": done.matching.only_b,
+        "inside_fused": done.matching.inside,
+        "tensors": [
+            {
+                "operator": row.place.op,
+                "in_b": row.other.op,
+                "type": row.type,
+                "side": row.place.side,
+                "slot": row.place.slot,
+                "matched": row.how or "same name",
+                "problem": row.problem,
+                **({} if row.agreement is None else row.agreement.plain()),
+            }
+            for row in done.rows
+        ],
+    }

@@ -1,0 +1,64 @@
+"""`npu-run completion`: lets a shell complete commands, options and scripts."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
+
+from npu_bridge.base.terminal import echo
+from npu_run.command_line import Command, scripts_like
+from npu_run.commands import COMMANDS, GROUPS, find_command
+
+__all__ = ["Everything", "completion"]
+
+
+@add_completion_class
+class _Bash(BashComplete):
+    """Completion for bash that offers folders and scripts together."""
+
+    source_template = BashComplete.source_template.replace("compopt -o dirnames", "compopt -o plusdirs")
+
+
+class Everything(click.Group):
+    """A group of all words that can follow `npu-run`, for completion; it runs nothing.
+
+    Args:
+      launcher: the command that starts scripts, whose options come first.
+    """
+
+    def __init__(self, launcher: click.Command):
+        options = [param for param in launcher.params if isinstance(param, click.Option)]
+        super().__init__("npu-run", params=options)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of the commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command:
+        """Returns a command; for a script, a command that takes any files."""
+        if name in COMMANDS:
+            return find_command(name)
+        argument = click.Argument(["files"], nargs=-1, type=click.Path())
+        return click.Command(name, params=[argument], context_settings={"ignore_unknown_options": True})
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes options, or commands and scripts."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        lines = {name: entry.line for group in GROUPS.values() for name, entry in group.items()}
+        commands = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)]
+        return [*scripts_like(incomplete), *commands]
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Prints the script that completes npu-run in SHELL: commands, options and scripts.
+
+    \b
+    bash: eval "$(npu-run completion bash)"           in ~/.bashrc
+    zsh:  eval "$(npu-run completion zsh)"            in ~/.zshrc, behind compinit
+    fish: npu-run completion fish | source            in ~/.config/fish/config.fish
+    """
+    made_by = get_completion_class(shell)
+    echo(made_by(click.Group("npu-run"), {}, "npu-run", "_NPU_RUN_COMPLETE").source())

@@ -1,0 +1,153 @@
+"""`npu-run doctor`: prints one page that says whether a run would work here, ready to paste into a report."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import click
+from rich.console import Console
+
+from npu_bridge.base.terminal import echo
+from npu_run.command_line import Command, fail, is_quiet, json_option, print_json, say
+from npu_run.doctor.build import Installer, InstallError, cache_folder
+from npu_run.doctor.machine import machine_section, versions_section
+from npu_run.doctor.options import configuration, environment_section, rank_table_section
+from npu_run.doctor.page import Page, Problem, Section, print_page
+from npu_run.doctor.ranks import Trial, horovod_section, lacks_horovod, run_trials
+from npu_run.table import PlainConsole
+
+__all__ = ["doctor", "examine"]
+
+
+@click.command(cls=Command)
+@click.option("--config", metavar="FILE", help="A configuration file (TOML): what would it do here?")
+@click.option("--rank-table", metavar="FILE", help="A rank table (JSON): is it right, and which servers are here?")
+@click.option(
+    "--limit-secs",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    show_default=True,
+    help="Time each of the two trial runs may take.",
+)
+@click.option("--fix", is_flag=True, help="Then install Horovod, where it is missing or built for another TensorFlow.")
+@json_option
+def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: bool, as_json: bool):
+    """Prints the installed versions, the machine, the settings, and whether ranks can start.
+
+    Starts one and two processes that sum a tensor. The exit code is 1 if a run could not work, else 0; with --fix it is
+    0 once Horovod is installed.
+    """
+    console = PlainConsole()
+    with _Progress(None if as_json else console) as progress:
+        page = examine(config, rank_table, limit_secs, progress)
+    if as_json:
+        print_json(page.exit_code, page.facts())
+    else:
+        print_page(page, console, is_short=is_quiet())
+    if fix:
+        _fix(page)
+    sys.exit(page.exit_code)
+
+
+def _fix(page: Page) -> None:
+    """Installs Horovod if that helps, and prints the next command; ends the process if something was installed."""
+    log = cache_folder() / "horovod.log"
+    installer = Installer(sys.executable, log, _say)
+    if not page.lacks_horovod:
+        _say("--fix has nothing to install")
+        return
+    _say(f"installing Horovod into {sys.prefix} (full log: {log})")
+    try:
+        installer.install_horovod()
+    except InstallError as error:
+        if log.exists() and not error.is_explained:
+            echo(installer.last_lines(), err=True)
+        fail(f"npu-run doctor: {error}. The full log is {log}; the same command begins again.", 1)
+    _say("Horovod works. Next: npu-run doctor, which lets two ranks sum a tensor, or npu-run -np 2 train.py")
+    sys.exit(0)
+
+
+def _say(text: str) -> None:
+    say(f"npu-run doctor: {text}")
+
+
+class _Progress:
+    """A display of the current check: one changing line on a terminal, else one line for each finished stage.
+
+    Args:
+      console: where the page is printed; None if it is not printed for people.
+    """
+
+    def __init__(self, console: Console | None):
+        self._is_quiet = is_quiet()  # read now: click's context exists in this thread only
+        is_shown = console is not None and console.is_terminal and not self._is_quiet
+        self._status = console.status("starting one rank and two ranks ...") if is_shown else None
+        self._stages: dict[str, tuple[str, float]] = {}  # of each trial: its stage, and since when
+        self._one_at_a_time = threading.Lock()
+
+    def __enter__(self) -> _Progress:
+        if self._status is not None:
+            self._status.start()
+        else:
+            self._say("checking one rank and two ranks, side by side ...")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def note(self, trial: str, stage: str) -> None:
+        """Notes that a trial has reached a stage; "" means its end."""
+        with self._one_at_a_time:
+            before, since = self._stages.pop(trial, ("", 0.0))
+            if stage == before:
+                self._stages[trial] = before, since
+                return
+            if before and self._status is None:
+                self._say(f"checking {before} ... {time.monotonic() - since:.1f} s")
+            if stage:
+                self._stages[trial] = stage, time.monotonic()
+            if self._status is not None and self._stages:
+                self._status.update(f"checking {', '.join(stage for stage, _ in self._stages.values())} ...")
+
+    def _say(self, text: str) -> None:
+        if not self._is_quiet:
+            echo(f"npu-run doctor: {text}", err=True)
+
+
+def examine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> Page:
+    """Checks everything and returns the page; findings never raise.
+
+    Args:
+      config: a configuration file to read, or None.
+      rank_table: a rank table to read, or None.
+      limit_secs: time each of the two trial runs may take.
+      progress: shows the current check.
+    """
+    page = Page()
+    page.add(*versions_section())
+    variables, problems, wanted_ranks = environment_section()
+    table = Section("", []), [], 1
+    if rank_table is not None:
+        table = rank_table_section(rank_table)
+        wanted_ranks = max(wanted_ranks, table[2])
+    one, two = run_trials(limit_secs, config, progress.note)
+    page.add(machine_section(one.facts.get("gpus")))
+    page.add(*horovod_section(one, two, wanted_ranks))
+    page.lacks_horovod = lacks_horovod(one)
+    page.add(variables, problems)
+    page.add(*table[:2])
+    if config is not None:
+        page.add(*_config(config, one))
+    return page
+
+
+def _config(path: str, trial: Trial) -> tuple[Section, list[Problem]]:
+    """Returns the section about the file, from the trial on one rank, which has loaded TensorFlow."""
+    found = trial.facts.get("config")
+    if found is None:
+        failed = trial.facts.get("failed", {}).get(f"read {path}", "that needs TensorFlow")
+        return configuration(path, []), [Problem(f"{path} was not read: {failed}")]
+    return configuration(path, found["rows"]), [Problem(*problem) for problem in found["problems"]]

@@ -1,0 +1,125 @@
+"""Makes the doctor's sections about environment variables, a configuration file and a rank table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from npu_bridge.base import environment
+from npu_bridge.options import OPTIONS, read_run_config
+from npu_bridge.options.environment_table import VARIABLES
+from npu_bridge.options.rank_table import read_rank_table
+from npu_run.doctor.page import Problem, Section
+from npu_run.job.hosts import is_this_machine
+
+__all__ = ["config_section", "configuration", "environment_section", "rank_table_section"]
+
+_VALUE_CHARACTERS = 60
+
+
+def environment_section() -> tuple[Section, list[Problem], int]:
+    """Returns the documented variables that are set, their problems, and the number of ranks that they declare."""
+    rows = [(v.name, _short(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
+    problems: list[Problem] = []
+    sizes = [1]
+    checks: tuple[Callable[[], Any], ...] = (
+        environment.launched,
+        environment.declared_rank,
+        environment.declared_device,
+        environment.check_cluster_variables,
+        environment.tf_config,
+        lambda: sizes.append(environment.declared_world_size()),
+    )
+    for check in checks:
+        _collect(check, problems)
+    if environment.read_variable("RANK_TABLE_FILE"):
+        _collect(read_rank_table, problems)
+    placed = environment.launched() if not problems else None
+    if sizes[-1] > 1 and placed is None:
+        what = f"The environment declares {sizes[-1]} ranks: a script started alone would stop"
+        problems.append(Problem(what, f"Start it with npu-run -np {sizes[-1]}, or unset the variable.", False))
+    return Section("environment variables", rows, "environment", ("name", "value", "effect")), problems, sizes[-1]
+
+
+def config_section(path: str) -> tuple[Section, list[Problem]]:
+    """Returns every option of a configuration file that differs from its default, and its effect here.
+
+    Imports TensorFlow.
+    """
+    from npu_bridge.estimator.npu.npu_config import NPURunConfig
+
+    with _Heard() as heard:
+        try:
+            usual = read_run_config(NPURunConfig())
+            chosen = read_run_config(NPURunConfig.from_file(path))
+        except (TypeError, ValueError, OSError) as error:
+            return configuration(path, []), [Problem(str(error))]
+    changed = [option for option in OPTIONS if option.is_plain and chosen[option.name] != usual[option.name]]
+    rows = [
+        (
+            f"{option.owner}.{option.name}",
+            _short(repr(chosen[option.name])),
+            f"default {_short(repr(usual[option.name]))}",
+            option.effect.in_words,
+        )
+        for option in changed
+    ]
+    problems = [Problem(text, is_fatal=False) for text in heard.warnings]
+    return configuration(path, rows or [("nothing",)]), problems
+
+
+def configuration(path: str, rows: Sequence[Sequence[str]]) -> Section:
+    """Returns the section about a configuration file."""
+    return Section(f"what {path} changes", rows, "config", ("name", "value", "default", "effect"))
+
+
+def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
+    """Returns the servers of a rank table, its problems, and its number of ranks."""
+    title = f"rank table {path}"
+    try:
+        table = read_rank_table(path)
+    except ValueError as error:
+        return Section(title, []), [Problem(str(error))], 1
+    rows = []
+    for server, slots in table.servers:
+        own = [placement for placement in table.placements if placement.server == server]
+        ranks = f"ranks {', '.join(str(placement.rank) for placement in own)}"
+        devices = f"devices {', '.join(str(placement.device) for placement in own)}"
+        rows.append((server, f"{slots} slots", ranks, devices, "this machine" if is_this_machine(server) else "remote"))
+    return Section(title, rows, "rank_table", ("server", "slots", "ranks", "devices", "place")), [], table.size
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."
+
+
+def _collect(check: Callable[[], Any], problems: list[Problem]) -> None:
+    try:
+        check()
+    except ValueError as error:
+        # Several checks can report the same variable.
+        if str(error) not in [problem.what for problem in problems]:
+            problems.append(Problem(str(error)))
+
+
+class _Heard(logging.Handler):
+    """A handler that collects the library's warnings inside its block."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.warnings: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warnings.append(record.getMessage())
+
+    def __enter__(self):
+        logging.getLogger("npu_bridge").addHandler(self)
+        # TensorFlow logs a deprecation whenever a RunConfig is made.
+        self._level_before = logging.getLogger("tensorflow").level
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        logging.getLogger("npu_bridge").removeHandler(self)
+        logging.getLogger("tensorflow").setLevel(self._level_before)

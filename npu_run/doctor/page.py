@@ -1,0 +1,101 @@
+"""Holds the page of `npu-run doctor`: sections of rows, then problems and their cures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from npu_bridge.base.terminal import in_line
+from npu_run.table import print_table, print_text
+
+__all__ = ["Page", "Problem", "Section", "print_page"]
+
+
+class Section(NamedTuple):
+    """A titled table.
+
+    Attributes:
+      title: the title for people.
+      rows: texts, the same number in each row and at least as many as `fields`.
+      key: the section's name in JSON.
+      fields: the names of a row's texts in JSON.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    key: str = ""
+    fields: tuple[str, ...] = ("name", "value")
+
+
+class Problem(NamedTuple):
+    """Something to fix.
+
+    Attributes:
+      what: what is wrong.
+      fix: what to do.
+      is_fatal: no run could work, or not the run that was asked about.
+    """
+
+    what: str
+    fix: str = ""
+    is_fatal: bool = True
+
+
+@dataclasses.dataclass
+class Page:
+    """The findings of the doctor so far."""
+
+    sections: list[Section] = dataclasses.field(default_factory=list)
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    lacks_horovod: bool = False
+
+    def add(self, section: Section, problems: Sequence[Problem] = ()) -> None:
+        """Adds a section, unless it has no rows, and its problems."""
+        if section.rows:
+            self.sections.append(section)
+        self.problems.extend(problems)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the page for JSON: each section as a list of rows under its key, without repeated field names."""
+        sections = {
+            each.key: [
+                {name: text.removeprefix(f"{name} ") for name, text in zip(each.fields, row)} for row in each.rows
+            ]
+            for each in self.sections
+        }
+        return {**sections, "problems": [problem._asdict() for problem in self.problems]}
+
+    @property
+    def exit_code(self) -> int:
+        """Returns 1 if a run could not work, else 0."""
+        return int(any(problem.is_fatal for problem in self.problems))
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        fatal = sum(problem.is_fatal for problem in self.problems)
+        if fatal:
+            return f"A run could not work: {fatal} problem{'s' if fatal > 1 else ''} to fix."
+        return "A run works here."
+
+
+def print_page(page: Page, console: Console, is_short: bool = False) -> None:
+    """Prints a page on a console: with frames and colours on a terminal, for pasting otherwise.
+
+    Args:
+      page: the findings.
+      console: prints them.
+      is_short: omits the sections.
+    """
+    for section in page.sections * (not is_short):
+        print_table(section.rows, console, section.title)
+    words = {True: "problem", False: "note"}
+    for number, problem in enumerate(sorted(page.problems, key=lambda problem: not problem.is_fatal), start=1):
+        style = "red" if problem.is_fatal else "yellow"
+        print_text(console, f"{words[problem.is_fatal]} {number}: {in_line(problem.what)}", style)
+        if problem.fix:
+            print_text(console, f"  fix: {problem.fix}")
+    print_text(console, page.verdict, "bold")

@@ -1,0 +1,220 @@
+"""Makes the doctor's section about ranks: starts trials of one and two ranks side by side, which sum a tensor."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from npu_bridge.base.files import temporary_folder
+from npu_bridge.base.install import CHOSEN, FIX_HOROVOD, INSTALL_HOROVOD
+from npu_run.doctor.page import Problem, Section
+from npu_run.doctor.trial import MARK
+
+__all__ = ["RunningTrial", "Trial", "horovod_section", "lacks_horovod", "run_trials"]
+
+_INSTALL_TENSORFLOW = f"pip install 'tensorflow-cpu=={CHOSEN}.*' (or 'tensorflow=={CHOSEN}.*' where there is a GPU)"
+_SCRIPT = "import sys\nfrom npu_run.doctor.trial import main\n\nmain(sys.argv[1:])\n"
+# Variables that tell a process its rank; the trial must not inherit them.
+_PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_I", "ASCEND_DEVICE_ID")
+_HOROVOD_PLACEMENT = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+class Trial(NamedTuple):
+    """The result of a trial.
+
+    Attributes:
+      size: number of ranks.
+      facts: the findings of rank 0; a later value of a fact replaces an earlier one.
+      failure: why no tensor was summed, "" when one was.
+      secs: how long the trial took.
+    """
+
+    size: int
+    facts: dict[str, Any]
+    failure: str
+    secs: float
+
+
+class RunningTrial:
+    """A running trial, started through `npu-run -np size` to test the launcher, too.
+
+    Args:
+      size: number of ranks.
+      limit_secs: time after which it is killed.
+      arguments: the arguments of `trial.main`.
+      note: called with each stage that rank 0 reaches, "" at the end.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        limit_secs: float,
+        arguments: Sequence[str] = (),
+        note: Callable[[str], None] = lambda stage: None,
+    ):
+        self._size, self._limit_secs, self._note = size, limit_secs, note
+        self._began = time.monotonic()
+        self._folder = temporary_folder()
+        script = Path(self._folder.name) / "trial.py"
+        script.write_text(_SCRIPT, encoding="utf-8")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "npu_bridge.run", "-np", str(size), str(script), *arguments],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        self._is_late = False
+        self._clock = threading.Timer(limit_secs, self._end_late)
+        self._clock.daemon = True
+        self._clock.start()
+
+    def stop(self) -> None:
+        """Kills the trial, if it still runs."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # ranks of a killed launcher end themselves
+
+    def result(self) -> Trial:
+        """Waits for the end of the trial, and returns its result."""
+        lines = []
+        facts: dict[str, Any] = {}
+        for line in self._process.stdout:
+            if not line.startswith(MARK):
+                lines.append(line)
+                continue
+            fact = json.loads(line[len(MARK) :])
+            if "stage" in fact:
+                self._note(fact["stage"])
+            facts.setdefault("failed", {}).update(fact.pop("failed", {}))
+            facts.update(fact)
+        code = self._process.wait()
+        self._clock.cancel()
+        self._folder.cleanup()
+        self._note("")
+        stage = facts.get("stage", "start")
+        failure = f"no end within {self._limit_secs:.0f} s, during: {stage}" if self._is_late else ""
+        failure = failure or _failure(code, lines, facts)
+        return Trial(self._size, facts, failure, time.monotonic() - self._began)
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        self.stop()
+
+
+def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str], None]) -> tuple[Trial, Trial | None]:
+    """Runs trials on one and on two ranks side by side; loading TensorFlow takes most of their time.
+
+    Args:
+      limit_secs: time that each trial can take.
+      config: a configuration file for the first trial to read, or None.
+      note: called with a trial's name and the stage it reaches, "" at its end.
+    Returns:
+      Both results; the second is None if the first made it pointless.
+    """
+    words = [] if config is None else [config]
+    two = RunningTrial(2, limit_secs, note=lambda stage: note("sum on 2 ranks", "sum on 2 ranks" if stage else ""))
+    one = RunningTrial(1, limit_secs, ["all", *words], lambda stage: note("1 rank", stage))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        second = pool.submit(two.result)
+        try:
+            first = one.result()
+            is_pointless = bool(first.failure or first.facts.get("horovod_is_missing"))
+            return first, None if is_pointless else second.result()
+        finally:
+            one.stop()
+            two.stop()
+
+
+def horovod_section(one: Trial, two: Trial | None, wanted_ranks: int) -> tuple[Section, list[Problem]]:
+    """Returns the trials' findings about TensorFlow and Horovod, and the cures for their problems.
+
+    Args:
+      one: trial on one rank.
+      two: trial on two ranks; None when the first one made it pointless.
+      wanted_ranks: number of ranks that a file or the environment asks for.
+    """
+    facts = one.facts
+    rows = [("tensorflow", facts.get("tensorflow", "cannot be imported"))]
+    if "horovod" in facts:
+        rows.append(("horovod", f"{facts['horovod']}, built with {', '.join(facts['built']) or 'nothing'}"))
+        rows.append(("controller", facts.get("controller", "unknown")))
+    else:
+        rows.append(("horovod", "not installed" if facts.get("horovod_is_missing") else "cannot be imported"))
+    rows += [
+        (f"sum on {trial.size} rank{'s' * (trial.size > 1)}", _result(trial))
+        for trial in (one, two)
+        if trial is not None
+    ]
+    return Section("ranks, really started", rows, "ranks"), _problems(one, two, wanted_ranks)
+
+
+def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]:
+    problems = []
+    failed = one.facts.get("failed", {})
+    if one.facts.get("horovod_is_missing"):
+        what = "Horovod is not installed: scripts run on one rank only"
+        problems.append(Problem(what, f"For several ranks (needs g++, cmake): {_fix()}", wanted_ranks > 1))
+    if "import npu_bridge.npu_init" in failed:
+        what = f"npu_bridge.npu_init cannot be imported: {failed['import npu_bridge.npu_init']}"
+        problems.append(Problem(what, "Install npu_bridge again: pip install --force-reinstall --no-deps npu-bridge"))
+    if one.failure:
+        if "tensorflow" not in one.facts:
+            problems.append(Problem(f"TensorFlow does not work: {one.failure}", _INSTALL_TENSORFLOW))
+        else:
+            fix = f"Build it again, for this TensorFlow: {_fix('pip uninstall -y horovod; ')}"
+            problems.append(Problem(f"Horovod does not work: {one.failure}", fix))
+    if two is not None and two.failure:
+        fix = "Run npu-run -np 2 on a small script, with HOROVOD_LOG_LEVEL=debug; see docs/ranks.md."
+        problems.append(Problem(f"Two ranks could not sum a tensor: {two.failure}", fix))
+    return problems
+
+
+def _fix(before: str = "") -> str:
+    """Returns how to install Horovod; `before` is a command to run first if another build is installed."""
+    # pip can have cached a wheel that was built for another TensorFlow.
+    install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir") if before else INSTALL_HOROVOD
+    return f"{FIX_HOROVOD}; or by hand: {before}{install}"
+
+
+def lacks_horovod(one: Trial) -> bool:
+    """Returns whether to install Horovod: TensorFlow works, and Horovod is missing or built for another version."""
+    return "tensorflow" in one.facts and bool(one.facts.get("horovod_is_missing") or one.failure)
+
+
+def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
+    """Returns why the trial did not finish; "" if it did, or had no Horovod."""
+    if facts.get("size") or (facts.get("horovod_is_missing") and code == 0):
+        return ""
+    stage = facts.get("stage", "start")
+    if facts.get("failed", {}).get(stage):
+        return f"{stage}: {facts['failed'][stage]}"
+    number = -code if code < 0 else code - 128
+    if number in set(signal.Signals):
+        return f"{stage}: killed by {signal.Signals(number).name}"
+    said = [line for line in lines if line.strip()]
+    return f"{stage}: {said[-1].strip() if said else f'exit code {code}'}"
+
+
+def _result(trial: Trial) -> str:
+    if trial.facts.get("horovod_is_missing"):
+        return "not tried"
+    return f"failed: {trial.failure}" if trial.failure else f"right, after {trial.secs:.1f} s"
+
+
+def _environment() -> dict[str, str]:
+    dropped = {f"HOROVOD_{name}" for name in _HOROVOD_PLACEMENT}
+    return {name: text for name, text in os.environ.items() if name not in dropped and not name.startswith(_PLACEMENT)}

@@ -1,0 +1,88 @@
+"""Runs on the doctor's 1 and 2 ranks: imports everything and all-reduces a tensor.
+
+Rank 0 prints each fact as soon as it is known, so that the facts before a crash or a hang are not lost.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import Any, Callable
+
+from npu_bridge.base.environment import probable_rank
+
+__all__ = ["MARK", "main"]
+
+MARK = "npu-run doctor: "
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the trial and prints each failure; sums the tensor only if TensorFlow and Horovod could be imported.
+
+    Args:
+      arguments: `all` for the checks of a single rank, optionally followed by a configuration file; or nothing.
+    """
+    tf = _try("import tensorflow", _import_tensorflow)
+    if tf is None:
+        return
+    if arguments:
+        _try("import npu_bridge.npu_init", lambda: importlib.import_module("npu_bridge.npu_init"))
+    for path in arguments[1:]:
+        _try(f"read {path}", lambda path=path: _read_config(path))
+    if importlib.util.find_spec("horovod") is None:
+        _say(horovod_is_missing=True)
+        return
+    hvd = _try("import horovod.tensorflow", _import_horovod)
+    if hvd is not None:
+        _try("sum a tensor", lambda: _sum(tf, hvd))
+
+
+def _try(stage: str, action: Callable[[], Any]) -> Any:
+    _say(stage=stage)
+    try:
+        return action()
+    except Exception as error:  # a broken installation can raise anything
+        _say(failed={stage: f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+        return None
+
+
+def _import_tensorflow() -> Any:
+    import tensorflow as tf
+
+    devices = tf.config.list_physical_devices("GPU")
+    names = [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]
+    _say(tensorflow=tf.__version__, gpus=names)
+    return tf
+
+
+def _read_config(path: str) -> None:
+    from npu_run.doctor.options import config_section
+
+    section, problems = config_section(path)
+    _say(config={"rows": section.rows, "problems": problems})
+
+
+def _import_horovod() -> Any:
+    import horovod
+    import horovod.tensorflow as hvd
+
+    parts = ("gloo", "mpi", "nccl", "ccl", "cuda", "rocm")
+    _say(horovod=horovod.__version__, built=[part for part in parts if getattr(hvd, f"{part}_built")()])
+    return hvd
+
+
+def _sum(tf: Any, hvd: Any) -> None:
+    hvd.init()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        # A placeholder: TensorFlow would fold the sum of a constant.
+        value = tf.compat.v1.placeholder(tf.float32, [])
+        total = session.run(hvd.allreduce(value, op=hvd.Sum, name="doctor"), {value: hvd.rank() + 1.0})
+    expected = hvd.size() * (hvd.size() + 1) / 2
+    if total != expected:
+        raise ArithmeticError(f"the sum over {hvd.size()} rank(s) is {total}, not {expected}")
+    _say(size=hvd.size(), controller="gloo" if hvd.gloo_enabled() else "mpi" if hvd.mpi_enabled() else "none")
+
+
+def _say(**facts: Any) -> None:
+    if probable_rank() == 0:
+        print(f"{MARK}{json.dumps(facts)}", flush=True)

@@ -1,0 +1,189 @@
+"""`npu-run effects`: lists what each option set by a script, a configuration file or a training does here."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import click
+
+from npu_bridge.base.errors import nearest
+from npu_bridge.base.reading import open_file, read_json
+from npu_bridge.base.terminal import echo, in_line
+from npu_bridge.options import OPTIONS
+from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, Effect, Option
+from npu_run.command_line import (
+    ScriptCommand,
+    check_script,
+    ending_on,
+    is_quiet,
+    json_option,
+    print_json,
+    script_arguments,
+    source_options,
+)
+from npu_run.errors import LaunchError
+from npu_run.source_choice import SourceChoice
+from npu_run.table import PlainConsole, print_table
+
+__all__ = ["Row", "effects"]
+
+WORDS = {"works": "works", "recorded": "no effect", "refused": "refused"}  # for the levels of `Effect`
+_TITLES = {"refused": "refused: they end a training at its start", "no effect": "no effect here", "works": "work here"}
+_FROM_FILE = re.compile(r"""\bfrom_file\(\s*['"]([^'"]+)['"]""")
+_VALUE_CHARACTERS = 60
+
+
+class Row(NamedTuple):
+    """An option that is set.
+
+    Attributes:
+      name: the option, with its owner.
+      value: as Python code; "" if only a run could tell.
+      default: as Python code; "" if only a run could tell.
+      effect: "works", "no effect" or "refused".
+      note: what the effect means.
+      place: file and line of a script; "" elsewhere.
+    """
+
+    name: str
+    value: str
+    default: str
+    effect: str
+    note: str
+    place: str = ""
+
+
+@click.command(cls=ScriptCommand)
+@source_options
+@json_option
+@functools.partial(script_arguments, endings=(".py", ".toml"))
+def effects(era: int | None, trees: tuple[str, ...], as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
+    """Lists every option that is set, and its effect here: works, no effect, or refused.
+
+    SCRIPT is a Python script, which is read but not run; a TOML file for NPURunConfig.from_file; or the folder of a
+    training, which has the values that were in force. The exit code is 1 if an option is refused.
+    """
+    check_script(script)
+    with ending_on(LaunchError, ValueError):
+        rows = list(_rows_of(script, era or 0, trees))
+    code = int(any(row.effect == "refused" for row in rows))
+    counts = {word: sum(row.effect == word for row in rows) for word in _TITLES}
+    if as_json:
+        print_json(code, {"source": script, "counts": counts, "options": [row._asdict() for row in rows]})
+        sys.exit(code)
+    console = PlainConsole()
+    for word, title in _TITLES.items():
+        shown = [_cells(row) for row in rows if row.effect == word and not (word == "works" and is_quiet())]
+        if not any(value for _, value, _ in shown):
+            shown = [(name, note) for name, _, note in shown]
+        if shown:
+            print_table(shown, console, title)
+    if not rows and script.endswith(".py"):
+        echo("A script shows only the values in its text; the folder of its training has all values.")
+    told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_others(counts)) if count)
+    echo(f"{in_line(script)}: {len(rows)} option{'' if len(rows) == 1 else 's'} set{f': {told}' if told else ''}.")
+    sys.exit(code)
+
+
+def _others(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [("without effect", counts["no effect"]), ("refused", counts["refused"])]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (f"{row.place}: {row.name}" if row.place else row.name, _short(row.value), row.note)
+
+
+def _rows_of(path: str, era: int, trees: tuple[str, ...]) -> Iterator[Row]:
+    if os.path.isdir(path):
+        return _rows_of_training(path)
+    if path.endswith(".toml"):
+        return _rows_of_file(path)
+    return _rows_of_script(path, SourceChoice(era, tuple(map(os.path.abspath, trees))))
+
+
+def _rows_of_file(path: str) -> Iterator[Row]:
+    """Yields a row for each option of a configuration file, in file order, without TensorFlow.
+
+    Raises:
+      OSError, ValueError: the file cannot be read, or is not TOML.
+    """
+    from npu_bridge.options.config_file import read_toml
+
+    return _rows_of_table(read_toml(path)[0], RUN_CONFIG)
+
+
+def _rows_of_table(content: Mapping[str, Any], owner: str) -> Iterator[Row]:
+    names = [option.name for option in OPTIONS.of(owner)]
+    for name, value in content.items():
+        kind = OPTIONS[name].kind if name in names else None
+        if hasattr(kind, "owner") and isinstance(value, dict):
+            yield from _rows_of_table(value, kind.owner)
+        elif kind is not None:
+            yield _row(OPTIONS[name], value)
+        elif name != "stages":
+            near = nearest(name, names)
+            note = f"not an option{f'; did you mean {near}?' if near else ''}"
+            yield Row(f"{owner}.{name}", repr(value), "", "refused", note)
+
+
+def _row(option: Option, value: Any) -> Row:
+    effect = option.effect
+    try:
+        option.check(value, IN_OBJECT)
+    except (TypeError, ValueError) as error:
+        effect = Effect("refused", str(error))
+    else:
+        if effect.level == "refused" and value == option.default:
+            effect = Effect("recorded", "It is the default; any other value is refused.")
+    note = effect.note or _note_of(effect.level)
+    return Row(f"{option.owner}.{option.name}", repr(value), repr(option.default), WORDS[effect.level], note)
+
+
+def _note_of(level: str) -> str:
+    return {"works": "as documented", "recorded": "checked and kept", "refused": "any value but the default"}[level]
+
+
+def _rows_of_script(path: str, choice: SourceChoice) -> Iterator[Row]:
+    known = {name: option for option in OPTIONS for name in (option.name, option.key) if name}
+    for finding in choice.survey(path).findings:
+        kind, _, name = finding.what.partition(" ")
+        if kind != "option":
+            continue
+        option, place = known.get(name), str(finding.place)
+        if option is None:
+            yield Row(name, "", "", "no effect", finding.remark, place)
+        else:
+            level, note = option.effect
+            row = (f"{option.owner}.{option.name}", "", repr(option.default))
+            yield Row(*row, WORDS[level], note or _note_of(level), place)
+
+    with open_file(path, errors="replace") as text:
+        named = _FROM_FILE.findall(text.read())
+    for file in named:
+        if os.path.isfile(file):
+            yield from (row._replace(place=file) for row in _rows_of_file(file))
+
+
+def _rows_of_training(folder: str) -> Iterator[Row]:
+    from npu_bridge.reporting.page.facts import FACTS_FILE
+
+    try:
+        listed = read_json(FACTS_FILE, within=folder)["options"] or []
+        rows = [(*map(str, (name, value, default, said)),) for name, value, default, said in listed]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LaunchError(
+            f"{os.path.join(folder, FACTS_FILE)} does not hold a training's options ({error}). Expected the folder of "
+            f"a training of NPUEstimator; name that, its script, or its configuration file."
+        ) from error
+    for name, value, default, said in rows:
+        level, _, note = said.partition(": ")
+        yield Row(name, value, default, WORDS.get(level, "works"), note or _note_of(level))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."

@@ -1,0 +1,258 @@
+"""Runs elastic jobs: a job that loses ranks or hosts resumes with the remaining ones, and takes in new ones.
+
+A job is a sequence of starts. Each start has as many ranks as there are slots, within the given bounds, and resumes
+from the last checkpoint. A start ends when ranks are lost, or after a whole step when there are slots for more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from typing import Callable, NamedTuple
+
+from npu_bridge.options.rank_table import MOST_RANKS
+from npu_run.errors import LaunchError
+from npu_run.job.hosts import Plan, is_this_machine, read_hosts
+from npu_run.job.supervisor import Outcome
+
+__all__ = ["WAIT_SECS", "Bounds", "HostsFrom", "Members", "check_numbers", "run_elastic"]
+
+WAIT_SECS = 600.0
+# A job is stopped for more ranks only after extra slots have existed for this long.
+STEADY_SECS = 10.0
+_POLL_SECS = 5.0
+_ANSWER_SECS = 20.0
+_SILENT_SECS = 2.0
+_MOST_FRUITLESS = 3
+_MOST_DOUBLINGS = 4
+_NO_RANKS_EXIT_CODE = 69  # EX_UNAVAILABLE
+
+
+class Bounds(NamedTuple):
+    """The allowed numbers of ranks of a job, and how long it waits.
+
+    Attributes:
+      least, most: numbers of ranks.
+      wait_secs: how long to wait for `least` slots.
+      cool_down_secs: how long a slot that lost its rank is avoided; doubles with each further loss there.
+    """
+
+    least: int
+    most: int
+    wait_secs: float = WAIT_SECS
+    cool_down_secs: float = 60.0
+
+
+def check_numbers(
+    least: int | None,
+    most: int | None,
+    size: int | None,
+    plan: Plan | None,
+    hosts_from: str | None,
+    excluded: list[str],
+) -> tuple[int, int]:
+    """Returns the fewest and the most ranks of an elastic job, from its command line.
+
+    Args:
+      least, most, size: values of --min-np, --max-np and -np.
+      plan: all named slots; None if no hosts are named.
+      hosts_from: the command of --hosts-from.
+      excluded: options that were given but do not work with an elastic job.
+    Raises:
+      LaunchError: the options contradict each other, or one is missing.
+    """
+    if plan is not None and hosts_from:
+        raise LaunchError("--hosts-from and other ways to name hosts exclude each other. Name the hosts in one way.")
+    if excluded:
+        raise LaunchError(f"{excluded[0]} needs the same ranks to the end. Leave it out, or --min-np and its like.")
+    named = MOST_RANKS if hosts_from else None if plan is None else plan.size
+    most = most or size or named
+    if most is None:
+        raise LaunchError("--min-np alone does not say how many ranks there may be. Add --max-np N, or name hosts: -H.")
+    least = least or 1
+    for name, number in (("--max-np", most), *(() if named is None else (("the hosts", named),))):
+        if least > number:
+            where = f"{name} offer {number}" if name == "the hosts" else f"{name} is {number}"
+            raise LaunchError(f"--min-np {least} cannot be reached, as {where}. Lower --min-np, or raise the other.")
+    return least, most
+
+
+class HostsFrom:
+    """The slots of hosts that a command prints; it runs periodically, like Horovod's discovery scripts.
+
+    Args:
+      command: a shell command line; prints a line such as host1:4 for each host that is up.
+      say: called with a sentence when the command fails, hangs or prints anything else; the last known hosts stay.
+    """
+
+    def __init__(self, command: str, say: Callable[[str], None]):
+        self._command, self._say = command, say
+        self._slots: dict[str, int] = {}
+        self._problem = ""
+        threading.Thread(target=self._ask_on, name="npu-run hosts", daemon=True).start()
+
+    def __call__(self) -> dict[str, int]:
+        return self._slots
+
+    def _ask_on(self) -> None:
+        while True:
+            problem = self._ask()
+            if problem and problem != self._problem:
+                kept = "the hosts it named before stay" if self._slots else "no host is known yet"
+                self._say(f"--hosts-from {self._command}: {problem}; {kept}")
+            self._problem = problem
+            time.sleep(_POLL_SECS)
+
+    def _ask(self) -> str:
+        """Runs the command once; returns the problem with its output, or ""."""
+        with subprocess.Popen(
+            self._command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=_ANSWER_SECS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # also the processes that it has started
+                return f"no answer within {_ANSWER_SECS:.0f} s"
+        if process.returncode:
+            return f"exit code {process.returncode}"
+        try:
+            self._slots = read_hosts(output.decode(errors="replace").splitlines(), "its output")
+        except LaunchError as error:
+            return str(error).rstrip(".")
+        return ""
+
+
+class Members:
+    """The slots that a job can use.
+
+    Args:
+      slots: returns all current slots by host; "" is this machine.
+      bounds: the bounds of the job.
+    """
+
+    def __init__(self, slots: Callable[[], Mapping[str, int]], bounds: Bounds):
+        self._slots, self._bounds = slots, bounds
+        self._cooling: list[tuple[str, float]] = []
+        self._losses: dict[str, int] = {}
+        self._size = 0
+        self._hosts: list[str] = []
+        self._more_since: float | None = None
+
+    def available(self, now: float) -> dict[str, int]:
+        """Returns slots by host, without those that lost their rank recently."""
+        self._cooling = [(host, until) for host, until in self._cooling if until > now]
+        cooling = [host for host, _ in self._cooling]
+        left = {host: slots - cooling.count(host) for host, slots in self._slots().items()}
+        return {host: slots for host, slots in left.items() if slots > 0}
+
+    def plan(self, now: float) -> Plan | None:
+        """Plans a job of as many ranks as possible; returns None while there are too few slots.
+
+        Hosts that already had ranks come first: if hosts share no folder, one of these has the checkpoints, and rank 0
+        goes to the first host.
+        """
+        slots = self.available(now)
+        size = min(self._bounds.most, sum(slots.values()))
+        if size < self._bounds.least:
+            return None
+        slots = {host: slots[host] for host in (*filter(slots.__contains__, self._hosts), *slots)}
+        filled = itertools.accumulate(slots.values(), initial=0)
+        self._hosts = [host for host, before in zip(slots, filled) if before < size]
+        self._size, self._more_since = size, None
+        return Plan(size, {} if list(slots) == [""] else slots)
+
+    def note_lost(self, hosts: tuple[str, ...], now: float) -> None:
+        """Avoids slots for a while, one for each time a host is named; "" is this machine."""
+        here = next(filter(is_this_machine, filter(None, self._slots())), "")
+        hosts = tuple(host or here for host in hosts)
+        for host in set(hosts):
+            self._losses[host] = self._losses.get(host, 0) + 1
+        for host in hosts:
+            doublings = min(self._losses[host] - 1, _MOST_DOUBLINGS)
+            self._cooling.append((host, now + self._bounds.cool_down_secs * 2**doublings))
+
+    def why_out_of_date(self, now: float) -> str:
+        """Returns why the current job should be started anew, or ""."""
+        size = min(self._bounds.most, sum(self.available(now).values()))
+        if size <= self._size:
+            self._more_since = None
+            return ""
+        self._more_since = self._more_since or now
+        return (
+            f"there are slots for {size} ranks in place of {self._size}"
+            if now >= self._more_since + STEADY_SECS
+            else ""
+        )
+
+
+def run_elastic(
+    run: Callable[[Plan, Callable[[], str]], Outcome],
+    members: Members,
+    bounds: Bounds,
+    restarts: int,
+    say: Callable[[str], None],
+) -> int:
+    """Runs a job until it succeeds, fails by itself, or has too few slots for too long.
+
+    Args:
+      run: starts a job from a plan; the job ends after a whole step when the second argument returns a reason.
+      members: the slots.
+      bounds: the bounds of the job.
+      restarts: how often to restart a job that failed by itself; lost ranks do not count.
+      say: called with progress messages.
+    Returns:
+      The exit code.
+    """
+    failures = fruitless = 0
+    while True:
+        plan = _wait(members, bounds, say)
+        if plan is None:
+            say(f"there were fewer than {bounds.least} slots for {bounds.wait_secs:.0f} s; given up")
+            return _NO_RANKS_EXIT_CODE
+        ranks = f"{plan.size} rank{'' if plan.size == 1 else 's'}"
+        say(f"{ranks}{f' on {plan.hosts}' if plan.slots else ''}")
+        outcome = run(plan, lambda: members.why_out_of_date(time.monotonic()))
+        if outcome.was_resized:
+            fruitless = 0  # only a training ends for new slots
+            continue
+        if not outcome.has_failed:
+            return outcome.exit_code
+        fruitless = 0 if outcome.has_trained else fruitless + 1
+        is_outside = bool(outcome.lost) or outcome.was_torn
+        if is_outside and fruitless < _MOST_FRUITLESS:
+            members.note_lost(outcome.lost, time.monotonic())
+            what = f"{len(outcome.lost)} of {plan.size} ranks" if outcome.lost else "connections between ranks"
+            say(f"{what} lost; the job resumes from its last checkpoint")
+        elif not is_outside and failures < restarts:
+            failures += 1
+            say(f"restart {failures} of {restarts}, after exit code {outcome.exit_code}")
+        else:
+            if fruitless >= _MOST_FRUITLESS:
+                say(f"{fruitless} starts in a row ended before any training began; given up")
+            return outcome.exit_code
+
+
+def _wait(members: Members, bounds: Bounds, say: Callable[[str], None]) -> Plan | None:
+    """Waits for enough slots, and returns the next plan."""
+    began, has_told = time.monotonic(), False
+    limit = began + bounds.wait_secs
+    while True:
+        now = time.monotonic()
+        plan = members.plan(now)
+        if plan is not None or now >= limit:
+            return plan
+        if not has_told and now >= began + _SILENT_SECS:
+            has_told = True
+            there = sum(members.available(now).values())
+            say(f"waiting for {bounds.least} slots, up to {bounds.wait_secs:.0f} s; there are {there}")
+        time.sleep(0.1)

@@ -1,0 +1,215 @@
+"""Detects hangs: decides from the calls that ranks are stuck in that a job cannot continue, and says who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Callable, NamedTuple
+
+from npu_run.job.first_failure import Ending, InputEnd, name_ranks
+
+__all__ = [
+    "HANG_EXIT_CODE",
+    "IDLE_LIMIT_SECS",
+    "HangDetector",
+    "Position",
+    "StuckCall",
+    "describe_hang",
+    "idle_since",
+    "is_certain",
+    "short_since",
+    "waiting_since",
+]
+
+# The exit code of timeout(1).
+HANG_EXIT_CODE = 124
+# When to warn about a long wait in a job that will not be ended for it; Horovod's own default.
+WARN_SECS = 60.0
+# When to end a job in which every rank is idle, if no other limit was given.
+IDLE_LIMIT_SECS = 600.0
+# When to end a job in which one rank's input has ended, others still train, and all of them wait. A save to a slow disk
+# can look like this for some seconds: its rank waits inside TensorFlow, and hardly computes.
+SHORT_LIMIT_SECS = 20.0
+# How long a process can be stopped while others wait for it. Gloo gives up after 30 s, without naming the process.
+STOPPED_LIMIT_SECS = 20.0
+_CERTAIN = (
+    "They wait in different places, so none can go on. Run the same collectives on every rank, in the same order; with "
+    "unequal numbers of batches, add EndTogetherCallback (Keras) or EndTogether, docs/ranks.md."
+)
+_CAUSES = (
+    "Usual causes: code that only some ranks run, unequal numbers of batches, graphs that differ, or one slow or "
+    "stopped rank."
+)
+
+
+class StuckCall(NamedTuple):
+    """A call that a rank's main thread has not returned from for a while.
+
+    Attributes:
+      since: seconds on the monotonic clock.
+      where: file and line of the script.
+      waits: the call is inside TensorFlow or Horovod, where a rank waits for others.
+      busy_at: when the rank's threads, without Horovod's, were last seen computing during the call; same clock.
+      pipeline: file and line of the input pipeline, if it is Python code and running.
+      is_blocked: nothing in the process has been able to continue for several seconds: every thread waits for another.
+    """
+
+    since: float
+    where: str
+    waits: bool
+    busy_at: float = 0.0
+    pipeline: str = ""
+    is_blocked: bool = False
+
+
+class Position(NamedTuple):
+    """The position of a rank's main thread, stuck or not; fields as in `StuckCall`."""
+
+    where: str
+    pipeline: str = ""
+
+
+class HangDetector:
+    """A detector that decides when to end a job because its ranks wait in vain.
+
+    Args:
+      limit_secs: how long one rank can wait for others, 0 for ever; None ends the job when every rank has been waiting
+        for 600 s, and none has computed anything.
+      warn: called with a sentence, once for each long wait of a job without a limit.
+    """
+
+    def __init__(self, limit_secs: float | None, warn: Callable[[str], None]):
+        self._limit_secs = limit_secs
+        self._warn = warn
+        self._warned_of = 0.0
+        self._stopped_at: dict[int, float] = {}
+
+    def is_hung(
+        self,
+        calls: Mapping[int, StuckCall | None],
+        stopped: Sequence[int],
+        endings: Sequence[Ending],
+        now: float,
+        input_ends: Mapping[int, InputEnd] | None = None,
+    ) -> bool:
+        """Returns whether to end the job; call it repeatedly.
+
+        Args:
+          calls, stopped, endings, input_ends: see `describe_hang`.
+          now: seconds on the monotonic clock.
+        """
+        if self._limit_secs != 0 and not endings and is_certain(calls, stopped):
+            return True
+        since = waiting_since(calls)
+        if since is None:
+            self._stopped_at.clear()
+            return False
+        if not self._limit_secs and now - since >= WARN_SECS and since != self._warned_of:
+            self._warned_of = since
+            text = describe_hang(calls, endings, stopped, now - since, input_ends=input_ends)
+            until = "" if self._limit_secs == 0 else f" until every rank has been idle for {IDLE_LIMIT_SECS:.0f} s"
+            self._warn(f"{text} The job goes on{until}; --stall-secs N would end it.")
+        if self._limit_secs is None:
+            idle = idle_since(calls, stopped)
+            is_over = idle is not None and now - idle >= IDLE_LIMIT_SECS
+        else:
+            is_over = self._limit_secs > 0 and now - since >= self._limit_secs
+        short = short_since(calls, stopped, input_ends or {})
+        if self._limit_secs != 0 and short is not None:
+            is_over |= now - short >= SHORT_LIMIT_SECS
+        # A rank that waits for a stopped process waits in vain.
+        self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
+        waiting = {rank for rank, call in calls.items() if call is not None and call.waits}
+        long_stopped = any(now - when >= STOPPED_LIMIT_SECS for when in self._stopped_at.values())
+        return is_over or (long_stopped and bool(waiting.difference(stopped)))
+
+
+def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
+    """Returns since when the longest-waiting rank has waited inside TensorFlow or Horovod; None if no rank waits.
+
+    A rank that computes does not wait: a single run can hold many training steps.
+    """
+    waiting = [call for call in calls.values() if call is not None and call.waits]
+    return min((max(call.since, call.busy_at) for call in waiting), default=None)
+
+
+def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> float | None:
+    """Returns since when every rank has waited without computing; None if any rank can still continue.
+
+    A rank that stays in a call of its own, such as a download, can continue. So can a rank that computes: a single run
+    can hold hours of training steps.
+    """
+    since, halted = 0.0, set(stopped)
+    for rank, call in calls.items():
+        if rank in halted:
+            continue
+        if call is None or not call.waits:
+            return None
+        since = max(since, call.since, call.busy_at)
+    return since or None
+
+
+def is_certain(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> bool:
+    """Returns whether no rank can ever continue: every process is blocked, and Horovod moves no data."""
+    return not stopped and bool(calls) and all(call is not None and call.is_blocked for call in calls.values())
+
+
+def short_since(
+    calls: Mapping[int, StuckCall | None], stopped: Sequence[int], input_ends: Mapping[int, InputEnd]
+) -> float | None:
+    """Returns since when all ranks have waited although the input of some has ended and that of others has not.
+
+    Returns None if any rank can still continue: it computes, or its own input is slow.
+    """
+    is_behind = {rank in input_ends for rank in calls}
+    is_reading = any(call is not None and call.pipeline for call in calls.values())
+    return None if is_reading or len(is_behind) < 2 else idle_since(calls, stopped)
+
+
+def describe_hang(
+    calls: Mapping[int, StuckCall | None],
+    endings: Sequence[Ending],
+    stopped: Sequence[int],
+    secs: float,
+    positions: Mapping[int, Position | None] | None = None,
+    input_ends: Mapping[int, InputEnd] | None = None,
+) -> str:
+    """Returns one line: how long there was no progress, which ranks wait, for what, and which are missing.
+
+    Args:
+      calls: the call that each running rank is stuck in; None for one that moves or has not reported.
+      endings: of ranks that finished, or failed because Horovod was shut down.
+      stopped: ranks whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
+      secs: how long there was no progress.
+      positions: of the ranks that answered.
+      input_ends: of the ranks whose input ended.
+    """
+    ended, halted = {ending.rank: ending for ending in endings}, set(stopped)
+    ranks_by_words: dict[str, list[int]] = {}
+    for rank in sorted({*calls, *ended}):
+        words = _words(calls.get(rank), ended.get(rank), rank in halted, (positions or {}).get(rank))
+        input_end = (input_ends or {}).get(rank)
+        words = words if input_end is None else f"{input_end}, and is {words}"
+        ranks_by_words.setdefault(words, []).append(rank)
+    parts = [f"{name_ranks(ranks)} {words}" for words, ranks in ranks_by_words.items()]
+    cure = _CERTAIN if is_certain(calls, stopped) else _CAUSES
+    return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {cure}"
+
+
+def _words(call: StuckCall | None, ending: Ending | None, is_stopped: bool, position: Position | None) -> str:
+    if is_stopped:
+        return "missing, its process is stopped"
+    where = call.where if call is not None else position.where if position is not None else ""
+    if where and ending is not None and ending.is_secondary and ending.tensor:
+        return f"waiting for {ending.tensor} at {where}"
+    pipeline = (call.pipeline if call is not None else "") or (position.pipeline if position is not None else "")
+    if pipeline:
+        return f"is in its input pipeline ({pipeline})"
+    if call is not None and call.waits:
+        # Horovod was shut down, and the ranks that waited in it have reported so.
+        is_busy = ending is None and call.busy_at > call.since
+        return f"missing, it computes inside TensorFlow at {call.where}" if is_busy else f"waiting at {call.where}"
+    if call is not None:
+        return f"missing, it stays at {call.where}"
+    if ending is not None and ending.exit_code == 0:
+        return "missing, it has ended"
+    return f"missing, it is at {where}" if where else "missing, it is elsewhere"

@@ -1,0 +1,212 @@
+"""Places the ranks of a job: on this machine, or on hosts from the command line, a file or a rank table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from npu_bridge.base import environment
+from npu_bridge.base.reading import read_text
+from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
+from npu_run.errors import LaunchError
+
+__all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "has_address_here", "is_this_machine", "plan_job", "read_hosts"]
+
+# Longer numbers are mistakes, and Python refuses to read very long ones.
+_HOSTS = re.compile(r"[^\s:,]+:[1-9]\d{0,8}(,[^\s:,]+:[1-9]\d{0,8})*")
+_HOSTFILE_LINE = re.compile(r"(?P<host>[^\s:,]+)(?:\s*:\s*|\s+slots\s*=\s*)(?P<slots>[1-9]\d{0,8})")
+# A rank takes some hundred megabytes and a dozen threads: more ranks on one machine are a typing error.
+MOST_RANKS_OF_A_HOST = 1024
+_LONGEST_QUOTE = 200
+
+
+class Plan(NamedTuple):
+    """The plan of a job before it starts.
+
+    Attributes:
+      size: number of ranks.
+      slots: ranks by host, in the order in which hosts are filled; empty for this machine.
+      devices: device of each rank, if a rank table lists them.
+    """
+
+    size: int
+    slots: Mapping[str, int]
+    devices: tuple[int, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks run on this machine."""
+        return all(map(is_this_machine, self.slots))
+
+    @property
+    def hosts(self) -> str:
+        """The hosts in the format of `-H`."""
+        return ",".join(f"{host}:{slots}" for host, slots in self.slots.items())
+
+
+def plan_job(
+    size: int | None, hosts: str | None = None, hostfile: str | None = None, rank_table: str | None = None
+) -> Plan:
+    """Makes a plan from the command line, and checks it against the environment.
+
+    Sets RANK_TABLE_FILE for this process, and so for every rank, if a rank table is given.
+
+    Args:
+      size: number of ranks; None for all named slots, or one rank.
+      hosts: the text of -H.
+      hostfile: a file with a line `host slots=N` (or `host:N`) for each host.
+      rank_table: a rank table in JSON.
+    Raises:
+      LaunchError: the sources exclude each other, cannot be read, offer too few slots, name too many ranks or a host
+        that ssh would take for an option, or contradict RANK_ID, RANK_SIZE or the CM_* variables.
+    """
+    named = [name for name, given in (("-H", hosts), ("--hostfile", hostfile), ("--rank-table", rank_table)) if given]
+    if len(named) > 1:
+        raise LaunchError(f"{' and '.join(named)} exclude each other. Name the hosts in one way.")
+    if rank_table:
+        plan = _plan_of_table(size, rank_table)
+    else:
+        slots = _slots_of_file(hostfile) if hostfile else _slots(hosts)
+        plan = Plan(size or sum(slots.values()) or 1, slots)
+    _check_bounds(plan)
+    if plan.slots and plan.size > sum(plan.slots.values()):
+        source = f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
+        raise LaunchError(f"-np {size} is more than {source} offers. Name more slots or a smaller -np.")
+    _check_names(plan)
+    _check_environment(plan.size)
+    return plan
+
+
+def _check_bounds(plan: Plan) -> None:
+    """Refuses too many ranks: their descriptions alone could fill the memory."""
+    if plan.size > MOST_RANKS:
+        raise LaunchError(f"a job has too many ranks. Expected 1..{MOST_RANKS}; got {plan.size}. Name fewer.")
+    most = max([*plan.slots.values()] or [plan.size])
+    if most > MOST_RANKS_OF_A_HOST:
+        raise LaunchError(
+            f"a machine has too many ranks. Expected 1..{MOST_RANKS_OF_A_HOST}; got {most}. Name fewer, or more hosts."
+        )
+
+
+def _check_names(plan: Plan) -> None:
+    """Refuses host names that begin with a dash: ssh would take them for options, which can run commands."""
+    for host in plan.slots:
+        if any(part.startswith("-") for part in host.split("@")):
+            raise LaunchError(
+                f"the name of a host begins with a dash. Expected a name or an address; got {host[:_LONGEST_QUOTE]!r}. "
+                f"Correct it in -H, the hostfile or the rank table."
+            )
+
+
+def is_this_machine(host: str) -> bool:
+    """Returns whether a name or address belongs to this machine: a socket can then be bound to it."""
+    return host in ("localhost", socket.gethostname()) or has_address_here(host)
+
+
+def has_address_here(host: str) -> bool:
+    """Returns whether a name resolves to an address of this machine."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind(address)
+                return True
+    return False
+
+
+def _slots(hosts: str | None) -> dict[str, int]:
+    if hosts is None:
+        return {}
+    if not _HOSTS.fullmatch(hosts):
+        got = hosts[:_LONGEST_QUOTE]
+        raise LaunchError(f"-H is not understood. Expected host:slots,host:slots with slots >= 1; got {got!r}.")
+    pairs = [entry.split(":") for entry in hosts.split(",")]
+    if len({host for host, _ in pairs}) < len(pairs):
+        got = hosts[:_LONGEST_QUOTE]
+        raise LaunchError(f"-H names a host twice. Expected each host once with all its slots; got {got!r}.")
+    return {host: int(slots) for host, slots in pairs}
+
+
+def _slots_of_file(path: str) -> dict[str, int]:
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"--hostfile {path} cannot be read ({error}). Name a text file.") from error
+    slots = read_hosts(lines, path)
+    if not slots:
+        raise LaunchError(f"--hostfile {path} names no host. Expected lines such as host1 slots=4.")
+    return slots
+
+
+def read_hosts(lines: Sequence[str], source: str) -> dict[str, int]:
+    """Reads ranks by host from lines `host slots=N` or `host:N`, in their order.
+
+    Args:
+      lines: the lines; empty ones and text after a # are ignored.
+      source: names the lines in messages.
+    Raises:
+      LaunchError: a line has another form, or a host is repeated, has too many ranks, or would be an option of ssh.
+    """
+    slots: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        entry = _HOSTFILE_LINE.fullmatch(text)
+        if not entry or entry["host"] in slots:
+            problem = "a host comes twice" if entry else "the line is not understood"
+            got = text[:_LONGEST_QUOTE]
+            raise LaunchError(f"{source}:{number}: {problem}. Expected each host once, as host slots=N; got {got!r}.")
+        slots[entry["host"]] = int(entry["slots"])
+    plan = Plan(sum(slots.values()), slots)
+    _check_bounds(plan)
+    _check_names(plan)
+    return slots
+
+
+def _plan_of_table(size: int | None, path: str) -> Plan:
+    try:
+        table = read_rank_table(path)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if size not in (None, table.size):
+        raise LaunchError(f"-np {size} differs from rank table {path}, which has {table.size} ranks. Leave -np out.")
+    environment.write_variable("RANK_TABLE_FILE", os.path.abspath(path))
+    plan = Plan(table.size, dict(table.servers), tuple(placement.device for placement in table.placements))
+    if not plan.is_local:
+        _check_order(table, path)
+    return plan
+
+
+def _check_order(table: RankTable, path: str) -> None:
+    """Refuses a table that does not number its ranks host after host, as the job does."""
+    filled = [server for server, slots in table.servers for _ in range(slots)]
+    for placement, server in zip(table.placements, filled):
+        if placement.server != server:
+            raise LaunchError(
+                f"rank table {path} numbers its ranks across servers. Expected rank {placement.rank} on {server}; got "
+                f"{placement.server}. Number the ranks of each server in a row."
+            )
+
+
+def _check_environment(size: int) -> None:
+    """Refuses variables that contradict the plan, unless another launcher started this process and set them."""
+    try:
+        placed = environment.launched()
+        environment.check_cluster_variables()
+        if placed is not None:
+            return
+        declared = environment.declared_world_size()
+        if declared not in (1, size):
+            raise LaunchError(
+                f"RANK_SIZE (or CM_WORKER_SIZE) is {declared}, but {size} rank(s) would start. "
+                f"Say npu-run -np {declared}, or unset the variable."
+            )
+        rank = environment.declared_rank()
+        if size > 1 and rank is not None:
+            raise LaunchError(f"RANK_ID={rank} is set and would be every rank's number. Unset it: npu-run sets it.")
+    except ValueError as error:
+        raise LaunchError(str(error)) from error

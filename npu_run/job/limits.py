@@ -1,0 +1,75 @@
+"""Handles system limits that jobs of many ranks meet: on open files, and on processes of a user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from npu_run.errors import LaunchError
+
+__all__ = ["FILES_OF_A_RANK", "Limit", "allow_files", "allow_open_files", "describe_no_process", "restore_open_files"]
+
+# For Horovod's libraries, connections to hosts, and files that were open before (our own count).
+_OTHER_FILES = 64
+# A rank's output, errors and link; a connection to a host also has three.
+FILES_OF_A_RANK = 3
+
+Limit = tuple[int, int]
+
+
+@contextlib.contextmanager
+def allow_open_files(count: int, what: str) -> Iterator[Limit | None]:
+    """Raises this process's limit on open files during the block, with some reserve for itself.
+
+    Args:
+      count: number of files.
+      what: the owners of the files, for messages.
+    Yields:
+      The user's own limit, for processes that are started here; None if it was not changed.
+    Raises:
+      LaunchError: the system does not allow so many.
+    """
+    needed = count + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        yield None
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (ValueError, OSError) as error:
+        raise LaunchError(
+            f"{what} need {needed} open files here. Expected a limit of at least that; got {hard} (ulimit -Hn). Raise "
+            f"it as root, ulimit -n {needed}, or start fewer ranks on this machine."
+        ) from error
+    try:
+        yield soft, hard
+    finally:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def restore_open_files(process: int, limit: Limit | None) -> None:
+    """Restores the user's own limit in a new process, if `allow_open_files` has changed this one's."""
+    if limit is not None:
+        with contextlib.suppress(OSError):  # it can have ended already
+            resource.prlimit(process, resource.RLIMIT_NOFILE, limit)
+
+
+def describe_no_process(error: OSError) -> str:
+    """Returns the sentence about a process that cannot start because of a limit on processes."""
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    most = "no limit" if soft == resource.RLIM_INFINITY else soft
+    return (
+        f"one more rank cannot be started ({os.strerror(error.errno or 0)}). Expected room for its process; got ulimit "
+        f"-u {most}, or the limit of a container. Raise it, or start fewer ranks on this machine."
+    )
+
+
+def allow_files(slots: Sequence[Any], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
+    """Allows a job's open files: a server connection and a log for each rank, and channels for the ranks here."""
+    here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
+    count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)
+    return allow_open_files(count, f"{len(slots)} ranks")

@@ -1,0 +1,59 @@
+"""Asks all ranks of a job to end after the same step; `session/elastic/stop_request.py` is the ranks' side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from npu_run.job.watched_rank import WatchedRank
+
+__all__ = ["OrderedStop"]
+
+# Ranks answer at once, from their own thread; a rank that does not answer is stopped, or its host is.
+_ANSWER_SECS = 30.0
+
+
+class OrderedStop:
+    """A stop of one job after a whole step; it asks the ranks only when `ask` is called.
+
+    Args:
+      ranks: the ranks of the job.
+    Attributes:
+      is_asked: whether the ranks were asked.
+    """
+
+    def __init__(self, ranks: Sequence[WatchedRank]):
+        self.is_asked = False
+        self._ranks = ranks
+        self._asked_at = 0.0
+        self._last: int | None = None
+
+    @property
+    def has_told(self) -> bool:
+        """Whether the ranks know the run after which they end."""
+        return self._last is not None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether all ranks are in a training that can end; other ranks would save nothing, and lose nothing."""
+        return bool(self._ranks) and all(rank.is_running and rank.heeds for rank in self._ranks)
+
+    def ask(self, now: float) -> None:
+        """Asks all ranks to begin no further training run, and to report how many they have begun."""
+        self.is_asked, self._asked_at = True, now
+        for rank in self._ranks:
+            rank.process.ask("hold")
+
+    def turn(self, now: float) -> bool:
+        """Tells the ranks when to end, as soon as all have answered.
+
+        Returns:
+          False once it is clear that some will not answer.
+        """
+        if not self.is_asked or self._last is not None:
+            return True
+        if all(rank.begun is not None for rank in self._ranks):
+            # One more than any rank has begun: a rank between two runs has already checked whether to end.
+            self._last = max(rank.begun or 0 for rank in self._ranks) + 1
+            for rank in self._ranks:
+                rank.process.ask(f"end_after {self._last}")
+        return self._last is not None or now < self._asked_at + _ANSWER_SECS

@@ -1,0 +1,208 @@
+"""Passes the output of ranks on to the launcher's streams (with `[rank n] ` except for rank 0) and to log files."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import os
+import re
+import select
+import time
+from pathlib import Path
+from typing import BinaryIO, Callable
+
+from npu_bridge.base.secondary_files import GrowingFile, Secondary, describe_failure
+from npu_run.errors import LaunchError
+
+__all__ = ["LOG_FILES", "TAIL_LINES", "JointStream", "RankLog", "RankOutput", "ReaderGoneError"]
+
+# How many last lines are shown of a rank that could not report how it failed.
+TAIL_LINES = 40
+LOG_FILES = rb"^--- \d{4}-\d\d-\d\d "  # how logs of ranks begin
+
+# Python's unbuffered `print` writes the newline separately: long enough for it to arrive, too short to notice.
+_PARTIAL_LINE_SECS = 0.05
+_TAIL_LINE_BYTES = 4096
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_GAP = "--- {count} bytes are not here: {reason}\n"
+# Log messages of TensorFlow, Horovod and Gloo on a rank after another one has failed: the launcher reports the failure
+# once. TensorFlow 2.15 and Horovod 0.28 log with a date; TensorFlow from 2.16 on logs like absl, and adds the operator.
+_SECONDARY_MESSAGES = re.compile(
+    rb"(\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*: [WEF] |[WEF]\d{4} [\d:.]+ +\d+ |  what\(\):  ).*"
+    rb"(Horovod has been shut down|Horovod background loop uncaught|/gloo/transport/tcp/)"
+    rb"|terminate called after throwing an instance of 'gloo::"
+)
+_THEIR_OPERATOR = b"\t [[{{node "
+
+
+class ReaderGoneError(Exception):
+    """An error for a stream of the launcher whose reader is gone."""
+
+
+class JointStream:
+    """A stream of the launcher that all ranks share.
+
+    Args:
+      stream: the destination; None, which Python uses for a closed stream, discards everything.
+      name: the stream's name in messages.
+      say: prints a line elsewhere when the stream leads to a file that cannot be written.
+    """
+
+    def __init__(self, stream: BinaryIO | None, name: str = "the output", say: Callable[[str], None] | None = None):
+        self._stream = getattr(stream, "raw", stream)  # a buffer would retry a failed write for ever
+        self._secondary = Secondary(name, say=say)
+        self._is_mid_line = False
+
+    def write(self, text: bytes) -> None:
+        """Writes text of rank 0 at once; it can be part of a line, or a progress bar that ends in `\\r`.
+
+        Raises:
+          ReaderGoneError: the stream's reader is gone.
+        """
+        if self._stream is not None:
+            self._secondary.attempt(self._write, text)
+        self._is_mid_line = not text.endswith(b"\n")
+
+    def _write(self, text: bytes) -> None:
+        try:
+            while text:
+                count = self._stream.write(text)
+                if count is None:  # another process has made the stream non-blocking
+                    select.select([], [self._stream], [])
+                text = text[count or 0 :]
+            self._stream.flush()
+        except BrokenPipeError:
+            raise ReaderGoneError(self._secondary.what) from None
+
+    def write_line(self, line: bytes) -> None:
+        """Writes a line of another rank, with a newline; first ends an unfinished line above it."""
+        self.write((b"\n" if self._is_mid_line else b"") + line + b"\n")
+
+
+class RankOutput:
+    """One stream of one rank, on its way to the joint stream.
+
+    Args:
+      rank: the rank that prints.
+      joint: the destination.
+      tail: the rank's last lines, for the report of its death; its two streams share one.
+      log: called with all text as it arrives.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        joint: JointStream,
+        tail: collections.deque[str] | None = None,
+        log: Callable[[bytes], None] | None = None,
+    ):
+        self.tail = collections.deque(maxlen=TAIL_LINES) if tail is None else tail
+        self._prefix = b"" if rank == 0 else f"[rank {rank}] ".encode()
+        self._joint = joint
+        self._log = log
+        self._held = bytearray()
+        self._has_left_out = False
+        self._held_since = 0.0
+
+    def feed(self, text: bytes, now: float) -> None:
+        """Takes new output of the rank; passes on whole lines and holds back the rest."""
+        if self._log is not None:
+            self._log(text)
+        self._held_since = now
+        # Held-back text is searched only once: a line can be many megabytes long.
+        *lines, rest = text.split(b"\n")
+        for line in lines:
+            self._held += line
+            self._pass_on(self._take_held())
+        self._held += rest
+        if b"\r" in rest and self._prefix:
+            self._held += _last_state(self._take_held())
+        elif b"\r" in rest:
+            shown, carriage_return, unfinished = self._take_held().rpartition(b"\r")
+            self._joint.write(shown + carriage_return)
+            self._held += unfinished
+
+    def release(self, now: float) -> None:
+        """Shows an unfinished line of rank 0 (a prompt, dots of progress) if its end does not follow soon."""
+        if self._held and not self._prefix and now - self._held_since >= _PARTIAL_LINE_SECS:
+            self._joint.write(self._take_held())
+
+    def close(self) -> None:
+        """Passes on the held-back text when the rank has ended."""
+        if self._held:
+            self._pass_on(self._take_held())
+
+    def _take_held(self) -> bytes:
+        held = bytes(self._held)
+        self._held.clear()
+        return held
+
+    def _pass_on(self, line: bytes) -> None:
+        final = _last_state(line).rstrip(b"\r")
+        self.tail.append(final[-_TAIL_LINE_BYTES:].decode(errors="replace"))
+        goes_on = self._has_left_out and final.startswith(_THEIR_OPERATOR)
+        self._has_left_out = goes_on or _SECONDARY_MESSAGES.match(final) is not None
+        if self._has_left_out:
+            return  # only the log keeps it
+        if self._prefix:
+            self._joint.write_line(self._prefix + final)
+        else:
+            self._joint.write(line + b"\n")
+
+
+class RankLog:
+    """The log `rank_<n>.log` in a folder; each run appends to it.
+
+    If it cannot be written, the job continues: a line reports this, and another line the first write that works again.
+
+    Args:
+      folder: created if missing.
+      rank: the rank that prints.
+      title: written in the line above this run's output.
+      say: prints a line.
+    Raises:
+      LaunchError: the folder is not one, or is not writable; a full disk does not raise.
+    """
+
+    def __init__(self, folder: str | os.PathLike, rank: int, title: str, say: Callable[[str], None] | None = None):
+        path = Path(folder) / f"rank_{rank}.log"
+        self._file = GrowingFile(path, "the log", gap=_GAP, say=say)
+        try:
+            self._file.open()
+        except OSError as error:
+            # A log of an earlier attempt shows that the folder is the right one.
+            if error.errno not in _NO_ROOM and not path.is_file():
+                why = describe_failure(error)
+                raise LaunchError(f"--out {folder} cannot be written ({why}). Name another folder.") from error
+        self._file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n".encode(errors="replace"))
+        self._held: dict[str, bytearray] = {}
+
+    def feed(self, stream: str, text: bytes) -> None:
+        """Takes new output of one of the rank's streams; writes whole lines."""
+        held = self._held.setdefault(stream, bytearray())
+        # Held-back text is searched only once: a line can be many megabytes long.
+        *lines, rest = text.split(b"\n")
+        whole = bytearray()
+        for line in lines:
+            whole += _last_state(held + line).rstrip(b"\r") + b"\n"
+            held.clear()
+        if whole:
+            self._file.write(whole)
+        held += rest
+        if b"\r" in rest:
+            held[:] = _last_state(held)
+
+    def close(self) -> None:
+        """Writes the held-back text and closes the file."""
+        for rest in self._held.values():
+            if rest:
+                self._file.write(_last_state(rest).rstrip(b"\r") + b"\n")
+        self._held.clear()
+        self._file.close()
+
+
+def _last_state(line: bytes | bytearray) -> bytes:
+    """Returns the last state of a line that is redrawn with `\\r`, and a final `\\r` if it starts anew."""
+    line = bytes(line)
+    drawn = line.rstrip(b"\r")
+    return drawn.rpartition(b"\r")[2] + line[len(drawn) :][:1]

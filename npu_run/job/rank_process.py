@@ -1,0 +1,240 @@
+"""Runs the process of one rank: command line, environment, output, link, signals and exit code.
+
+`npu-run` uses it for the ranks of its own machine; the agent of another host uses it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from npu_bridge.base.machine import usable_cores
+from npu_run.errors import LaunchError
+from npu_run.job.limits import Limit, describe_no_process, restore_open_files
+
+__all__ = ["RankProcess", "Watch", "rank_command", "rank_defaults"]
+
+_CHUNK_BYTES = 65536
+# How often to check all processes for their end, in case the system has not reported it.
+_ROUND_SECS = 1.0
+
+
+def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (), link: int | None = None) -> list[str]:
+    """Returns the command line of one rank, for the launcher's own interpreter.
+
+    Args:
+      script: a Python file.
+      arguments: the script's own.
+      devices: device of each rank, from a rank table; without them the local rank is the device.
+      link: descriptor of the rank's end of the link.
+    """
+    options = [] if link is None else ["--link", str(link)]
+    options += ["--devices", ",".join(map(str, devices))] if devices else []
+    return [sys.executable, "-m", "npu_run.rank.main", *options, script, *arguments]
+
+
+def rank_defaults(size: int) -> dict[str, str]:
+    """Returns the environment variables that every rank gets unless the caller's environment sets them.
+
+    Args:
+      size: ranks on this machine, which share its cores; otherwise each would use all cores and wait for the others.
+    """
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
+    if size > 1:  # a single rank has all cores, and its script decides how to use them
+        share = max(1, usable_cores() // size)
+        defaults |= {"OMP_NUM_THREADS": str(share), "TF_NUM_INTRAOP_THREADS": str(share)}
+        # A collective that waits must not keep other ops from running.
+        defaults["TF_NUM_INTEROP_THREADS"] = str(max(2, share))
+    return defaults
+
+
+class RankProcess:
+    """A rank on this machine, in its own session, so that signals also reach the processes it starts.
+
+    Its channels are "stdout", "stderr" and "link", a socket through which the rank reports.
+
+    Args:
+      command: returns the command line, given the descriptor of the rank's end of the link.
+      environment: all its environment variables.
+      take: called with the name of a channel and each piece of text from it.
+      open_channel: opens "stdout" or "stderr": returns the descriptor to read and the one for the rank to write, or
+        None if the rank writes to this process's own stream.
+      open_files: the rank's limit on open files; None for this process's own limit.
+    Raises:
+      LaunchError: a limit on processes is reached.
+    """
+
+    loss = ""  # why its end is unknown: on this machine it is always known
+
+    def __init__(
+        self,
+        command: Callable[[int], list[str]],
+        environment: dict[str, str],
+        take: Callable[[str, bytes], None],
+        open_channel: Callable[[str], tuple[int, int] | None] = lambda name: os.pipe(),
+        open_files: Limit | None = None,
+    ):
+        self._take = take
+        link, rank_end = socket.socketpair()
+        self._channels = {link.detach(): "link"}
+        with rank_end, contextlib.ExitStack() as theirs:
+            files = {}
+            for name in ("stdout", "stderr"):
+                ends = open_channel(name)
+                if ends is not None:
+                    self._channels[ends[0]], files[name] = name, ends[1]
+                    theirs.callback(os.close, ends[1])
+            try:
+                self._process = subprocess.Popen(
+                    command(rank_end.fileno()),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=(rank_end.fileno(),),
+                    **files,
+                )
+            except BlockingIOError as error:
+                self.close()
+                raise LaunchError(describe_no_process(error)) from error
+        restore_open_files(self.pid, open_files)
+        for file in self._channels:
+            os.set_blocking(file, False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it (SIGSTOP, Ctrl-Z, a debugger), if the system shows this."""
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{self._process.pid}/stat", encoding="utf-8", errors="replace") as file:
+                return self._process.returncode is None and file.read().rpartition(")")[2].split()[0] in ("T", "t")
+        return False
+
+    def files(self) -> list[int]:
+        """Returns the descriptors to read from."""
+        return list(self._channels)
+
+    def read(self, file: int) -> bool:
+        """Passes on the available text of one of `files()`; returns False if there is none, now or for ever."""
+        try:
+            text = os.read(file, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            # The other end is gone; a pseudo-terminal reports it with EIO.
+            if error.errno not in (errno.ECONNRESET, errno.EIO):
+                raise
+            text = b""
+        if text:
+            self._take(self._channels[file], text)
+        else:
+            del self._channels[file]
+            os.close(file)
+        return bool(text)
+
+    def drain(self, *names: str) -> None:
+        """Passes on the remaining text of channels, without waiting for other processes that hold them open."""
+        for file, name in list(self._channels.items()):
+            while name in names and self.read(file):
+                pass
+
+    def collect(self) -> bool:
+        """Returns whether the process has ended; if so, all its reports have been passed on."""
+        if self._process.poll() is None:
+            return False
+        self.drain("link")
+        return True
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or minus the number of the signal that killed it, once a `Watch` has collected it."""
+        return self._process.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the rank and to every process of its session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def ask(self, order: str) -> None:
+        """Sends the rank an order, in the words of `rank.link`."""
+        for file, name in list(self._channels.items()):
+            if name == "link":
+                with contextlib.suppress(OSError):
+                    os.write(file, f"{order}\n".encode())
+
+    def close(self) -> None:
+        """Closes all channels."""
+        for file in self._channels:
+            os.close(file)
+        self._channels.clear()
+
+
+class Watch:
+    """A watch over the output and the ends of many processes, whose cost depends only on those with news.
+
+    A source is a `RankProcess`, or anything else with its `files` and `read`, such as a connection to a host.
+    """
+
+    def __init__(self):
+        self._selector = selectors.DefaultSelector()
+        self._files: dict[Any, list[int]] = {}
+        self._running: dict[int, RankProcess] = {}
+        self._round_at = 0.0
+
+    def add(self, source: Any) -> None:
+        """Watches a source from now on."""
+        self._files[source] = source.files()
+        for file in source.files():
+            self._selector.register(file, selectors.EVENT_READ, source)
+        if isinstance(source, RankProcess):
+            self._running[source.pid] = source
+
+    def turn(self, secs: float) -> list[RankProcess]:
+        """Passes on output that arrives within `secs`; returns the ended processes, early if all have ended."""
+        ended: list[RankProcess] = []
+        limit = time.monotonic() + secs
+        while True:
+            for key, _ in self._selector.select(max(limit - time.monotonic(), 0.0)):
+                key.data.read(key.fd)
+                self._forget_closed(key.data)
+            ended += self._collect()
+            if time.monotonic() >= limit or (ended and not self._running):
+                return ended
+
+    def close(self) -> None:
+        """Stops watching all sources."""
+        self._selector.close()
+
+    def _forget_closed(self, source: Any) -> None:
+        left = source.files()
+        for file in self._files[source]:
+            if file not in left:
+                self._selector.unregister(file)
+        self._files[source] = left
+
+    def _collect(self) -> list[RankProcess]:
+        """Collects ended processes; the system names them, so the others need not be checked."""
+        ended = []
+        with contextlib.suppress(ChildProcessError):
+            while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if child.si_pid not in self._running:
+                    self._round_at = 0.0  # not one of these processes; it can hide some that are
+                    break
+                ended.append(self._running.pop(child.si_pid))
+                ended[-1].collect()
+        if self._running and time.monotonic() >= self._round_at + _ROUND_SECS:
+            self._round_at = time.monotonic()
+            missed = [process for process in self._running.values() if process.collect()]
+            ended += [self._running.pop(process.pid) for process in missed]
+        for process in ended:
+            self._forget_closed(process)
+        return ended

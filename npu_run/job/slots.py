@@ -1,0 +1,98 @@
+"""Numbers slots of ranks with Horovod's own launcher, and runs the key-value server where ranks find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from npu_bridge.base import environment, horovod_internals
+from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
+from npu_bridge.collective.key_value_server import KeyValueServer
+from npu_run.errors import LaunchError
+from npu_run.job.hosts import Plan, has_address_here, is_this_machine
+from npu_run.remote.address import address_towards, find_interface
+from npu_run.remote.tasks import Tasks
+
+__all__ = ["Slot", "open_slots"]
+
+
+class Slot(NamedTuple):
+    """The place of a rank.
+
+    Attributes:
+      rank: its number.
+      host: the host to reach through ssh, or the task that runs it; "" for this machine, or this task.
+      variables: environment variables by which Horovod finds the rank's peers.
+    """
+
+    rank: int
+    host: str
+    variables: dict[str, str]
+
+
+@contextlib.contextmanager
+def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
+    """Describes the ranks of a plan; several ranks get a key-value server for the duration of this block.
+
+    The server listens only on the addresses of this machine that its ranks use: on 127.0.0.1 if all run here.
+
+    Args:
+      plan: the plan of the job.
+      tasks: of a cluster, each of which runs a rank; None if this process starts the ranks.
+    Yields:
+      A slot for each rank, in order, and the server. A single rank on this machine has no variables and no server, and
+      needs no Horovod. Other hosts find their interface for Gloo themselves.
+    Raises:
+      LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
+      LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
+    """
+    if plan.size == 1 and plan.is_local:
+        yield [Slot(0, "", {})], None
+        return
+    try:
+        horovod_internals.import_launcher()
+    except Exception as error:  # a broken installation can raise anything
+        raise LaunchError(
+            f"{plan.size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
+            f"{FIX_HOROVOD}; or by hand: {INSTALL_HOROVOD}"
+        ) from error
+    named = f"localhost:{plan.size}" if plan.is_local else plan.hosts
+    assigned = horovod_internals.assigned_slots(named, plan.size)
+    server = KeyValueServer()
+    try:
+        slots: list[Slot] = []
+        name = socket.gethostname()
+        ways = [] if tasks is None else tasks.ways(plan.size)
+        way_to = functools.cache(functools.partial(_way_of, plan))
+        has_address = functools.cache(has_address_here)
+        for slot in assigned:
+            host, address, interface = ways[slot.rank] if ways else way_to(slot.hostname)
+            if not host and not has_address(name):  # Gloo crashes without such an address, on any interface
+                raise LaunchError(
+                    f"Horovod needs an address of this machine by its name. Expected one that {name} leads to; got "
+                    f"none. Add a line to /etc/hosts: 127.0.0.1 {name}"
+                )
+            # Without a known route (a name that only ssh can resolve), the server listens on every interface.
+            location = server.listen(address) if address else server.listen("", name=name)
+            variables = horovod_internals.variables_of_rank(slot, location.address, location.port, [interface])
+            slots.append(Slot(slot.rank, host, {name: str(text) for name, text in variables.items() if text != ""}))
+        yield slots, server
+    finally:
+        server.stop()
+
+
+def _way_of(plan: Plan, name: str) -> tuple[str, str, str]:
+    """Returns a host ("" for this machine), the server's address for its ranks ("" if unknown), and their interface."""
+    if not plan.is_local and not is_this_machine(name):
+        return name, address_towards(name), ""
+    if not plan.is_local:
+        address = address_towards(next(other for other in plan.slots if not is_this_machine(other)))
+        return "", address, environment.read_variable("HOROVOD_GLOO_IFACE") or find_interface(address)
+    address = "127.0.0.1"
+    interface = find_interface(address)
+    if not interface:
+        raise LaunchError(f"no network interface that is up has the address {address}. Bring one up: ip link set lo up")
+    return "", address, interface

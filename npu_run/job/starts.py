@@ -1,0 +1,79 @@
+"""Starts a script on its ranks: once, again after a failure, or anew when ranks come and go."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from npu_bridge.base import environment
+from npu_bridge.base.lock_owners import Starts
+from npu_bridge.base.terminal import echo
+from npu_run.job.elastic import Bounds, HostsFrom, Members, run_elastic
+from npu_run.job.hosts import Plan
+from npu_run.job.supervisor import Outcome, run_ranks
+from npu_run.remote.tasks import Tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class RestartableJob:
+    """A script on ranks that can be started more than once.
+
+    Attributes:
+      script: a Python file, or a command.
+      plan: the first placement of its ranks; for an elastic job, all named slots.
+      log_dir, stall_secs, restarts, hosts_from: as on the command line.
+      tasks: of another launcher that has started one npu-run for each slot.
+      elastic: bounds of an elastic job; None for a fixed number of ranks.
+      say: called with progress messages.
+    """
+
+    script: str
+    plan: Plan
+    log_dir: str | None
+    stall_secs: float | None
+    restarts: int
+    tasks: Tasks | None
+    elastic: Bounds | None
+    hosts_from: str | None
+    say: Callable[[str], None]
+
+    def run(self, arguments: list[str]) -> int:
+        """Runs the script with these arguments, as often as needed; returns the exit code of the job."""
+        began, starts = time.time(), Starts()
+        environment.write_variable(environment.BEGAN, "")
+
+        def start(plan: Plan, **options: Any) -> Outcome:
+            starts.begin()
+            outcome = run_ranks(
+                self.script, arguments, plan, self.log_dir, self.stall_secs, tasks=self.tasks, **options
+            )
+            starts.end(outcome.may_go_on)
+            environment.write_variable(environment.BEGAN, began)
+            return outcome
+
+        if self.elastic is None:
+            return run_again(lambda: start(self.tasks.plan() if self.tasks else self.plan), self.restarts)
+        members = Members(self._find_slots(), self.elastic)
+        return run_elastic(
+            lambda plan, why: start(plan, is_out_of_date=why), members, self.elastic, self.restarts, self.say
+        )
+
+    def _find_slots(self) -> Callable[[], dict[str, int]]:
+        if self.hosts_from:
+            return HostsFrom(self.hosts_from, self.say)
+        if self.tasks:
+            return self.tasks.slots
+        return lambda: self.plan.slots or {"": self.plan.size}
+
+
+def run_again(run: Callable[[], Outcome], restarts: int) -> int:
+    """Runs a job, and restarts it after a failure; the script itself resumes from its last checkpoint."""
+    outcome = run()
+    for attempt in range(1, restarts + 1):
+        if not outcome.has_failed:
+            break
+        echo(f"npu-run: restart {attempt} of {restarts}, after exit code {outcome.exit_code}", err=True)
+        outcome = run()
+    return outcome.exit_code

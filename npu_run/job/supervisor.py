@@ -1,0 +1,418 @@
+"""Supervises a job: runs a script on N ranks, here and on other hosts, and ends them all when one fails.
+
+One thread does everything: it waits for output, reports and deaths, passes output on, and decides. When a rank fails,
+the whole job ends; the last output is that rank's traceback and one line that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Callable, NamedTuple
+
+from npu_bridge.base.environment import VERBOSE, is_flag_on
+from npu_bridge.base.terminal import silence, visible
+from npu_bridge.collective.key_value_server import KeyValueServer
+from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
+from npu_run.errors import LaunchError
+from npu_run.job.first_failure import (
+    SECONDARY_GRACE_SECS,
+    Ending,
+    InputEnd,
+    choose_exit_code,
+    describe,
+    describe_short,
+    describe_survivors,
+    first_failure,
+    first_short,
+    is_consequence,
+    is_decided,
+    name_ranks,
+    ran_short,
+)
+from npu_run.job.hang import (
+    HANG_EXIT_CODE,
+    HangDetector,
+    StuckCall,
+    describe_hang,
+    is_certain,
+    short_since,
+    waiting_since,
+)
+from npu_run.job.hosts import Plan
+from npu_run.job.limits import Limit, allow_files
+from npu_run.job.ordered_stop import OrderedStop
+from npu_run.job.output import JointStream, RankLog, ReaderGoneError
+from npu_run.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
+from npu_run.job.slots import Slot, open_slots
+from npu_run.job.watched_rank import WatchedRank
+from npu_run.remote.host import RemoteHost, RemoteProcess
+from npu_run.remote.tasks import Tasks
+
+__all__ = ["STOP_SECS", "Outcome", "check_thread", "run_ranks"]
+
+# How long a rank can take to end itself after a polite signal: enough to close files, too short to annoy.
+STOP_SECS = 4.0
+_TICK_SECS = 0.05
+_KILL_TICK_SECS = 0.001
+# How often to check for a hang; each check asks the system about every rank.
+_HANG_LOOK_SECS = 0.5
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TRACE_LINES = 40
+
+
+class Outcome(NamedTuple):
+    """The end of a job.
+
+    Attributes:
+      exit_code: 0 when every rank ended with 0, else that of the rank that failed first (128 + signal number after a
+        signal), 124 after a hang, 75 when all ended after a whole step because they were asked to, or 128 + signal
+        number when the launcher got a signal and the ranks could not end after a step.
+      has_failed: it ended by itself, with a failure.
+      lost: the host of each rank that was killed or cannot be reached, "" for this machine; without the ranks that the
+        launcher itself has stopped.
+      was_torn: no rank is known to have failed by itself: only connections between ranks have.
+      was_resized: it ended after a whole step because `is_out_of_date` returned a reason.
+      has_trained: at least one rank was in a training.
+      may_go_on: some ranks might still run, because their host cannot be reached.
+    """
+
+    exit_code: int
+    has_failed: bool
+    lost: tuple[str, ...] = ()
+    was_torn: bool = False
+    was_resized: bool = False
+    has_trained: bool = False
+    may_go_on: bool = False
+
+
+def run_ranks(
+    script: str,
+    arguments: list[str],
+    plan: Plan,
+    log_dir: str | None = None,
+    stall_secs: float | None = None,
+    is_out_of_date: Callable[[], str] = lambda: "",
+    tasks: Tasks | None = None,
+) -> Outcome:
+    """Runs `script` on the ranks of a plan until all have ended.
+
+    Shows the output of rank 0 as it comes, that of the others line by line behind `[rank n] `.
+
+    Args:
+      script: a Python file.
+      arguments: passed to the script untouched.
+      plan: how many ranks, on which hosts.
+      log_dir: folder of this machine for one log file per rank.
+      stall_secs: end the job when a rank has waited for others this long, 0 for never; None ends it when every rank has
+        been waiting for 600 s, and none has computed anything.
+      is_out_of_date: asked periodically; returns why to end the job after a whole step and start it anew, or "".
+      tasks: of a cluster, each of which runs a rank; None if this process starts all ranks.
+    Raises:
+      LaunchError: Horovod cannot be imported, ssh is missing, the folder of the logs is unusable, this is not the main
+        thread, or this machine has no room for so many ranks.
+    """
+    job = _Job(stall_secs, is_out_of_date, tasks)
+    with open_slots(plan, tasks) as (slots, server), allow_files(slots, log_dir) as limit, job.heeding_signals():
+        try:
+            job.server, job.open_files = server, limit
+            title = f"of {plan.size}: {script}"
+            logs = [log_dir and RankLog(log_dir, rank, f"rank {rank} {title}", job.say) for rank in range(plan.size)]
+            for host in dict.fromkeys(slot.host for slot in slots):
+                own = [slot for slot in slots if slot.host == host]
+                start = functools.partial(job.start_there, host) if host else job.start_here
+                start(own, script, arguments, plan, logs)
+            outcome = job.run()
+            lost, may_go_on = tuple(slots[rank].host for rank in job.lost), any(host.loss for host in job.hosts)
+            has_trained = any(rank.has_heeded for rank in job.ranks)
+            outcome = outcome._replace(lost=lost, has_trained=has_trained, may_go_on=may_go_on)
+            if lost or outcome.was_torn or outcome.was_resized:
+                for host in job.hosts:
+                    host.tell(goes_on=True)  # the host then keeps the state that ranks hold in its memory
+            return outcome
+        except ReaderGoneError as gone:
+            silence(sys.stdout)  # a write at exit would fail, too
+            with contextlib.suppress(ReaderGoneError):
+                job.say(f"the reader of {gone} is gone; all ranks are stopped")
+            return Outcome(128 + signal.SIGPIPE, has_failed=False)
+        finally:
+            job.close()
+
+
+def check_thread() -> None:
+    """Refuses to start a job in a thread that gets no signals, which could then not stop it.
+
+    Raises:
+      LaunchError: this is not the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise LaunchError(
+            f"a job is started in the thread {threading.current_thread().name!r}. Expected the main thread, which "
+            f"alone gets the signals that stop a job. Start npu-run there, or as a process of its own."
+        )
+
+
+class _Job:
+    """The running ranks and the one loop that watches them."""
+
+    def __init__(self, stall_secs: float | None, is_out_of_date: Callable[[], str], tasks: Tasks | None):
+        self.server: KeyValueServer | None = None
+        self.open_files: Limit | None = None
+        self.lost: list[int] = []
+        self._tasks = tasks
+        self._is_out_of_date = is_out_of_date
+        self._resize = ""
+        self._streams = {
+            "stdout": JointStream(sys.stdout.buffer, "standard output", self.say),
+            "stderr": JointStream(sys.stderr.buffer, "standard error", lambda text: None),
+        }
+        self._hang_detector = HangDetector(stall_secs, self.say)
+        self.ranks: list[WatchedRank] = []
+        self.hosts: list[RemoteHost] = []
+        self._watch = Watch()
+        self._hang_look_at = 0.0
+        self._signals: list[int] = []
+        self._is_told = False
+        self._ordered_stop = OrderedStop(self.ranks)
+
+    def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
+        """Starts the ranks of this machine."""
+        sharing = len(slots) if self._tasks is None else self._tasks.sharing("")
+        defaults = {**rank_defaults(sharing), **os.environ}
+        command = functools.partial(rank_command, script, arguments, plan.devices)
+        for slot in slots:
+            rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
+            variables = {**defaults, **slot.variables}
+            rank.process = RankProcess(command, variables, rank.take, rank.open_channel, self.open_files)
+            self.ranks.append(rank)
+            self._watch.add(rank.process)
+
+    def start_there(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
+        """Starts the ranks of another host, or of another task."""
+        connect = RemoteHost if self._tasks is None else self._tasks.open
+        connection = connect(host, self._streams["stderr"])
+        self.hosts.append(connection)
+        self._watch.add(connection)
+        ranks = [WatchedRank(slot.rank, self._streams, logs[slot.rank]) for slot in slots]
+        for rank in ranks:
+            rank.process = RemoteProcess(rank.rank, connection)
+        self.ranks += ranks
+        peer = next((other for other in plan.slots if other != host), host)
+        connection.start(ranks, [slot.variables for slot in slots], script, arguments, plan.devices, peer)
+
+    @contextlib.contextmanager
+    def heeding_signals(self) -> Iterator[None]:
+        """Collects stop signals for the loop during this block, so that they do not kill the launcher."""
+        check_thread()
+        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+        # An ignored signal stays ignored: `nohup npu-run` outlives its terminal.
+        heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in heeded:
+            signal.signal(number, self._note_signal)
+        if self._tasks is not None:  # Open MPI's mpirun passes this signal on and waits
+            heeded.append(signal.SIGUSR1)
+            before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: self._note_signal(signal.SIGTERM, None))
+        try:
+            yield
+        finally:
+            for number in heeded:
+                signal.signal(number, before[number])
+
+    def run(self) -> Outcome:
+        """Watches until all ranks have ended, one has failed, they hang or a signal arrives."""
+        while not self._ends_at_once():
+            endings = self._turn()
+            if is_decided(endings, time.monotonic()):
+                break
+            if len(endings) == len(self.ranks) and not first_failure(endings):
+                self._drain()
+                self._say_who_was_refused()
+                return self._conclude(endings)
+            is_leaving = self._ordered_stop.has_told
+            if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
+                code = self._end_hung()
+                # The ranks have made all requested steps; the next start resumes from their checkpoint.
+                return self._stopped_as_asked() if is_leaving else Outcome(code, has_failed=True)
+        else:
+            return Outcome(self._stop_by_signal(), has_failed=False)
+        cause = first_failure(endings)
+        self.lost = [ending.rank for ending in endings if ending.is_lost]
+        self._stop(signal.SIGTERM)
+        was_torn = is_consequence(cause)
+        return Outcome(self._tell(cause, endings), has_failed=True, was_torn=was_torn)
+
+    def _ends_at_once(self) -> bool:
+        """Returns whether a signal must stop the ranks at once; a first SIGTERM or a resize asks them to end a step."""
+        if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
+            told = [rank.rank for rank in self.ranks if rank.was_told]
+            if self._signals == [signal.SIGTERM] or (told and not self._signals):
+                self._is_told = not self._signals
+                by = f" (rank {told[0]} was told)" if self._is_told else ""
+                self._signals.clear()
+                self.say(f"SIGTERM{by}: the ranks end after this step and save; a second signal stops them at once")
+                self._ordered_stop.ask(time.monotonic())
+            elif not self._signals:
+                self._resize = self._is_out_of_date()
+                if self._resize:
+                    self.say(f"{self._resize}; the ranks end after this step and save")
+                    self._ordered_stop.ask(time.monotonic())
+        if not self._ordered_stop.turn(time.monotonic()):
+            silent = [rank.rank for rank in self.ranks if rank.begun is None]
+            self.say(f"{name_ranks(silent)} did not answer")
+            self._signals.append(signal.SIGTERM)
+        return bool(self._signals)
+
+    def _conclude(self, endings: list[Ending]) -> Outcome:
+        """Returns the outcome of a job whose ranks have all ended without a failure."""
+        if not any(ending.is_stopped for ending in endings):
+            return Outcome(0, has_failed=False)
+        return self._stopped_as_asked()
+
+    def _stopped_as_asked(self) -> Outcome:
+        if not self._resize:
+            told = (f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None)
+            self.say(f"ended{next(told, '')}; exit code {STOPPED_EXIT_CODE}. The same command resumes from there.")
+        return Outcome(STOPPED_EXIT_CODE, has_failed=False, was_resized=bool(self._resize))
+
+    def close(self) -> None:
+        """Ends all processes and closes all files."""
+        self.kill()
+        self._watch.close()
+        for rank in self.ranks:
+            rank.close()
+        for host in self.hosts:
+            host.close()
+
+    def kill(self) -> None:
+        """Kills all ranks, and the processes that a failed or stopped rank has left behind."""
+        if all(rank.ending and rank.ending.exit_code == 0 for rank in self.ranks):
+            return
+        for rank in self.ranks:
+            rank.process.send_signal(signal.SIGKILL)
+        while any(rank.is_running for rank in self.ranks):
+            # Their last output is passed on while the reader is there.
+            with contextlib.suppress(ReaderGoneError):
+                self._turn(_KILL_TICK_SECS)
+
+    def _turn(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
+        """Waits a moment for output, passes it on, and returns the ranks that have ended."""
+        self._watch.turn(tick_secs)
+        return [ending for ending in (rank.poll() for rank in self.ranks) if ending is not None]
+
+    def _is_hung(self, endings: list[Ending]) -> bool:
+        now = time.monotonic()
+        if now < self._hang_look_at:
+            return False
+        self._hang_look_at = now + _HANG_LOOK_SECS
+        calls = self._stuck_calls()
+        stopped = self._stopped() if any(calls.values()) else []
+        return self._hang_detector.is_hung(calls, stopped, endings, now, self._input_ends())
+
+    def _end_hung(self) -> int:
+        """Ends the job; the exceptions of the waiting ranks name their tensors."""
+        calls, stopped, input_ends = self._stuck_calls(), self._stopped(), self._input_ends()
+        certain = is_certain(calls, stopped) and len(calls) == len(self.ranks)
+        short = ""
+        if short_since(calls, stopped, input_ends) is not None:
+            short = describe_short(first_short(input_ends), input_ends, len(self.ranks), 1)
+            if not certain:
+                self._stop(signal.SIGTERM)
+                self.say(short)
+                return 1
+        now = time.monotonic()
+        secs = now - (waiting_since(calls) or now)
+        for rank in self.ranks:
+            rank.process.ask("leave")
+        waiting = {rank for rank, call in calls.items() if call is None or call.waits}
+        # Horovod cannot be shut down while a rank's process is stopped.
+        limit = time.monotonic() + (0.0 if stopped else SECONDARY_GRACE_SECS)
+        endings = self._turn()
+        while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
+            endings = self._turn()
+        self._stop(signal.SIGTERM)
+        positions = {rank.rank: rank.position for rank in self.ranks}
+        text = describe_hang(calls, endings, stopped, secs, positions, self._input_ends())
+        self._say_who_was_refused()
+        self.say(f"{text} {f'Likely cause: {short}' if short else 'All ranks were stopped.'}")
+        return 1 if certain else HANG_EXIT_CODE
+
+    def _stuck_calls(self) -> dict[int, StuckCall | None]:
+        return {rank.rank: rank.stuck for rank in self.ranks if rank.is_running}
+
+    def _input_ends(self) -> dict[int, InputEnd]:
+        return {rank.rank: rank.input_end for rank in self.ranks if rank.input_end is not None}
+
+    def _stopped(self) -> list[int]:
+        return [rank.rank for rank in self.ranks if rank.is_running and rank.process.is_stopped]
+
+    def _stop_by_signal(self) -> int:
+        number = self._signals[0]
+        name = signal.Signals(number).name
+        self.say(f"{name}, stopping {len(self.ranks)} ranks")
+        self._stop(number)
+        self._say_who_was_refused()
+        self.say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
+        return 128 + number
+
+    def _stop(self, number: int) -> None:
+        """Asks the ranks to end with a signal, kills those that do not end, and passes on their last output."""
+        already = len(self._signals)
+        for rank in self.ranks:
+            if rank.is_running and rank.heeds and number == signal.SIGTERM:
+                rank.process.ask("end")  # the rank would take the signal for a request to stop after a step
+            elif rank.is_running:
+                rank.process.send_signal(number)
+        limit = time.monotonic() + STOP_SECS
+        # A second signal from the user ends the wait.
+        while any(rank.is_running for rank in self.ranks) and len(self._signals) == already:
+            self._turn()
+            if time.monotonic() >= limit:
+                break
+        self.kill()
+        self._drain()
+
+    def _drain(self) -> None:
+        for rank in self.ranks:
+            rank.drain()
+
+    def _tell(self, cause: Ending, endings: list[Ending]) -> int:
+        input_ends, size = self._input_ends(), len(self.ranks)
+        # Secondary failures are expected, and shown only if verbose.
+        told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]
+        short = ran_short(cause, input_ends, size)
+        if short is not None:
+            # The other ranks did nothing wrong where their exceptions were raised.
+            for line in describe_survivors(cause._replace(rank=short), told):
+                self.say(line)
+            self.say(describe_short(short, input_ends, size, choose_exit_code(cause)))
+            return choose_exit_code(cause)
+        for line in describe_survivors(cause, told):
+            self.say(line)
+        lines = cause.trace.splitlines()[0 if is_flag_on(VERBOSE) else -_TRACE_LINES :]
+        if lines:
+            kind = "traceback" if cause.summary else "last output"
+            self.say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
+        self._say_who_was_refused()
+        self.say(describe(cause, endings, len(self.ranks)))
+        return choose_exit_code(cause)
+
+    def _say_who_was_refused(self) -> None:
+        count = self.server.refused if self.server is not None else 0
+        if count:
+            self.say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
+
+    def say(self, text: str) -> None:
+        """Prints on a new line, even if a rank was stopped in the middle of one."""
+        self._streams["stderr"].write_line(visible(f"npu-run: {text}").encode())
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        if self._is_told and number == signal.SIGTERM:
+            self._is_told = False  # a scheduler signals all processes, and another one got the signal first
+        else:
+            self._signals.append(number)

@@ -1,0 +1,195 @@
+"""Holds what the launcher knows of a rank on any host: its output, its reports, and its end."""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import functools
+import json
+import os
+import pty
+import sys
+import termios
+import time
+import tty
+from typing import Any, Protocol, TextIO
+
+from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
+from npu_run.job.first_failure import Ending, InputEnd
+from npu_run.job.hang import Position, StuckCall
+from npu_run.job.output import TAIL_LINES, JointStream, RankLog, RankOutput
+
+__all__ = ["WatchedRank"]
+
+# The exit code of ssh when the connection fails.
+_LOST_EXIT_CODE = 255
+
+
+class Process(Protocol):
+    """The process of a rank, on this machine (`RankProcess`) or on another one (`RemoteProcess`).
+
+    Attributes:
+      is_stopped: whether a signal has stopped it.
+      loss: why its end is unknown; "" while it is known.
+      heard_at: time of its last sign of life, in seconds on the monotonic clock.
+    """
+
+    is_stopped: bool
+    loss: str
+    heard_at: float
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or minus the number of the signal that killed it; None while it runs."""
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the process and to every process of its session."""
+
+    def ask(self, order: str) -> None:
+        """Sends it an order, in the words of `rank.link`."""
+
+    def drain(self, *names: str) -> None:
+        """Takes the rest of its output."""
+
+    def close(self) -> None:
+        """Closes the channels."""
+
+
+class WatchedRank:
+    """A rank as seen from outside, around the process that runs it.
+
+    The creator sets `process`, of this machine or of another one, which must call `take`.
+
+    Args:
+      rank: its number.
+      streams: the launcher's standard output and error, by the names "stdout" and "stderr".
+      log: also gets all output.
+    Attributes:
+      process: runs the rank.
+      ending: how the rank ended; None while it runs.
+      stuck: the reported call that its main thread does not return from, or None.
+      position: where its main thread was when it was last asked.
+      input_end: where its input ended; None while it trains.
+      heeds: whether it would end after a whole step if asked; `has_heeded`, whether that was ever so.
+      was_told: the signal by which another process has asked it to end; "" without one.
+      begun: how many training runs it had begun when it was asked to begin no more; None before it has answered.
+      stopped_after: the global step after which it ended as asked, if known.
+    """
+
+    def __init__(self, rank: int, streams: dict[str, JointStream], log: RankLog | None = None):
+        self.rank = rank
+        self.process: Process
+        self.ending: Ending | None = None
+        self.stuck: StuckCall | None = None
+        self.position: Position | None = None
+        self.input_end: InputEnd | None = None
+        self.heeds = self.has_heeded = False
+        self.was_told = ""
+        self.begun: int | None = None
+        self.stopped_after: int | None = None
+        self._has_finished = self._has_stopped = False
+        self._log = log
+        self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._outputs = {
+            name: RankOutput(rank, joint, self._tail, log and functools.partial(log.feed, name))
+            for name, joint in streams.items()
+        }
+        self._report: dict[str, Any] = {}
+        self._unread = b""
+
+    @property
+    def is_running(self) -> bool:
+        return self.ending is None
+
+    def take(self, channel: str, text: bytes, lead_secs: float = 0.0) -> None:
+        """Takes text from a channel of the rank's process.
+
+        Args:
+          channel: "stdout", "stderr" or "link".
+          text: any piece of the text; the link carries lines of JSON.
+          lead_secs: how far the launcher's clock is ahead of the rank's.
+        """
+        if channel != "link":
+            self._outputs[channel].feed(text, time.monotonic())
+            return
+        *messages, self._unread = (self._unread + text).split(b"\n")
+        for message in map(json.loads, messages):
+            if "stuck" in message:
+                stuck = StuckCall(**message["stuck"]) if message["stuck"] else None
+                self.stuck = stuck and stuck._replace(since=stuck.since + lead_secs, busy_at=stuck.busy_at + lead_secs)
+            elif "position" in message:
+                self.position = Position(**message["position"])
+            elif "input_end" in message:
+                self.input_end = InputEnd(**message["input_end"]) if message["input_end"] else None
+            elif "heeds" in message:
+                self.heeds = message["heeds"]
+                self.has_heeded |= self.heeds
+            elif "begun" in message:
+                self.begun = message["begun"]
+            elif "was_told" in message:
+                self.was_told = message["was_told"]
+            elif "stopped_after" in message:
+                self._has_stopped, self.stopped_after = True, message["stopped_after"]
+            elif "finished" in message:
+                self._has_finished, self.stuck = True, None
+            else:
+                self._report = message["ending"]
+                self._report["when"] += lead_secs
+                if self._log is not None:
+                    self._log.feed("stderr", self._report["trace"].encode())  # the rank itself has not printed it
+
+    def poll(self) -> Ending | None:
+        """Returns how the rank ended, or None; a reported failure counts before the process is gone."""
+        for output in self._outputs.values():
+            output.release(time.monotonic())
+        code = self.process.poll()
+        if self.ending is None and code is not None:
+            self.ending = self._describe_end(code)
+        elif self.ending is None and self.process.loss:
+            self.ending = Ending(self.rank, self.process.heard_at, _LOST_EXIT_CODE, loss=self.process.loss)
+        return self.ending or (self._describe_end(self._report["code"]) if self._report else None)
+
+    def _describe_end(self, code: int) -> Ending:
+        report = self._report
+        return Ending(
+            rank=self.rank,
+            when=report.get("when", time.monotonic()),
+            exit_code=code if code >= 0 else 128 - code,
+            signal_number=-code if code < 0 else None,
+            summary=report.get("summary", ""),
+            trace=report.get("trace") or "\n".join(self._tail),
+            is_secondary=report.get("secondary", False),
+            tensor=report.get("tensor", ""),
+            is_unfinished=code == 0 and not self._has_finished,
+            is_stopped=self._has_stopped and code == STOPPED_EXIT_CODE,
+        )
+
+    def drain(self) -> None:
+        """Passes on the rest of its output, without waiting for other processes that hold its pipes open."""
+        self.process.drain("stdout", "stderr")
+        for output in self._outputs.values():
+            output.close()
+
+    def close(self) -> None:
+        """Closes files and connections; the rank must have ended."""
+        self.process.close()
+        if self._log is not None:
+            self._log.close()
+
+    def open_channel(self, name: str) -> tuple[int, int] | None:
+        """Opens a pipe for `RankProcess`. Rank 0 keeps a terminal for its progress bars; when logged, a copy of it."""
+        stream = getattr(sys, name)
+        if self.rank > 0 or not stream.isatty():
+            return os.pipe()
+        return None if self._log is None else _open_terminal_like(stream)
+
+
+def _open_terminal_like(stream: TextIO) -> tuple[int, int]:
+    """Opens a pseudo-terminal as large as a stream's terminal: returns the launcher's end and the rank's end.
+
+    Text passes through it unchanged: the real terminal converts the newlines.
+    """
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    size = fcntl.ioctl(stream.fileno(), termios.TIOCGWINSZ, b"\0" * 8)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    return ours, theirs

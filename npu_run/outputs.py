@@ -1,0 +1,66 @@
+"""Checks, before a command starts, that the folders and files it will write to are its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from npu_bridge.base.files import NotOursError, check_output
+from npu_bridge.base.own_folders import FolderHeldError, OwnFolder, own_folder
+from npu_run.errors import LaunchError
+
+__all__ = ["MADE_BY", "check_file", "own_output"]
+
+# The files that each command writes to its folders and may remove; a whole folder is one that is handed to a script.
+MADE_BY = {
+    "npu-run": ("rank_[0-9]*.log", "repeat-[0-9]*/**", "timeline_rank_*.json", "tail.svg", "tail.json", "overlap.svg"),
+    "npu-run record": (
+        *(f"rank_[0-9]*/{name}" for name in ("record.json", "weights.npz", "weights_after.npz", "step_[0-9]*.npz")),
+        "rank_[0-9]*/tensors_[0-9]*.npz",
+        "run/**",
+        "replay_tf1.py",
+    ),
+    "npu-run replay": ("run/**",),
+    "npu-run bisect": (
+        *("repeat-[0-9]*/**", "run-[0-9]*/**", "run-[0-9]*.txt"),
+        *("state.json", "operators.json", "kept.txt", "mixlist.json"),
+    ),
+    "npu-run compare": ("*.[0-9]*.npy", "[0-9]*.npy", "mapping.csv"),
+}
+
+
+@contextlib.contextmanager
+def own_output(folder: str, option: str, command: str = "npu-run", holds: bool = True) -> Iterator[OwnFolder]:
+    """Holds a folder for the output of a command of `MADE_BY` during this block; arguments as for `own_folder`.
+
+    Raises:
+      LaunchError: the folder holds other files, even if the command would clear it; another process uses it; or it
+        cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            own = stack.enter_context(own_folder(folder, command, option, MADE_BY[command], holds))
+        except FolderHeldError as error:
+            raise LaunchError(f"{option}: {error}") from error
+        except NotOursError as error:
+            raise LaunchError(str(error)) from error
+        except OSError as error:
+            raise LaunchError(f"{option} {folder} cannot be written ({error}). Name another folder.") from error
+        try:
+            yield own
+        except NotOursError as error:
+            raise LaunchError(str(error)) from error
+
+
+def check_file(path: str | None, option: str, ours: bytes) -> None:
+    """Checks that a file can be written without overwriting anything else; None means no file.
+
+    Raises:
+      LaunchError: another kind of file has this name, or the folder is missing or read-only.
+    """
+    if path is None:
+        return
+    try:
+        check_output(path, ours, option)
+    except OSError as error:
+        raise LaunchError(str(error)) from error

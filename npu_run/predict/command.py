@@ -1,0 +1,104 @@
+"""`npu-run plan`: predicts the speed of a training on n ranks without the n machines."""
+
+from __future__ import annotations
+
+import click
+
+from npu_bridge.base.arguments import is_number
+from npu_bridge.base.reading import read_json
+from npu_bridge.collective.cost_model import Link, Training, predict
+from npu_bridge.reporting.picture_style import PLAN_FILES
+from npu_run.command_line import Command, ending_on, json_option, print_json
+from npu_run.errors import LaunchError
+from npu_run.outputs import check_file
+from npu_run.predict.page import as_facts, print_plan
+from npu_run.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
+
+__all__ = ["plan"]
+
+_VALUE_BYTES = 4
+_MOST_TENSORS = 1e6
+_WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
+
+
+@click.command(cls=Command)
+@click.option("--params", required=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
+@click.option("--bandwidth", required=True, metavar="RATE", help="What each host's link can do: 1Gbit, 125MB/s.")
+@click.option("--latency", default="50us", show_default=True, metavar="TIME", help="One way: half of what ping says.")
+@click.option("--ranks", default="1..64", show_default=True, metavar="LIST", help="1,2,6 or 1..4096.")
+@click.option("--compute-secs", metavar="TIME", help="Time of a step on one rank: 0.2, 180ms.")
+@click.option("--from-summary", metavar="FILE", help="The same from summary.json of a run on one rank.")
+@click.option("--wire", type=click.Choice(list(_WIRE_SHARES)), default="none", help="Format gradients are sent in.")
+@click.option("--tensors", default="100", show_default=True, metavar="N", help="Number of trained variables.")
+@click.option(
+    "--host-bytes-per-sec",
+    default="1.5GB/s",
+    show_default=True,
+    metavar="RATE",
+    help="Gradients a host packs, adds up and unpacks.",
+)
+@click.option("-o", "--out", metavar="FILE", help="Draw step time and exposed communication over ranks (PNG).")
+@json_option
+def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, as_json, out, **step_time):
+    """Predicts step time, exposed communication and the best gradient split for numbers of ranks.
+
+    Every rank trains its own batch, so n ranks do n times the work of one. docs/plan.md explains the numbers and their
+    accuracy.
+    """
+    with ending_on(LaunchError):
+        training = Training(
+            parse_count(params, "--params") * _VALUE_BYTES,
+            _compute_secs(**step_time),
+            parse_count(tensors, "--tensors", _MOST_TENSORS),
+            _WIRE_SHARES[wire],
+        )
+        link = Link(
+            parse_bytes_per_sec(bandwidth, "--bandwidth"),
+            parse_secs(latency, "--latency"),
+            host_bytes_per_sec=parse_bytes_per_sec(host_bytes_per_sec, "--host-bytes-per-sec"),
+        )
+        predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
+        if out:
+            check_file(out, "--out", PLAN_FILES)
+            _draw(predictions, training, out)
+    if as_json:
+        print_json(0, as_facts(predictions, training, link))
+    else:
+        print_plan(predictions, training, link)
+
+
+def _draw(predictions, training, path: str) -> None:
+    from npu_bridge.reporting.picture import draw_plan
+
+    try:
+        draw_plan(predictions, training.compute_secs, path)
+    except (ImportError, OSError) as error:
+        raise LaunchError(f"--out {path}: {error}") from error
+
+
+def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
+    if compute_secs is not None and from_summary is not None:
+        raise LaunchError("--compute-secs and --from-summary exclude each other. Give one of them.")
+    if from_summary is not None:
+        return _secs_of_summary(from_summary)
+    return parse_secs(compute_secs, "--compute-secs") if compute_secs is not None else 0.0
+
+
+def _secs_of_summary(path: str) -> float:
+    """Returns the step time of a run on one rank, which contains no waiting for other ranks."""
+    try:
+        facts = read_json(path)
+        ranks, steps_per_sec = facts["ranks"], facts["steps_per_sec"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise LaunchError(f"--from-summary {path} cannot be used ({reason}). Name summary.json of a run.") from error
+    if ranks != 1:
+        raise LaunchError(
+            f"--from-summary {path} is of a run on {ranks} ranks, whose steps contain communication. Expected a run on "
+            f"one rank. Run one, or give --compute-secs."
+        )
+    if not is_number(steps_per_sec) or not 1e-9 <= steps_per_sec <= 1e9:
+        raise LaunchError(
+            f"--from-summary {path} has no usable steps_per_sec. Expected a number above 0; got {steps_per_sec!r}."
+        )
+    return 1.0 / steps_per_sec

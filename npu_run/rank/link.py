@@ -1,0 +1,98 @@
+"""Connects a rank to the launcher: a socket pair through which the rank reports its progress and its end.
+
+Reports are lines of JSON: the call it is stuck in, and the exception that ends it. The launcher's orders are lines of
+words: leave Horovod, begin no further step, end after a certain step, end at once. When the launcher dies, however it
+dies, the link closes and the rank ends itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import sys
+import threading
+import time
+from typing import Any
+
+from npu_bridge.session.elastic import stop_request
+from npu_run.rank.processor_time import name_horovods_threads
+from npu_run.rank.stuck_call import MainThreadSampler
+
+__all__ = ["RankLink"]
+
+_SAMPLE_SECS = 0.5
+_CHUNK_BYTES = 4096
+
+
+class RankLink:
+    """A connection to the launcher, served by its own thread.
+
+    Args:
+      file: descriptor of this rank's end.
+    Attributes:
+      has_left_horovod: the launcher has ordered this because the job hangs; later failures are secondary.
+    """
+
+    def __init__(self, file: int):
+        self.has_left_horovod = False
+        # The launcher's descriptor can be too large for `select`.
+        self._file = os.dup(file)
+        os.close(file)
+        self._process = os.getpid()
+        self._unread = b""
+        self._stop_request = stop_request.of_this_process()
+        self._stop_request.attach(self.send)
+        self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
+        atexit.register(self._sampler.end)  # registered first, so it runs after the exit handlers that wait for ranks
+        name_horovods_threads()
+        threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; if the launcher is gone, the thread that watches the link ends this process.
+
+        Sends nothing from a process that the script has forked: its end is the script's business, not the rank's.
+        """
+        if os.getpid() != self._process:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._file, json.dumps(message).encode() + b"\n")
+
+    def _orders(self) -> list[list[str]]:
+        """Returns the launcher's orders as words; if the launcher is gone, the order to end."""
+        with contextlib.suppress(ConnectionResetError):
+            text = os.read(self._file, _CHUNK_BYTES)
+            if text:
+                *lines, self._unread = (self._unread + text).split(b"\n")
+                return [line.decode().split() for line in lines]
+        return [["end"]]
+
+    def _obey(self, order: str, *words: str) -> None:
+        if order == "leave":
+            self.send({"position": self._sampler.position()})
+            self.has_left_horovod = True
+            _leave_horovod()
+        elif order == "hold":
+            self._stop_request.hold()
+        elif order == "end_after":
+            self._stop_request.end_after(int(words[0]))
+        else:
+            self._stop_request.end_at_once()
+
+    def _attend(self) -> None:
+        while True:
+            if select.select([self._file], [], [], _SAMPLE_SECS)[0]:
+                for order in self._orders():
+                    self._obey(*order)
+            news = self._sampler.sample(time.monotonic())
+            if news is not None:
+                self.send(news)
+
+
+def _leave_horovod() -> None:
+    """Shuts Horovod down on all ranks, so that a rank that waits in a collective raises and names it."""
+    hvd = sys.modules.get("horovod.tensorflow")
+    if hvd is not None and hvd.is_initialized():
+        threading.Thread(target=hvd.shutdown, name="npu-run shutdown", daemon=True).start()

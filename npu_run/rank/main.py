@@ -1,0 +1,200 @@
+"""Runs every rank: `python -m npu_run.rank.main [--link FD] [--devices N,N,...] script.py args...`.
+
+Fills in the rank variables that scripts read, then runs the script the way `python script.py args...` does:
+as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A script of TensorFlow 1 sees TensorFlow 1.15
+(`tensorflow1_compat`). TensorFlow is not imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib.machinery
+import io
+import os
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from typing import Callable
+
+from npu_bridge.base.after_import import after_import, when_loaded
+from npu_bridge.base.environment import (
+    VISIBLE_GPUS,
+    Launched,
+    declared_device,
+    fill_rank_variables,
+    given_settings,
+    launched,
+    write_variable,
+)
+from npu_bridge.base.gpus import gpu_of_rank, shortage
+from npu_bridge.base.terminal import echo
+from npu_run.rank.input_end import watch_input
+from npu_run.rank.link import RankLink
+from npu_run.rank.report import report_of
+from npu_run.rank.trace import script_frames, trace_of
+from npu_run.source_choice import SourceChoice, take_choice
+from npu_run.timeline import record_sessions, take_recording
+from npu_run.trial import take_trial
+from npu_run.trials.start import begin_trial
+
+__all__ = ["main"]
+
+_ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
+# Packages that this package needs, and whose names people give to their scripts.
+_HIDEABLE = ("horovod", "keras", "npu_bridge", "npu_run", "numpy", "tensorflow", "tf_keras")
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the script named in `arguments` (everything after the module name on the command line)."""
+    link = None
+    if arguments[0] == "--link":
+        link = RankLink(int(arguments[1]))
+        arguments = arguments[2:]
+    place = launched() or _ALONE
+    if arguments[0] == "--devices":
+        _take_device(arguments[1].split(",")[place.rank])
+        arguments = arguments[2:]
+    fill_rank_variables(place)
+    _take_gpu(place, arguments[0])
+    tell_exit = watch_input(link.send) if link is not None and place.size > 1 else None
+    if "tensorflow" not in sys.modules:
+        after_import("tensorflow", lambda module: None, _without_collections)
+    if place.rank == 0 and place.size > 1:
+        when_loaded("tensorflow", _watch_updates)
+    recording = take_recording()
+    if recording is not None:
+        record_sessions(recording, place.rank)
+    trial = take_trial()
+    end_trial = begin_trial(trial, place.rank) if trial is not None else None
+    choice = take_choice()
+    try:
+        _run_script(arguments[0], arguments, choice, place.rank)
+        _tell_unread_settings()
+        _finish(link, tell_exit)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            _report(link, stop, arguments[0], stop.code & 0xFF if isinstance(stop.code, int) else 1)
+        else:
+            _tell_unread_settings()
+            _finish(link, tell_exit)
+        raise
+    except KeyboardInterrupt as interrupt:
+        # One rank's stack is enough to show where an interrupted job was.
+        if place.rank == 0:
+            _show(interrupt, arguments[0])
+        sys.exit(_INTERRUPTED)
+    except BaseException as error:
+        _report(link, error, arguments[0], 1)
+        # The launcher shows the traceback of the first rank to fail, and one line about the others.
+        if link is None or sys.excepthook is not sys.__excepthook__:
+            _show(error, arguments[0])
+        sys.exit(1)
+    finally:
+        if end_trial is not None:
+            end_trial()
+        choice.conclude(arguments[0], place.rank)
+
+
+def _tell_unread_settings() -> None:
+    """Warns about `--set` options that the finished script never read."""
+    if given_settings():
+        from npu_bridge.options.from_shell import tell_unread
+
+        tell_unread()
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Switches garbage collection off while TensorFlow is loaded: its objects all stay, and collections take 0.4 s."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        if (launched() or _ALONE).size > 1:
+            # Frozen garbage is never freed, and can hold sampled frames with all the objects of the script.
+            gc.collect()
+        gc.freeze()  # later collections leave these objects out
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _watch_updates(tensorflow: types.ModuleType) -> None:
+    """Watches updates of Keras; a later `import npu_bridge` in the script finds the package loaded."""
+    with contextlib.suppress(ImportError):  # an unsupported TensorFlow
+        from npu_bridge.collective.exchanges import watch_updates
+
+        watch_updates()
+
+
+def _take_device(device: str) -> None:
+    """Lets a rank table's device override the environment's."""
+    for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
+        write_variable(name, device)
+
+
+def _take_gpu(place: Launched, script: str) -> None:
+    """Shows this process only its own GPU, so that its children and other libraries use no other rank's."""
+    gpu = gpu_of_rank(declared_device(), place.local_size, script)
+    if gpu is not None:
+        write_variable(VISIBLE_GPUS, gpu)
+    elif place.local_rank == 0 and (text := shortage(place.local_size)):
+        echo(f"npu-run: {text}", err=True)
+
+
+def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: int) -> None:
+    """Executes a file as `__main__` and keeps it there: threads and pickles can look it up until the very end."""
+    module = types.ModuleType("__main__")
+    module.__file__ = os.path.abspath(script)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", module.__file__)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    sys.argv = arguments
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    for name in _HIDEABLE if rank == 0 else ():
+        if os.path.isfile(os.path.join(sys.path[0], f"{name}.py")):
+            echo(f"npu-run: {name}.py beside the script hides the package {name}. Rename that file.", err=True)
+    if choice.enter(script, rank):
+        from tensorflow1_compat.source import compile_source, prepare_namespace
+
+        prepare_namespace(module.__dict__)
+    else:
+        compile_source = functools.partial(compile, mode="exec", dont_inherit=True)
+    with io.open_code(script) as file:
+        code = compile_source(file.read(), script)
+    exec(code, module.__dict__)
+
+
+def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> None:
+    """Reports to the launcher how and when this rank ends, before anything else can fail."""
+    if link is not None:
+        facts = report_of(error, script, code)
+        # A rank that enters a collective after Horovod was shut down finds it not initialized.
+        facts["secondary"] |= link.has_left_horovod
+        link.send({"ending": facts})
+
+
+def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None:
+    """Reports to the launcher that the script has finished: exit code 0 alone does not prove it."""
+    if tell_exit is not None:
+        tell_exit()
+    if link is not None:
+        link.send({"finished": True})
+
+
+def _show(error: BaseException, script: str) -> None:
+    """Prints the exception in short, or through the script's own excepthook."""
+    if sys.excepthook is not sys.__excepthook__:
+        frames = script_frames(error, script)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+    else:
+        echo(trace_of(error, script).rstrip("\n"), err=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,106 @@
+"""Describes the exception that ends a rank: summary, traceback, and whether it is a secondary failure."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from typing import Any
+
+from npu_run.rank.trace import trace_of
+
+__all__ = ["report_of"]
+
+# A report fits into the link's buffer, so that sending it never waits for the launcher.
+_TRACE_CHARACTERS = 16_000
+_SUMMARY_CHARACTERS = 1_000
+# Phrases of Horovod on the remaining ranks when another rank is gone or silent (0.28, Gloo).
+_SECONDARY = (
+    "HorovodInternalError",
+    "Horovod has been shut down",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "gloo/transport/tcp",
+)
+# How TensorFlow 2.15 names the op that failed: in graphs below the reason, in eager code after it.
+_NODE = re.compile(r"\[\[\{?\{?(?:node )?([^\s{}\]]+)")
+_EAGER_OP = re.compile(r"\s*\[Op:\w+\](?: name: ?(\S*))?\s*$")
+# The line above the Python frames of an error in a function; the reason follows them.
+_IN_FUNCTION = "in user code:"
+_FUNCTION_PREFIX = re.compile(r"^\{\{function_node [^}]*\}\}\s*")
+
+
+def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
+    """Returns the facts about an exception, ready for JSON.
+
+    Args:
+      error: the exception that ended the script.
+      script: the script's path, as compiled.
+      code: exit code the rank will end with.
+    Returns:
+      `when` on the monotonic clock, `code`, `summary` of one line, `tensor` (the op TensorFlow names, or ""), `trace`
+      without frames above the script, and `secondary`: whether the error only says that another rank is gone.
+    """
+    summary, tensor = _summary(error)
+    return {
+        "when": time.monotonic(),
+        "code": code,
+        "summary": summary[:_SUMMARY_CHARACTERS],
+        "tensor": tensor[:_SUMMARY_CHARACTERS],
+        "trace": trace_of(error, script)[-_TRACE_CHARACTERS:],
+        "secondary": _is_secondary(error),
+    }
+
+
+def _summary(error: BaseException) -> tuple[str, str]:
+    """Returns the reason in one line, and the op it names or ""."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})", ""
+    name = type(error).__name__
+    lines = [line for line in traceback.format_exception_only(type(error), error)[-1].splitlines() if line.strip()]
+    lines = lines or [name]
+    if lines[0].endswith(_IN_FUNCTION):
+        reason = _reason_in_function(lines)
+        name = reason.partition(":")[0]
+        # Below the reason there can be a node: of a session that ran while the function was traced.
+        lines = [reason, *(f"\t{line.strip()}" for line in lines if _NODE.search(line))]
+    # TensorFlow's own errors have many lines: the reason is just above the node.
+    for above, line in zip(lines, lines[1:]):
+        node = _NODE.search(line)
+        if node and line.startswith("\t"):
+            return f"{name}: {_FUNCTION_PREFIX.sub('', above.strip())} (in {node.group(1)})", node.group(1)
+    reason = lines[0].strip().partition(f"{name}: ")[2] if f"{name}: " in lines[0] else ""
+    reason = _FUNCTION_PREFIX.sub("", reason)
+    eager_op = _EAGER_OP.search(reason)
+    if eager_op:
+        tensor = (eager_op.group(1) or "").strip()
+        reason = reason[: eager_op.start()] + (f" (in {tensor})" if tensor else "")
+        return f"{name}: {reason}", tensor
+    return (f"{name}: {reason}" if reason else lines[0].strip()) + (" ..." if len(lines) > 1 else ""), ""
+
+
+def _reason_in_function(lines: list[str]) -> str:
+    """Returns the reason below the frames of an error in a function; with nested errors, the innermost reason."""
+    start = max(number for number, line in enumerate(lines) if line.endswith(_IN_FUNCTION)) + 1
+    frame_indent = None
+    for line in lines[start:]:
+        indent = len(line) - len(line.lstrip())
+        if line.lstrip().startswith('File "'):
+            frame_indent = indent
+        elif frame_indent is None or indent <= frame_indent:
+            return line.strip()
+    return lines[0].strip()
+
+
+def _is_secondary(error: BaseException) -> bool:
+    """Returns whether an error, or any of its causes, only says that another rank is gone."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        names = " ".join(base.__name__ for base in type(cause).__mro__)
+        if any(words in f"{names} {cause}" for words in _SECONDARY):
+            return True
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return False

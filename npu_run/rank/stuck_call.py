@@ -1,0 +1,191 @@
+"""Samples the stack of a rank's main thread to find the call it is stuck in, and whether it waits for other ranks.
+
+Horovod 0.28 has a stall check, but over Gloo it never reports: it walks a list of ranks that only the MPI controller
+fills. So a rank samples itself. A call that has not returned between two samples is the same frame object at the same
+instruction; a new call of the same function is another object, because the last frame seen is kept alive.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import sys
+import traceback
+import types
+from typing import Any
+
+from npu_bridge.base.machine import is_installed
+from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR, is_execution
+from npu_run.rank.processor_time import is_blocked, processor_secs
+
+__all__ = ["MainThreadSampler", "frames_of_threads"]
+
+# Shorter calls are normal and not reported.
+_NOTICE_SECS = 2.0
+# Interval for sampling a stuck thread again, and the share of it that a rank must compute to count as busy: sampling
+# costs a thousandth, a training step far more.
+_AGAIN_SECS = 2.0
+_BUSY_SHARE = 0.02
+# How many samples in a row must find the process blocked. Samples are counted because seconds also pass on a machine
+# that is suspended.
+_BLOCKED_SAMPLES = 4
+_RUNTIMES = ("tensorflow", "horovod", "keras", "tf_keras", "tensorflow_estimator")
+_LOCKS = ("threading", "queue")  # where Python waits for another thread of the process
+# Where a rank waits for others in this package's own code.
+_MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
+# The file name of the functions that TensorFlow generates for operators of other libraries, such as Horovod's.
+_GENERATED = "<string>"
+_CODE_CHARACTERS = 60
+# Marks of an input pipeline that runs Python code: TensorFlow calls back through the first file, generators of tf.data
+# through the second, and an Estimator builds its input in a function of that name.
+_CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
+
+
+class MainThreadSampler:
+    """A sampler that finds the call a thread is stuck in, and whether the process computes meanwhile.
+
+    Args:
+      thread: identifier of the thread, as in `threading.get_ident()`.
+    """
+
+    def __init__(self, thread: int):
+        self._thread = thread
+        self._frame: types.FrameType | None = None
+        self._instruction = -1
+        self._since = self._busy_at = self._sampled_at = 0.0
+        self._processor_secs: float | None = None
+        self._blocked = 0
+        self._told: dict[str, Any] | None = None
+        self._is_over = False
+        self._is_collecting = False
+        gc.callbacks.append(self._note_collection)
+
+    def _note_collection(self, phase: str, info: dict[str, int]) -> None:
+        self._is_collecting = phase == "start"
+
+    def end(self) -> None:
+        """Releases the last frame and the script's objects in it: TensorFlow cannot delete them after its modules."""
+        self._is_over, self._frame = True, None
+        gc.callbacks.remove(self._note_collection)
+
+    def sample(self, now: float) -> dict[str, Any] | None:
+        """Samples the thread; call it about once a second.
+
+        Args:
+          now: seconds on the monotonic clock.
+        Returns:
+          A message for the launcher: `{"stuck": {...}}` with the fields of `StuckCall` when the thread has been in one
+          call for a while, and on every change; `{"stuck": None}` when it moves again; None when nothing is new.
+        """
+        frames = frames_of_threads()
+        frame = frames.get(self._thread)
+        if frame is None or self._is_over:
+            return None
+        if frame is not self._frame or frame.f_lasti != self._instruction:
+            was_told, self._told = self._told is not None, None
+            self._frame, self._instruction, self._since = frame, frame.f_lasti, now
+            return {"stuck": None} if was_told else None
+        began, enough_secs = (self._since, _NOTICE_SECS) if self._told is None else (self._sampled_at, _AGAIN_SECS)
+        if now - began < enough_secs:
+            return None
+        busy_at = self._last_busy(now)
+        is_idle = busy_at < now and self._told is not None and not self._is_collecting
+        self._blocked = self._blocked + 1 if is_idle and is_blocked(frames, _is_wait) else 0
+        self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
+        stuck = {
+            "since": self._since,
+            "where": _position(frame),
+            "waits": _waits_for_ranks(frame),
+            "busy_at": busy_at,
+            "pipeline": _pipeline(frames, self._thread),
+            "is_blocked": self._blocked >= _BLOCKED_SAMPLES,
+        }
+        is_new, self._told = stuck != self._told, stuck
+        return {"stuck": stuck} if is_new else None
+
+    def position(self) -> dict[str, str]:
+        """Returns the thread's current position: `{"where", "pipeline"}`, as in `sample`."""
+        frames = frames_of_threads()
+        frame = frames.get(self._thread)
+        where = "" if frame is None else _position(frame)
+        return {"where": where, "pipeline": _pipeline(frames, self._thread)}
+
+    def _last_busy(self, now: float) -> float:
+        """Returns when samples last saw this process compute during this call; the call's beginning if they did not."""
+        before, before_at = self._processor_secs, self._sampled_at
+        self._processor_secs, self._sampled_at = processor_secs(), now
+        if self._told is None:
+            self._busy_at = self._since
+        elif self._processor_secs is None or before is None:
+            self._busy_at = now  # without a measurement the process counts as busy
+        elif self._processor_secs - before > _BUSY_SHARE * (now - before_at):
+            self._busy_at = now
+        return self._busy_at
+
+
+def frames_of_threads() -> dict[int, types.FrameType]:
+    """Returns the innermost frame of each thread.
+
+    Python 3.11 before 3.11.8 can collect garbage here, while it holds a lock. An object tied to threads (such as a
+    `threading.local`, which every TensorFlow graph has) needs this lock, so the process deadlocks (gh-106883).
+    """
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
+def _waits_for_ranks(innermost: types.FrameType) -> bool:
+    frame: types.FrameType | None = innermost
+    while frame is not None and frame.f_code.co_filename == _GENERATED:
+        frame = frame.f_back
+    if frame is not None and _module_of(frame).partition(".")[0] in _RUNTIMES:
+        return True
+    return any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost))
+
+
+def _is_wait(innermost: types.FrameType) -> bool:
+    """Returns whether a thread waits for another Python thread, or for operators."""
+    module, code = _module_of(innermost), innermost.f_code
+    is_horovod = code.co_filename == _GENERATED or module.partition(".")[0] == "horovod"
+    return is_horovod or module in _LOCKS or is_execution(module, code.co_name)
+
+
+def _module_of(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _position(innermost: types.FrameType) -> str:
+    """Returns file, line and text of the innermost line outside installed packages, if there is one."""
+    frame = _own_frame(innermost) or innermost
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(file, line).strip()
+    text = text if len(text) <= _CODE_CHARACTERS else f"{text[:_CODE_CHARACTERS]}..."
+    return f"{os.path.basename(file)}:{line}" + (f" ({text})" if text else "")
+
+
+def _own_frame(innermost: types.FrameType) -> types.FrameType | None:
+    for frame, _ in traceback.walk_stack(innermost):
+        if not is_installed(frame.f_code.co_filename):
+            return frame
+    return None
+
+
+def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
+    """Returns file and line of the script's input pipeline if one of its functions is running; else ""."""
+    for thread, innermost in frames.items():
+        codes = [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
+        if thread == main:
+            is_input = any(code.co_name == INPUT_OF_ESTIMATOR for code in codes)
+        else:
+            is_input = any(code.co_filename.endswith(_CALLED_BACK) for code in codes) and any(
+                _OF_DATA in code.co_filename for code in codes
+            )
+        own = _own_frame(innermost) if is_input else None
+        if own is not None:
+            return f"{os.path.basename(own.f_code.co_filename)}:{own.f_lineno}"
+    return ""

@@ -1,0 +1,133 @@
+"""Formats the traceback of an exception that ends a script: frames of the user's own files, then the reason, once.
+
+`NPU_BRIDGE_VERBOSE=1` also shows frames of libraries, and the lines that TensorFlow repeats.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import traceback
+import types
+from collections.abc import Iterable
+
+from npu_bridge.base import environment
+from npu_bridge.base.machine import own_packages
+
+__all__ = ["script_frames", "trace_of"]
+
+# Files that an import of a TensorFlow 1 script passes through; a traceback can end in them.
+_BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
+_LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array")
+_LIBRARIES += tuple(os.path.join(folder, "") for folder in own_packages())
+_INSTALLED = re.compile(r"[/\\]((site|dist)-packages[/\\]|__autograph_generated_file)")
+_FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)')
+# How TensorFlow 2.15 reports a failed graph: where its nodes were made, then the reason, then the nodes once more.
+_GRAPH_ERROR = re.compile(r": Graph execution error:\s*")
+_DETECTED = re.compile(r"Detected at node '?([^\s']+)'? defined at")
+_IN_FUNCTION = "in user code:"  # frames of a function, and the error itself below them
+_ORIGIN = "Original stack trace for "
+_ADVICE = " (npu-run --verbose shows them)"
+
+
+def script_frames(error: BaseException, script: str) -> types.TracebackType | None:
+    """Returns the traceback from the script's first line on, without the launcher's frames.
+
+    A traceback that ends in the code behind the script's imports is cut at the import.
+    """
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename != script:
+        first = first.tb_next
+    last = frame = first
+    while frame is not None:
+        if not frame.tb_frame.f_code.co_filename.endswith(_BEHIND_IMPORTS):
+            last = frame
+        frame = frame.tb_next
+    if last is not None:
+        last.tb_next = None
+    return first
+
+
+def trace_of(error: BaseException, script: str) -> str:
+    """Returns the lines of the traceback, for people.
+
+    Args:
+      error: the exception that ended the script.
+      script: the script's path, as compiled.
+    """
+    frames = script_frames(error, script)
+    if environment.is_flag_on(environment.VERBOSE) or hasattr(error, "exceptions"):  # a group has several reasons
+        return "".join(traceback.format_exception(type(error), error, frames))
+    stack = traceback.extract_tb(frames)
+    seen = {(frame.filename, frame.lineno) for frame in stack}
+    ends_anywhere = isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("tensorflow.")
+    lines = _short_stack(stack, ends_anywhere)
+    lines += [f"{line}\n" for line in _short_reason(_reason_of(error), seen)]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None and str(cause).strip().partition("\n")[0] not in str(error):
+        own = [frame for frame in traceback.extract_tb(cause.__traceback__) if _is_own(frame.filename)]
+        place = f", {own[-1].filename}, line {own[-1].lineno}" if own else ""
+        lines.append(f"  because of {_reason_of(cause).partition(chr(10))[0]}{place}\n")
+    return "".join(lines)
+
+
+def _is_own(file: str) -> bool:
+    return not file.startswith(_LIBRARIES) and not _INSTALLED.search(file)
+
+
+def _reason_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(type(error), error))
+
+
+def _short_stack(stack: traceback.StackSummary, ends_anywhere: bool) -> list[str]:
+    def is_shown(frame):
+        # The frame in which a library breaks helps; of a frame that raises, the reason says enough.
+        is_break = frame is stack[-1] and not ends_anywhere and not (frame.line or "raise").startswith("raise")
+        return is_break or _is_own(frame.filename)
+
+    lines, advice = [], _ADVICE
+    for shown, frames in itertools.groupby(stack, is_shown):
+        run = traceback.StackSummary.from_list(frames)
+        if shown:
+            lines += run.format()
+        else:
+            lines.append(f"  ... {len(run)} frame{'s' if len(run) > 1 else ''} of libraries{advice}\n")
+            advice = ""
+    return ["Traceback (most recent call last):\n", *lines] if lines else lines
+
+
+def _short_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
+    """Returns an error's lines without library frames; for a TensorFlow node, with the user's line that made it."""
+    kept, made, node, place = [""], [], "", ""
+    for line in _of_own_frames(_GRAPH_ERROR.sub(": ", text).partition(_ORIGIN)[0].splitlines()):
+        detected, frame = _DETECTED.search(line), _FRAME.match(line)
+        if node and frame:
+            is_seen = (frame[1], int(frame[2])) in seen
+            place = "" if is_seen else f"  {node} was made here:\n  {line.strip()}"
+        if detected or (node and line.strip() and not frame):
+            made += [place] if node and place else []
+            kept[-1] += line[: detected.start()] if detected else ""
+            node, place = (detected[1] if detected else ""), ""
+        if detected or node or not line.strip() or line.startswith("Node: "):
+            continue
+        if kept[-1].endswith(_IN_FUNCTION) and not frame:
+            kept[-1] = line.strip()
+        elif kept[-1].endswith(": ") or not kept[-1]:
+            kept[-1] += line
+        else:
+            kept.append(line)
+    return [*kept, *made]
+
+
+def _of_own_frames(lines: Iterable[str]) -> Iterable[str]:
+    """Yields lines without library frames: neither the frame's location nor the code indented below it."""
+    dropped = None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        frame = _FRAME.match(line)
+        if dropped is not None and not frame and line.strip() and indent > dropped:
+            continue
+        dropped = indent if frame and not _is_own(frame[1]) else None
+        if dropped is None:
+            yield line

@@ -1,0 +1,146 @@
+"""`npu-run record` and `npu-run replay`: save a training's start, and repeat it on another machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npu_bridge.base.reading import open_file, read_json
+from npu_bridge.base.terminal import echo
+from npu_run.command_line import ScriptCommand, ending_on, is_quiet, launcher_options
+from npu_run.errors import LaunchError
+from npu_run.outputs import own_output
+from npu_run.trial import FLOAT32, run_trial
+from npu_run.trials.trial import Trial
+
+__all__ = ["record", "replay"]
+
+SNIPPET = "replay_tf1.py"
+_QUIET = ["-q"]
+_ONE_STEP = {"iterations_per_loop": 1}  # with several steps in a run, only the last one could be recorded
+
+
+@click.command(cls=ScriptCommand)
+@click.option("-o", "--out", default="recorded", show_default=True, metavar="DIR", help="Folder for what is recorded.")
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record.")
+@click.option("--float32", is_flag=True, help="Keep every operator's dtype, whatever precision SCRIPT asks for.")
+@click.option("--tensors", is_flag=True, help="Record what every operator of these steps computes, too.")
+@launcher_options
+def record(
+    out: str, steps: int, float32: bool, tensors: bool, launcher: list[str], script: str, arguments: tuple[str, ...]
+):
+    """Records how SCRIPT starts to train: initial weights, and the inputs and random numbers of its first steps.
+
+    Stores values by their graph names, as numpy files that any machine can read. The script ends after the last
+    recorded step.
+    """
+    with ending_on(LaunchError), own_output(out, "--out", "npu-run record") as own:
+        own.clear("rank_*", "run", SNIPPET)
+        trial = Trial(os.path.join(os.path.abspath(out), "run"), 0, steps=steps, record=os.path.abspath(out))
+        _record(trial._replace(tensors=tensors), float32, [*launcher, script], arguments)
+
+
+@click.command(cls=ScriptCommand)
+@click.option("-o", "--out", metavar="DIR", help="Folder for the run. Default: a folder replayed in RECORDED.")
+@click.argument("recorded")
+@launcher_options
+def replay(out: str | None, recorded: str, launcher: list[str], script: str, arguments: tuple[str, ...]):
+    """Trains SCRIPT from a start that `npu-run record` wrote to RECORDED, and compares the results bit for bit.
+
+    The exit code is 1 when a loss or a weight differs.
+    """
+    recorded = os.path.abspath(recorded)
+    out = os.path.abspath(out) if out else os.path.join(recorded, "replayed")
+    with ending_on(LaunchError):
+        _check_record(recorded)
+        with own_output(out, "--out", "npu-run replay") as own:
+            own.clear("run")
+            sys.exit(_replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments]))
+
+
+def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence[str]) -> None:
+    out = trial.record
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _imposed(float32))
+    found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
+    if code or not found:
+        why = f"the script ended with exit code {code}" if code else "no session run trained"
+        raise LaunchError(
+            f"{why}. Expected a script that trains through sessions, an Estimator or model.fit of Keras, not eager "
+            f"code; nothing was recorded."
+        )
+    shutil.copyfile(Path(__file__).parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
+    shown, facts = os.path.relpath(out), found[0]
+    kinds = list(facts["kinds"].values())
+    counts = ", ".join(
+        f"{kinds.count(kind)} {what}"
+        for kind, what in (("batch", "tensors of batches"), ("fed", "fed tensors"), ("random", "random tensors"))
+    )
+    echo(f"record: {facts['steps']} steps on {len(found)} rank(s): initial weights, {counts}; in {shown}")
+    for name, why in facts["not_recorded"].items():
+        echo(f"record: not recorded: {name}, as {why}")
+    if not facts["weights_after"]:
+        echo("record: not recorded: the last weights, as they could not be read at the end of the training")
+    for line in _races_of(facts):
+        echo(f"record: not repeatable: {line}")
+    again = f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it"
+    if not facts["updates"]:  # of model.fit, which has no graph with names
+        echo(again)
+        return
+    echo(
+        f"{again}; on a machine without this package, copy {shown} there and pass its hook:\n\n"
+        f"    from {SNIPPET[:-3]} import Replay  # {os.path.join(shown, SNIPPET)}\n"
+        f"    estimator.train(input_fn, hooks=[Replay({shown!r})])  # a bare session: see the file"
+    )
+
+
+def _imposed(float32: bool) -> dict[str, Any]:
+    return {**_ONE_STEP, **FLOAT32} if float32 else _ONE_STEP
+
+
+def _races_of(facts: dict[str, Any]) -> list[str]:
+    return [
+        f"a step writes {name} ({writer}) while {others[0]} reads or writes it, in no order"
+        for name, (writer, others) in facts.get("races", {}).items()
+    ]
+
+
+def _check_record(folder: str) -> None:
+    """Checks a record's files: ranks read them with numpy and TensorFlow, which follow links and wait for pipes."""
+    if not os.path.exists(os.path.join(folder, "rank_0", "record.json")):
+        raise LaunchError(f"{folder} holds no record. Expected a folder that npu-run record wrote; got none.")
+    for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
+        try:
+            with open_file(path, "rb", within=folder):
+                pass
+        except OSError as error:
+            raise LaunchError(f"the record cannot be used: {error}.") from error
+
+
+def _replay(recorded: str, run: str, command: list[str]) -> int:
+    trial = Trial(folder=run, seed=0, replay=recorded)
+    facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within=recorded)
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command], _imposed(bool(facts.get("is_float32"))))
+    paths = sorted(Path(run).glob("replay_rank_*.json"))
+    if code or not paths:
+        why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
+        raise LaunchError(f"{why}; nothing was compared.")
+    verdicts = [read_json(path, within=run) for path in paths]
+    steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
+    differences = [(rank, text) for rank, verdict in enumerate(verdicts) for text in verdict["differences"]]
+    if not differences:
+        echo(f"replay: {steps}: losses and weights are those of the record, bit for bit")
+        return 0
+    for rank, text in differences[:10]:
+        echo(f"replay: rank {rank}: {text}")
+    races = _races_of(facts)
+    if races:
+        echo(f"replay: {steps}: not repeatable, not even where it was recorded: {'; '.join(races)}")
+    else:
+        echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
+    return 1

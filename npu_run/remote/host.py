@@ -1,0 +1,267 @@
+"""Connects the launcher to another host, usually through ssh, and controls the processes of ranks there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import visible
+from npu_run.errors import LaunchError
+from npu_run.job.output import JointStream
+from npu_run.job.watched_rank import WatchedRank
+from npu_run.remote.host_agent import LIFE_SIGN_SECS
+
+__all__ = ["SILENCE_SECS", "RemoteHost", "RemoteProcess"]
+
+# How long a host can be silent before it counts as lost. Longer than a short network failure with TCP's recovery;
+# shorter than the 30 s after which Gloo gives up, so that the message names the host and not the rank that waits.
+SILENCE_SECS = 20.0
+# The limit before the first sign of life: names are looked up, and Python is read from a cold network disk.
+_START_SECS = 90.0
+_CHUNK_BYTES = 65536
+_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=15"]
+_CLOSE_SECS = 5.0
+# Variables that describe the launcher's own machine or terminal.
+_OWN = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "LS_COLORS"}
+_OWN_PREFIXES = ("BASH_FUNC_", "SSH_")
+
+
+class RemoteHost:
+    """A host with an agent that runs some of the ranks.
+
+    Args:
+      host: its name, for ssh.
+      errors: takes ssh's own messages.
+      silence_secs: how long either end waits for a sign of life of the other.
+    Attributes:
+      codes: exit codes of the ranks that have ended.
+      stopped: ranks whose process was stopped at the last sign of life.
+      loss: why the connection is lost; "" while it works.
+      heard_at: time of the last message, in seconds on the monotonic clock.
+    Raises:
+      LaunchError: ssh is not installed here.
+    """
+
+    def __init__(self, host: str, errors: JointStream, silence_secs: float = SILENCE_SECS):
+        self.host = host
+        self.codes: dict[int, int] = {}
+        self.stopped: list[int] = []
+        self.loss = ""
+        self.heard_at = time.monotonic()
+        self._ranks: dict[int, WatchedRank] = {}
+        self._errors = errors
+        self._last_error = ""
+        self._silence_secs = silence_secs
+        self._limit_secs = max(_START_SECS, silence_secs)
+        self._unread = b""
+        self._is_closed = threading.Event()
+        self._one_at_a_time = threading.Lock()
+        self._pipes = self._open()
+        self._output = self._pipes[0]
+
+    def start(
+        self,
+        ranks: Sequence[WatchedRank],
+        variables: Sequence[Mapping[str, str]],
+        script: str,
+        arguments: Sequence[str],
+        devices: Sequence[int],
+        peer: str,
+    ) -> None:
+        """Sends the job to the host.
+
+        Args:
+          ranks: the ranks of this host, and for each the `variables` by which Horovod finds its peers.
+          script: a Python file, as seen from this process's folder, which must exist on the host too.
+          arguments: the script's own.
+          devices: device of each rank of the job, from a rank table; can be empty.
+          peer: a host with other ranks; Gloo uses the interface on the route to it.
+        """
+        self._ranks = {rank.rank: rank for rank in ranks}
+        self.tell(
+            silence_secs=self._silence_secs,
+            ranks=[{"rank": rank.rank, "variables": dict(names)} for rank, names in zip(ranks, variables)],
+            script=script,
+            arguments=list(arguments),
+            devices=list(devices),
+            **self._job_facts(peer),
+        )
+        threading.Thread(target=self._send_life_signs, name=f"npu-run {self.host}", daemon=True).start()
+
+    def files(self) -> list[int]:
+        """Returns the descriptors to read from."""
+        return list(self._pipes)
+
+    def read(self, file: int) -> bool:
+        """Takes the available text of one of `files()`; returns False at its end, when it leaves `files()`."""
+        try:
+            text = self._receive(file)
+        except BlockingIOError:
+            return True
+        if not text:
+            # `look` can have read to its end already.
+            self._pipes = [pipe for pipe in self._pipes if pipe != file]
+        elif file == self._output:
+            self._take_events(text)
+        else:
+            said = text.decode(errors="replace").replace("\r\n", "\n")
+            self._errors.write(visible(said).encode())
+            self._last_error = (said.strip().splitlines() or [self._last_error])[-1]
+        return bool(text)
+
+    def look(self) -> None:
+        """Checks whether the connection is gone or silent; reads first, in case nothing was read for a while."""
+        if self.loss or self._is_closed.is_set():
+            return
+        how = self._why_ended()
+        limit = time.monotonic() - self._limit_secs
+        if how is not None or self.heard_at < limit:
+            for file in list(self._pipes):
+                self.read(file)
+            how = self._why_ended()
+        if how is not None and not self._pipes:
+            self.loss = how
+        elif self.heard_at < limit:
+            self.loss = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
+
+    def tell(self, **message: Any) -> None:
+        """Sends a message; has no effect if the host is gone."""
+        line = json.dumps(message).encode() + b"\n"
+        # ValueError: the connection was closed here.
+        with contextlib.suppress(OSError, ValueError), self._one_at_a_time:
+            self._send(line)
+
+    def close(self) -> None:
+        """Closes the connection, which ends all processes of the agent."""
+        if self._is_closed.is_set():
+            return
+        self._is_closed.set()
+        self._disconnect()
+
+    def _open(self) -> list[int]:
+        """Connects; returns non-blocking descriptors for events and for the connection's own messages."""
+        try:
+            self._process = subprocess.Popen(
+                [*_SSH, "--", self.host, _keeper_command()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except FileNotFoundError as error:
+            raise LaunchError(f"{self.host} is reached through ssh, which is not installed here.") from error
+        files = [self._process.stdout.fileno(), self._process.stderr.fileno()]
+        for file in files:
+            os.set_blocking(file, False)
+        return files
+
+    def _job_facts(self, peer: str) -> dict[str, Any]:
+        """Returns what the agent must know besides its ranks."""
+        return {"peer": peer, "environment": {name: text for name, text in os.environ.items() if not _is_own(name)}}
+
+    def _receive(self, file: int) -> bytes:
+        return os.read(file, _CHUNK_BYTES)
+
+    def _send(self, line: bytes) -> None:
+        self._process.stdin.write(line)
+
+    def _why_ended(self) -> str | None:
+        code = self._process.poll()
+        reason = f": {self._last_error}" if self._last_error else ""
+        return None if code is None else f"the connection to {self.host} has ended (ssh, exit code {code}{reason})"
+
+    def _disconnect(self) -> None:
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.0 if self.loss else _CLOSE_SECS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+        self._process.stderr.close()
+
+    def _send_life_signs(self) -> None:
+        """Sends signs of life from its own thread, because the launcher can block on the reader of its output."""
+        while not self._is_closed.wait(LIFE_SIGN_SECS):
+            self.tell()
+
+    def _take_events(self, text: bytes) -> None:
+        self.heard_at, self._limit_secs = time.monotonic(), self._silence_secs
+        *lines, self._unread = (self._unread + text).split(b"\n")
+        for event in map(json.loads, lines):
+            if "stopped" in event:
+                self.stopped = event["stopped"]
+            elif "was_told" in event:
+                for rank in self._ranks.values():
+                    rank.was_told = event["was_told"]
+            elif "code" in event:
+                self.codes[event["rank"]] = event["code"]
+            else:
+                lead_secs = self.heard_at - event["now"]
+                self._ranks[event["rank"]].take(event["channel"], event["text"].encode("latin-1"), lead_secs)
+
+
+class RemoteProcess:
+    """A process of a rank that a host's agent runs; it has the interface of `RankProcess`.
+
+    Its output is read from the connection to the host, for all ranks of the host at once.
+    """
+
+    def __init__(self, rank: int, host: RemoteHost):
+        self._rank = rank
+        self._host = host
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal had stopped it at the last sign of life of its host."""
+        return self._rank in self._host.stopped
+
+    @property
+    def loss(self) -> str:
+        """Why its end is unknown; "" while the host answers."""
+        return self._host.loss
+
+    @property
+    def heard_at(self) -> float:
+        return self._host.heard_at
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or minus the number of the signal that killed it; None while it runs or is unknown."""
+        self._host.look()
+        return self._host.codes.get(self._rank)
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the rank and to every process of its session."""
+        self._host.tell(signal=number, rank=self._rank)
+
+    def ask(self, order: str) -> None:
+        """Sends the rank an order, in the words of `rank.link`."""
+        self._host.tell(order=order, rank=self._rank)
+
+    def drain(self, *channels: str) -> None:
+        """Does nothing: the agent passes on all output of a rank before its exit code."""
+
+    def close(self) -> None:
+        """Does nothing: the connection is closed once for all ranks of the host."""
+
+
+def _keeper_command() -> str:
+    path = environment.read_variable("PYTHONPATH")
+    python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
+    agent = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_run.remote.host_agent"
+    return f"cd {shlex.quote(os.getcwd())} && {agent}"
+
+
+def _is_own(name: str) -> bool:
+    return name in _OWN or name.startswith(_OWN_PREFIXES)

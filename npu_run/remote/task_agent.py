@@ -1,0 +1,148 @@
+"""Runs a cluster's task other than the first: it finds task 0 of its job, and runs one rank for it (`tasks.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import stat
+import time
+from collections.abc import Sequence
+from typing import Callable, NoReturn
+
+from npu_bridge.base import environment
+from npu_bridge.base.reading import open_file
+from npu_run.errors import LaunchError
+from npu_run.remote.host_agent import read_messages, run_job
+from npu_run.remote.tasks import OURS, describe_cores, name_file, prove, read_line, wait_on
+
+__all__ = ["find_task", "serve_first_task"]
+
+# The exit code of ssh when the connection fails.
+_LOST_EXIT_CODE = 255
+_CONNECT_SECS = 3.0
+_TICK_SECS = 0.1
+_MOST_BYTES = 1 << 16
+
+
+def find_task(words: Sequence[str]) -> environment.Task | None:
+    """Returns which task of which job this process is; None if it is no task or its job cannot be identified.
+
+    Args:
+      words: the command line; one step of a cluster can run two commands at once.
+    Raises:
+      LaunchError: a variable of the cluster is malformed.
+    """
+    try:
+        task = environment.cluster_task()
+        name = task and (task.job or _name_of_hydra())
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if task is None or not name:
+        return None
+    command = hashlib.sha256(json.dumps(list(words)).encode()).hexdigest()[:8]
+    return task._replace(job=f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:100]}-{command}")
+
+
+def serve_first_task(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> NoReturn:
+    """Runs a rank for each job that task 0 starts, and ends with its exit code.
+
+    Args:
+      task: this task.
+      wait_secs: how long to look for task 0.
+      say: called with a sentence when task 0 is lost.
+    Raises:
+      LaunchError: task 0 is not found.
+    """
+    connection = _find_first(task, wait_secs)
+    for file in (0, 1):  # an agent's input and output, for every kind of connection
+        os.dup2(connection.fileno(), file)
+    connection.close()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # task 0 gets them, too, and decides
+        signal.signal(number, lambda number, frame: None)
+
+    def leave() -> NoReturn:
+        say(f"task {task.number} of {task.count} has lost task 0, and stopped its rank; exit code {_LOST_EXIT_CODE}")
+        os._exit(_LOST_EXIT_CODE)
+
+    messages = read_messages()
+    for message in messages:
+        if "exit" in message:
+            os._exit(message["exit"])
+        if "ranks" in message:
+            run_job(message, messages, leave)
+    leave()
+
+
+def _find_first(task: environment.Task, wait_secs: float) -> socket.socket:
+    """Connects to task 0, after each end has proved its identity."""
+    limit = time.monotonic() + wait_secs
+    while True:
+        for address, secret in _places(task):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                return _connect(task, address, secret)
+        if time.monotonic() >= limit:
+            break
+        time.sleep(_TICK_SECS)
+    first = environment.read_variable(environment.FIRST_TASK)
+    where = f"at {first} ({environment.FIRST_TASK})" if first else f"by the file {name_file(task)} in {os.getcwd()}"
+    raise LaunchError(
+        f"task {task.number} of {task.count} has not found task 0 within {wait_secs:.0f} s. Expected it {where}. Start "
+        f"the same command in the same folder in every task, or say -np 1 for trainings of their own."
+    )
+
+
+def _places(task: environment.Task) -> list[tuple[tuple[str, int], str]]:
+    """Returns addresses where task 0 can be listening, each with the secret."""
+    first, secret = map(environment.read_variable, (environment.FIRST_TASK, environment.JOB_SECRET))
+    if first:
+        host, _, port = first.rpartition(":")
+        return [((host, int(port)), secret or "")] if port.isdecimal() else []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with open_file(name_file(task), "rb") as file:
+            found = os.fstat(file.fileno())
+            text = file.read(_MOST_BYTES)
+        # A user who can write this file could make this process run any program.
+        if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077 and re.match(OURS, text):
+            facts = json.loads(text)
+            here = ["127.0.0.1"] if facts["host"] == socket.gethostname() else []
+            addresses = dict.fromkeys([*here, *map(str, facts["addresses"])])
+            return [((address, int(facts["port"])), str(facts["secret"])) for address in addresses]
+    return []
+
+
+def _connect(task: environment.Task, address: tuple[str, int], secret: str) -> socket.socket:
+    """Connects to an address; raises if the listener is not task 0 of this job."""
+    connection = socket.create_connection(address, _CONNECT_SECS)
+    try:
+        ours = secrets.token_hex(16)
+        connection.sendall(json.dumps({"nonce": ours}).encode() + b"\n")
+        said = read_line(connection)
+        if not secrets.compare_digest(said["proof"], prove(secret, "first", task.job, ours)):
+            raise ValueError("it is not task 0 of this job")
+        proof = prove(secret, str(task.number), task.job, said["nonce"])
+        facts = {"task": task.number, "host": socket.gethostname(), "cores": sorted(describe_cores())}
+        connection.sendall(json.dumps({**facts, "proof": proof}).encode() + b"\n")
+        wait_on(connection)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _name_of_hydra() -> str:
+    """Returns the address of the proxy of MPICH's launcher, which identifies its jobs; "" under other launchers."""
+    with contextlib.suppress(ImportError):  # it comes with Horovod, which several ranks need
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            for parent in psutil.Process().parents():
+                words = parent.cmdline()
+                if "--control-port" in words[:-1]:
+                    return words[words.index("--control-port") + 1]
+    return ""

@@ -1,0 +1,336 @@
+"""Joins the tasks of a cluster into one job, seen from task 0: `npu-run` was started once for each rank.
+
+`mpirun` and `srun` start the same command several times, and bind each task to its cores and GPUs. Task 0 becomes the
+launcher and runs rank 0. It leaves a private file with its address in the current folder; every other task
+(`task_agent.py`) connects to that address, and runs one rank for task 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, NamedTuple
+
+from npu_bridge.base import environment
+from npu_bridge.base.files import new_file, remove_text
+from npu_run.errors import LaunchError
+from npu_run.job.hosts import Plan
+from npu_run.job.output import JointStream
+from npu_run.remote.address import find_interface, own_addresses
+from npu_run.remote.host import RemoteHost
+
+__all__ = ["OURS", "Tasks", "describe_cores", "leading", "name_file", "prove", "read_line", "wait_on"]
+
+OURS = rb'^\{"made_by": "npu-run"'
+_LOCAL = "127.0.0.1"
+_HANDSHAKE_SECS = 10.0
+_SILENT_SECS = 5.0
+_CLOSE_SECS = 5.0
+# How long a finished job waits for tasks that have not connected yet, to tell them its exit code.
+_LATE_SECS = 15.0
+_LINE_BYTES = 1 << 16
+_CHUNK_BYTES = 65536
+
+
+class _Agent(NamedTuple):
+    """A connected task: its host, and the cores that it can use."""
+
+    number: int
+    host: str
+    cores: frozenset[int]
+    socket: socket.socket
+
+    @property
+    def name(self) -> str:
+        return f"task {self.number} on {self.host}"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the connection has ended; read while no job uses it."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+class Tasks:
+    """All tasks of a job, with the connections from task 0 to the others.
+
+    Args:
+      task: this task.
+      wait_secs: how long to wait for the others.
+      say: called with a sentence when the wait is long.
+    Raises:
+      LaunchError: the file cannot be written, or no socket can listen here.
+    """
+
+    def __init__(self, task: environment.Task, wait_secs: float, say: Callable[[str], None]):
+        self.count = task.count
+        self._task, self._wait_secs, self._say = task, wait_secs, say
+        self._agents: dict[int, _Agent] = {}
+        self._before = dict(os.environ)
+        self._changed = threading.Condition()
+        self._host, self._cores = socket.gethostname(), describe_cores()
+        self._path, self._text = name_file(task), ""
+        first = environment.read_variable(environment.FIRST_TASK)
+        self._secret = environment.read_variable(environment.JOB_SECRET) if first else secrets.token_hex(16)
+        if not self._secret:
+            raise LaunchError(f"{environment.FIRST_TASK} is set. Expected {environment.JOB_SECRET} too; set it.")
+        try:
+            port = int(first.rpartition(":")[2]) if first else 0
+            self._listener = socket.create_server((_LOCAL if task.is_local else "", port), backlog=1024)
+            if not first:
+                addresses = [_LOCAL] if task.is_local else own_addresses()
+                place = {"host": self._host, "addresses": addresses, "port": self._listener.getsockname()[1]}
+                self._text = json.dumps({"made_by": "npu-run", **place, "secret": self._secret})
+                with new_file(self._path, ours=OURS, permissions=0o600) as file:
+                    file.write(self._text)
+        except (OSError, ValueError, OverflowError) as error:
+            raise LaunchError(
+                f"task 0 of {task.count} cannot be found by the others ({error}). Expected a current folder to "
+                f"write to, or {environment.FIRST_TASK}=host:port of this host. Correct that, or start one task."
+            ) from error
+        threading.Thread(target=self._accept, name="npu-run tasks", daemon=True).start()
+
+    def slots(self) -> dict[str, int]:
+        """Returns ranks by host, of the connected tasks; this host first."""
+        hosts = [agent.host for agent in self._alive()]
+        return {host: hosts.count(host) + (host == self._host) for host in dict.fromkeys([self._host, *hosts])}
+
+    def plan(self) -> Plan:
+        """Waits for all tasks, and plans a job of all of them.
+
+        Raises:
+          LaunchError: some tasks do not connect in time.
+        """
+        began, has_told = time.monotonic(), False
+        while missing := sorted({*range(1, self.count)} - {agent.number for agent in self._alive()}):
+            names = f"task {', '.join(map(str, missing[:10]))}{', ...' if missing[10:] else ''} of {self.count}"
+            waited = time.monotonic() - began
+            if waited >= self._wait_secs:
+                raise LaunchError(
+                    f"{names} did not come within {self._wait_secs:.0f} s. Expected the same command, in this folder, "
+                    f"in every task. Correct that, raise --wait, or say -np 1 for trainings of their own."
+                )
+            if waited >= _SILENT_SECS and not has_told:
+                has_told = True
+                self._say(f"waiting for {names}, up to {self._wait_secs:.0f} s")
+            with self._changed:
+                self._changed.wait(0.1)
+        return Plan(self.count, self.slots())
+
+    def ways(self, size: int) -> list[tuple[str, str, str]]:
+        """Returns for each rank its task ("" for this one), this machine's address for it, and its interface."""
+        order = self._order(size)
+        here = next((_own_end(agent) for agent in order if agent and agent.host != self._host), _LOCAL)
+        interface = (environment.read_variable("HOROVOD_GLOO_IFACE") if here != _LOCAL else "") or find_interface(here)
+        if len(order) < size:
+            raise LaunchError(f"{size} ranks cannot be on {len(order)} tasks, as others have ended. Start it again.")
+        return [
+            ("" if agent is None else agent.name, here, interface)
+            if agent is None or agent.host == self._host
+            else (agent.name, _own_end(agent), "")
+            for agent in order
+        ]
+
+    def sharing(self, name: str) -> int:
+        """Returns how many tasks share the cores of a task, including itself; "" is this task."""
+        agents = self._alive()
+        places = {"": (self._host, self._cores), **{agent.name: (agent.host, agent.cores) for agent in agents}}
+        host, cores = places.get(name, places[""])
+        return sum(other == host and bool(theirs & cores) for other, theirs in places.values())
+
+    def open(self, name: str, errors: JointStream) -> RemoteHost:
+        """Returns the connection for the rank of a task, for use until it is closed."""
+        with self._changed:
+            agent = next(agent for agent in self._agents.values() if agent.name == name)
+            others = [other for other in self._agents.values() if other.host != self._host]
+        if agent.host != self._host:
+            peer = _own_end(agent)
+        else:
+            peer = others[0].socket.getpeername()[0] if others else _LOCAL
+        changed = {name: text for name, text in os.environ.items() if self._before.get(name) != text}
+        return _TaskConnection(agent, errors, {"peer": peer, "environment": changed, "sharing": self.sharing(name)})
+
+    def close(self, code: int) -> None:
+        """Ends all tasks with an exit code; also, for a while, those that connect late."""
+        limit = time.monotonic() + _LATE_SECS
+        while len(self._agents) < self.count - 1 and time.monotonic() < limit:
+            with self._changed:
+                self._changed.wait(0.1)
+        # Removed first: a task that connects after the others have been told belongs to a later job.
+        remove_text(self._path, self._text)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for agent in self._agents.values():
+            with contextlib.suppress(OSError):
+                agent.socket.sendall(json.dumps({"exit": code}).encode() + b"\n")
+            agent.socket.close()
+
+    def _alive(self) -> list[_Agent]:
+        with self._changed:
+            return [agent for agent in self._agents.values() if not agent.is_gone]
+
+    def _order(self, size: int) -> list[_Agent | None]:
+        """Returns tasks by rank: like Horovod, numbers ranks host after host; None is this task."""
+        agents = sorted(self._alive(), key=lambda agent: agent.number)
+        hosts = list(self.slots())
+        return [None, *sorted(agents, key=lambda agent: hosts.index(agent.host))][:size]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # the socket was closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Accepts a task that knows the secret, after proving to it that this is task 0."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            connection.settimeout(_HANDSHAKE_SECS)
+            theirs, ours = read_line(connection), secrets.token_hex(16)
+            proof = prove(self._secret, "first", self._task.job, theirs["nonce"])
+            connection.sendall(json.dumps({"nonce": ours, "proof": proof}).encode() + b"\n")
+            said = read_line(connection)
+            number, host, cores = int(said["task"]), str(said["host"]), frozenset(map(int, said["cores"]))
+            is_right = hmac.compare_digest(said["proof"], prove(self._secret, str(number), self._task.job, ours))
+            if is_right and 0 < number < self.count and re.fullmatch(r"[\w.-]+", host):
+                wait_on(connection)
+                with self._changed:
+                    if number not in self._agents or self._agents[number].is_gone:
+                        self._agents[number] = _Agent(number, host, cores, connection)
+                        self._changed.notify_all()
+                        return
+        connection.close()
+
+
+@contextlib.contextmanager
+def leading(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> Iterator[Tasks]:
+    """Makes this task the launcher of all tasks during this block; they end with the block's exit code."""
+    tasks = Tasks(task, wait_secs, say)
+    before = signal.getsignal(signal.SIGTERM)
+    # For the time in which no ranks run: the signal ends this process, with an exit code for all tasks.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    code = 1
+    try:
+        yield tasks
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        tasks.close(code)
+
+
+def name_file(task: environment.Task) -> str:
+    """Returns the name of the file with the address of task 0 in the current folder."""
+    return f".npu-run-{task.job}"
+
+
+def prove(secret: str, *words: str) -> str:
+    """Returns a digest of words that only a holder of the secret can compute."""
+    return hmac.new(secret.encode(), json.dumps(words).encode(), hashlib.sha256).hexdigest()
+
+
+def read_line(connection: socket.socket) -> dict[str, Any]:
+    """Reads one line of JSON.
+
+    Raises:
+      OSError, ValueError: no line arrives, or it is not a JSON object.
+    """
+    text = b""
+    while not text.endswith(b"\n"):
+        piece = connection.recv(_LINE_BYTES)
+        if not piece or len(text) > _LINE_BYTES:
+            raise OSError(errno.EPROTO, "no line has come")
+        text += piece
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    return found
+
+
+class _TaskConnection(RemoteHost):
+    """A connection to a task as the host of one rank. After `close`, the task waits for a job or for its exit code.
+
+    Args:
+      agent: the task.
+      errors: as for a host.
+      facts: replaces the facts sent to a host: a task has its own environment variables.
+    """
+
+    def __init__(self, agent: _Agent, errors: JointStream, facts: Mapping[str, Any]):
+        self._socket, self._facts = agent.socket, facts
+        super().__init__(agent.name, errors)
+
+    def _open(self) -> list[int]:
+        return [self._socket.fileno()]
+
+    def _job_facts(self, peer: str) -> dict[str, Any]:
+        return dict(self._facts)
+
+    def _receive(self, file: int) -> bytes:
+        try:
+            return self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise
+        except OSError:  # the connection was reset
+            return b""
+
+    def _send(self, line: bytes) -> None:
+        self._socket.sendall(line)
+
+    def _why_ended(self) -> str | None:
+        return None if self._pipes else f"{self.host} has ended"
+
+    def _disconnect(self) -> None:
+        """Reads until the task has reported that its rank is gone."""
+        self.tell(over=True, silence_secs=None)
+        limit, rest = time.monotonic() + (0.0 if self.loss else _CLOSE_SECS), self._unread
+        with contextlib.suppress(OSError, ValueError):
+            while time.monotonic() < limit:
+                if not select.select([self._socket], [], [], 0.1)[0]:
+                    continue
+                piece = self._receive(self._socket.fileno())
+                if not piece:
+                    break
+                *lines, rest = (rest + piece).split(b"\n")
+                if any("over" in json.loads(line) for line in lines):
+                    return
+        self._socket.close()
+
+
+def describe_cores() -> frozenset[int]:
+    """Returns the numbers of the cores that this process can use."""
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def _own_end(agent: _Agent) -> str:
+    """Returns the address of this machine to which a task has connected."""
+    return agent.socket.getsockname()[0]
+
+
+def wait_on(connection: socket.socket) -> None:
+    """Lets a connection wait for ever, unless the other machine is gone."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, number in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)

@@ -1,0 +1,141 @@
+"""`npu-run --repeat N --vary WHAT`: runs a script several times with harmless differences, to measure the noise."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
+
+from npu_bridge.base.machine import usable_cores
+from npu_bridge.base.own_folders import OwnFolder
+from npu_bridge.reporting.history import HISTORY_FILE, History
+from npu_run.errors import LaunchError
+from npu_run.outputs import own_output
+from npu_run.trial import arguments_in, variables_of
+from npu_run.trials.trial import Trial
+
+__all__ = ["WAYS", "Repeats", "folder_of"]
+
+WAYS = ("seed", "order", "rounding")
+_NOTE = "trial.json"  # in the folder of a run: what is varied in it
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+
+
+class Repeats(NamedTuple):
+    """Several runs of one script.
+
+    Attributes:
+      count: number of runs.
+      vary: what differs between them, one of `WAYS`.
+      folder: absolute path; run k writes to its sub-folder `repeat-<k>`.
+    """
+
+    count: int
+    vary: str
+    folder: str
+
+    @property
+    def names(self) -> list[str]:
+        """Returns the names of the runs' folders."""
+        return [os.path.basename(folder_of(self.folder, number)) for number in range(self.count)]
+
+    def run(self, arguments: Sequence[str], run: Callable[[list[str]], int], say: Callable[[str], None]) -> int:
+        """Runs them one after the other; stops at the first that fails.
+
+        Args:
+          arguments: the script's own; `{out}` becomes the folder of the run.
+          run: runs the script with the arguments it gets, and returns the exit code.
+          say: prints a line.
+        Returns:
+          The exit code of the last run.
+        Raises:
+          LaunchError: the folder holds anything but repeats, or cannot be written.
+        """
+        with own_output(self.folder, "--out") as own:
+            own.check(*self.names)
+            return self._run_in(own, arguments, run, say)
+
+    def _run_in(self, own: OwnFolder, arguments, run, say) -> int:
+        before = dict(os.environ)
+        for number in range(self.count):
+            folder = folder_of(self.folder, number)
+            trial = Trial(
+                folder=folder,
+                seed=number if self.vary == "seed" else 0,
+                rounding=number if self.vary == "rounding" else 0,
+            )
+            _prepare(trial, own)
+            os.environ.update({**self._variables(number), **variables_of(trial)})
+            try:
+                say(f"repeat {number}, {self._difference(number)}, in {os.path.relpath(folder)}")
+                code = run(arguments_in(arguments, folder))
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+            if code:
+                return code
+        for line in self._conclusion():
+            say(line)
+        return 0
+
+    def _variables(self, number: int) -> dict[str, str]:
+        """Returns variables that change the order of sums: oneDNN on or off, and the number of threads per sum."""
+        if self.vary != "order" or number == 0:
+            return {}
+        is_off = os.environ.get(_ONEDNN) == "0"
+        threads = [usable_cores(), *(n for n in range(1, self.count + 1) if n != usable_cores())][number // 2]
+        changed = {_ONEDNN: "1" if is_off else "0"} if number % 2 else {}
+        return {**changed, **({"TF_NUM_INTRAOP_THREADS": str(threads)} if number > 1 else {})}
+
+    def _difference(self, number: int) -> str:
+        if number == 0:
+            return "as it is"
+        if self.vary == "order":
+            return ", ".join(f"{name}={text}" for name, text in self._variables(number).items())
+        return f"seeds + {number}" if self.vary == "seed" else f"initial weights rounded otherwise (draw {number})"
+
+    def _conclusion(self) -> list[str]:
+        shown = os.path.relpath(self.folder)
+        runs = [History(os.path.join(folder_of(self.folder, k), HISTORY_FILE)).rows for k in range(self.count)]
+        if not all(runs):
+            return [
+                "repeats: no losses were seen. Expected a script that trains through sessions, an Estimator or "
+                "model.fit; write history.jsonl to the folder in NPU_RUN_OUT yourself."
+            ]
+        lines = []
+        late = [number for number, rows in enumerate(runs) if rows[0].step > runs[0][0].step]
+        if late:
+            lines.append(
+                f"repeats: repeat {late[0]} began at step {runs[late[0]][0].step}, repeat 0 at {runs[0][0].step}: it "
+                f"went on from a checkpoint of an earlier one. Give the script a folder of its own for each: write "
+                f"{{out}} in its arguments, or read NPU_RUN_OUT."
+            )
+        losses = [[row.loss for row in rows] for rows in runs]
+        last = [values[-1] for values in losses if values[-1] is not None and math.isfinite(values[-1])]
+        spread = f"{statistics.mean(last):.6g} +- {statistics.stdev(last):.2g}" if len(last) > 1 else "unknown"
+        lines.append(f"repeats: {self.count} runs of {len(runs[0])} steps; the last loss is {spread} ({shown})")
+        same = [number for number, values in enumerate(losses[1:], 1) if values == losses[0]]
+        if same:
+            lines.append(
+                f"repeats: --vary {self.vary} changed no loss of repeat {', '.join(map(str, same))}. Choose another "
+                f"one of {', '.join(WAYS)}."
+            )
+        return lines
+
+
+def folder_of(folder: str, number: int) -> str:
+    """Returns the folder of a repeat."""
+    return os.path.join(folder, f"repeat-{number}")
+
+
+def _prepare(trial: Trial, own: OwnFolder) -> None:
+    """Empties the folder of an earlier job's run, so that a repeat resumes nothing."""
+    own.clear(os.path.basename(trial.folder))
+    try:
+        os.makedirs(trial.folder)
+        with open(os.path.join(trial.folder, _NOTE), "w", encoding="utf-8") as file:
+            file.write(trial.as_text())
+    except OSError as error:
+        raise LaunchError(f"--out {trial.folder} cannot be written ({error}). Name another folder.") from error

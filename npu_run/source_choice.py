@@ -1,0 +1,135 @@
+"""Chooses the TensorFlow that a script sees (`--tf1`, `--tf2`, `--as-installed`, `--tree DIR`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from npu_bridge.base import environment
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.terminal import echo
+from npu_run.errors import LaunchError
+
+if TYPE_CHECKING:
+    from tensorflow1_compat.findings import Survey
+
+__all__ = ["AS_INSTALLED", "REPORT_FILES", "SourceChoice", "take_choice"]
+
+REPORT_FILES = rb'^\{\n "script": .*\n "tensorflow": '  # how migration reports begin
+_CHOICE = "NPU_RUN_SOURCE"
+AS_INSTALLED = 3
+_OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+
+
+class SourceChoice(NamedTuple):
+    """The choice made on the command line; ranks inherit it in an environment variable.
+
+    Attributes:
+      era: 1 or 2 for TensorFlow 1 or 2; 0 lets the script's text decide; `AS_INSTALLED` for a script of TensorFlow 2
+        without old names.
+      trees: absolute paths of further folders with modules of the user.
+      report: absolute path of the migration report; "" only prints the report, None makes no report.
+    """
+
+    era: int = 0
+    trees: tuple[str, ...] = ()
+    report: str | None = None
+
+    def announce(self) -> None:
+        """Passes the choice to the ranks, through the environment.
+
+        Raises:
+          LaunchError: a tree is not a folder.
+        """
+        for tree in self.trees:
+            if not os.path.isdir(tree):
+                raise LaunchError(f"--tree {tree} is not a folder. Name the folder of the script's own modules.")
+        if self != SourceChoice():
+            environment.write_variable(_CHOICE, json.dumps(self))
+
+    def find_roots(self, script: str) -> list[str]:
+        """Returns the folders that hold a script's modules.
+
+        These are the script's own folder, those of its packages, those of `PYTHONPATH` above it, and `trees`.
+        """
+        folder = os.path.dirname(os.path.realpath(script))
+        paths = [os.path.realpath(path) for path in sys.path[1:] if path]
+        # PYTHONPATH=. python tools/train.py: the modules beside `tools` belong to the same project. This package is
+        # the exception: its modules are written for the installed TensorFlow.
+        above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
+        return list(dict.fromkeys([folder, *packages_above(folder), *above, *self.trees]))
+
+    def survey(self, script: str) -> Survey:
+        """Reads a script without running it, and returns the findings."""
+        from npu_bridge.options import OPTIONS, table_precision
+        from tensorflow1_compat.findings import survey  # imported late: every start of a script loads this module
+
+        is_switched, number = self.era != AS_INSTALLED, min(self.era, 2)
+        return survey(script, self.find_roots(script), number, OPTIONS, table_precision.OPTIONS, is_switched)
+
+    def enter(self, script: str, rank: int) -> bool:
+        """Gives the script's files TensorFlow 1.15 if they are written for it; called in a rank before the script runs.
+
+        A script of TensorFlow 2 sees the installed one, with old names only if it uses any.
+
+        Returns:
+          Whether its files see more than the installed TensorFlow.
+        """
+        from tensorflow1_compat import child, era, journal, start
+
+        start.decide()
+        roots = self.find_roots(script)
+        found = self.era
+        older: dict = {}
+        if found == AS_INSTALLED:
+            return False
+        if found != 1:
+            evidence = era.evidence_of(script, roots)
+            found = found or (1 if evidence.is_tensorflow_1 else 2)
+            if found == 2 and not evidence.old_of_2:
+                return False
+            older = evidence.deciding
+        if rank > 0:
+            journal.silence()
+        start.enter(roots, sys.path[1:], found, older)
+        if found == 1:
+            child.lead(roots)
+        elif older and rank == 0:
+            for use, remark in era.switched(older):
+                echo(f"npu-run: {use.place}: {remark}; --as-installed leaves it as it is", err=True)
+        return True
+
+    def conclude(self, script: str, rank: int) -> None:
+        """Writes and prints the migration report, if requested; called in a rank after the script."""
+        if self.report is None or rank > 0:
+            return
+        from npu_run.check_page import facts_of, make_page
+        from tensorflow1_compat.journal import entries
+
+        found = self.survey(script)
+        facts = json.dumps(facts_of(script, found, entries()), indent=1)
+        if self.report:
+            Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
+        sys.stdout.flush()
+        echo(make_page(script, found, entries()), err=True)
+
+
+def packages_above(folder: str) -> list[str]:
+    """Returns the folders above a package: scripts in it put them on `sys.path` and say `import package.module`."""
+    folders = []
+    while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.dirname(folder) not in (folder, _OWN_PROJECT):
+        folder = os.path.dirname(folder)
+        folders.append(folder)
+    return folders
+
+
+def take_choice() -> SourceChoice:
+    """Returns the launcher's choice, in a rank, and hides it from processes that the rank starts."""
+    text = os.environ.pop(_CHOICE, None)
+    if text is None:
+        return SourceChoice()
+    era, trees, report = json.loads(text)
+    return SourceChoice(era, tuple(trees), report)

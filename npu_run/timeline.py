@@ -1,0 +1,145 @@
+"""`npu-run --timeline FIRST:LAST`: records these training steps on every rank, and draws them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from npu_bridge.base import environment
+from npu_bridge.base.reading import read_json
+from npu_run.errors import LaunchError
+from npu_run.trials.start import watch_training
+
+__all__ = ["FILES", "Recording", "record_sessions", "take_recording"]
+
+_STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
+_RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
+PICTURE, FACTS, OVERLAP = "tail.svg", "tail.json", "overlap.svg"
+FILES = ("timeline_rank_*.json", PICTURE, FACTS, OVERLAP)
+
+
+class Recording(NamedTuple):
+    """Steps that every rank records.
+
+    Attributes:
+      first: the first step.
+      last: the first step that is no longer recorded.
+      folder: absolute path of the folder for the files.
+    """
+
+    first: int
+    last: int
+    folder: str
+
+    @property
+    def steps(self) -> range:
+        return range(self.first, self.last)
+
+    def path_of(self, rank: int) -> str:
+        """Returns the path of a rank's file."""
+        return os.path.join(self.folder, f"timeline_rank_{rank}.json")
+
+    def announce(self, ranks: int) -> None:
+        """Passes the recording to the ranks, through the environment.
+
+        Raises:
+          LaunchError: the folder cannot be written.
+        """
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"--out {self.folder} cannot be written ({error}). Name a folder.") from error
+        environment.write_variable(_STEPS, f"{self.first}:{self.last}")
+        environment.write_variable(_FOLDER, self.folder)
+
+    def conclude(self, ranks: int) -> str:
+        """Draws the tail from the files of all ranks.
+
+        Returns:
+          A line that names the recorded steps and the picture.
+        """
+        found = [facts for facts in map(_facts_of, map(self.path_of, range(ranks))) if facts is not None]
+        if not any(facts["steps"] for facts in found):
+            return f"timeline: nothing was recorded of {_named(self.steps)}. {_why_nothing(found)}"
+        # The drawing imports TensorFlow, whose log lines would be noise here.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        from npu_bridge.reporting.tail_report import draw_tail
+
+        picture, facts, overlap = (os.path.join(self.folder, name) for name in (PICTURE, FACTS, OVERLAP))
+        try:
+            tail = draw_tail(found, picture, facts, overlap)
+        except OSError as error:
+            return f"timeline: {picture} cannot be written ({error}). Name another folder with --out."
+        missing = sorted(set(range(ranks)) - {facts["rank"] for facts in found})
+        elsewhere = f" (not there: the files of ranks {', '.join(map(str, missing))})" if missing else ""
+        return (
+            f"timeline: {_named(tail.steps)}, exposed tail {tail.exposed_ms:.1f} ms of {tail.step_ms:.1f} ms "
+            f"(the median step); {os.path.relpath(picture)}{elsewhere}"
+            f"{f'; steps that overlap: {os.path.relpath(overlap)}' if tail.overlaps else ''}"
+        )
+
+    @classmethod
+    def of_text(cls, text: str, folder: str) -> Recording:
+        """Reads the option.
+
+        Raises:
+          LaunchError: the text is not a range of steps.
+        """
+        numbers = _RANGE.fullmatch(text.strip())
+        if not numbers or int(numbers[1]) >= int(numbers[2]):
+            raise LaunchError(
+                f"--timeline is not a range of steps. Expected FIRST:LAST with FIRST < LAST, where LAST itself is not "
+                f"recorded; got {text[:60]!r}. Say --timeline 20:25 for steps 20 to 24."
+            )
+        return cls(int(numbers[1]), int(numbers[2]), os.path.abspath(folder))
+
+
+def take_recording() -> Recording | None:
+    """Returns what a rank must record, or None, and hides it from processes that the rank starts."""
+    text, folder = environment.read_variable(_STEPS), environment.read_variable(_FOLDER)
+    for name in (_STEPS, _FOLDER):
+        os.environ.pop(name, None)
+    return Recording.of_text(text, folder or "timeline") if text else None
+
+
+def record_sessions(recording: Recording, rank: int) -> None:
+    """Records all sessions of a rank; called before TensorFlow is loaded."""
+
+    def make_hooks() -> list:
+        from npu_bridge.reporting.step_recorder import StepRecorder
+
+        return [StepRecorder(recording.steps, recording.path_of(rank), rank)]
+
+    watch_training(make_hooks)
+
+
+def _named(steps: Sequence[int]) -> str:
+    """Steps in words."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+
+
+def _facts_of(path: str) -> dict[str, Any] | None:
+    try:
+        return read_json(path, within=os.path.dirname(path))["npu_bridge"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _why_nothing(found: list[dict[str, Any]]) -> str:
+    seen = [facts for facts in found if facts["last_step_seen"] is not None]
+    if not seen:
+        return (
+            "Expected session runs that train; got none. Eager code and model.fit train without session.run; profile "
+            "them with TensorBoard."
+        )
+    first, last = seen[0]["first_step_seen"], seen[0]["last_step_seen"]
+    pace = seen[0]["steps_per_run"]
+    if pace > 1:
+        return (
+            f"Only the last step of a run of {pace} steps can be recorded (iterations_per_loop). Expected such a step; "
+            f"got steps {first} to {last} at intervals of {pace}. Say --timeline {last}:{last + 1}, or set "
+            f"iterations_per_loop=1."
+        )
+    return f"Expected steps that are trained; got steps {first} to {last} in this run. Choose among these."

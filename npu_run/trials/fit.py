@@ -1,0 +1,141 @@
+"""Records and replays `model.fit` of TensorFlow 2: weights, batches, and the losses that Keras shows."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.reading import open_file, read_json
+from npu_bridge.graph.functions import nodes_in_functions
+from npu_run.trials.record import Record, folder_of_rank, kind_of
+from npu_run.trials.replay import write_verdict
+from npu_run.trials.trial import Trial
+
+
+class StepsOfFit(tf.keras.callbacks.Callback):
+    """A callback that wraps the `train_step` of the first fitted model.
+
+    Random numbers are drawn inside the training function, so they cannot be recorded; the same seeds reproduce them.
+
+    Ranks: local.
+    """
+
+    def __init__(self, model: tf.keras.Model, rank: int):
+        super().__init__()
+        self._losses: list[float] = []
+        self._batches = 0
+        self._rank = rank
+        self._train_step = model.train_step
+        model.train_step = self._step
+        model.train_function = None  # Keras then builds it again, with this step
+
+    def _step(self, data):
+        parts = tf.nest.flatten(data)
+        values = tf.numpy_function(self.on_batch, parts, [part.dtype for part in parts])
+        for value, part in zip(values, parts):
+            value.set_shape(part.shape)
+        outcome = self._train_step(tf.nest.pack_sequence_as(data, values))
+        graph = tf.compat.v1.get_default_graph()
+        ops = [] if tf.executing_eagerly() else [op.node_def for op in graph.get_operations()]
+        kinds = {node.op for node in (*ops, *nodes_in_functions(graph, ops)) if kind_of(node.op) == "random"}
+        self.note_random(sorted(kinds))
+        return outcome
+
+    def on_batch(self, *values):
+        """Returns the batch to train on, in place of the given one."""
+        self._batches += 1
+        return list(values)
+
+    def note_random(self, types: list[str]) -> None:
+        """Notes the types of the step's random operators."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Notes the loss."""
+        self._losses.append(float((logs or {})["loss"]))
+
+
+class RecordFit(StepsOfFit):
+    """Records it."""
+
+    def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
+        super().__init__(model, rank)
+        self._record, self._steps = Record(trial.record, rank), trial.steps
+
+    def on_train_begin(self, logs=None):
+        """Writes the weights."""
+        self._record.save("weights.npz", weights_of(self.model))
+
+    def on_batch(self, *values):
+        """Writes the batch."""
+        numbers = {f"batch/{part}": value for part, value in enumerate(values) if value.dtype.kind in "biuf"}
+        self._record.save(f"step_{self._batches:05d}.npz", numbers)
+        self._record.facts["kinds"].update(dict.fromkeys(numbers, "batch"))
+        return super().on_batch(*values)
+
+    def note_random(self, types):
+        """Notes the random operators as not recorded."""
+        self._record.facts["not_recorded"].update(dict.fromkeys(types, "it is inside the function that trains"))
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Writes the end of the record after the last step."""
+        super().on_train_batch_end(batch, logs)
+        if len(self._losses) == self._steps:
+            self.on_train_end()
+
+    def on_train_end(self, logs=None):
+        """Writes the recorded steps, also of a training that was shorter."""
+        if "weights_after" not in self._record.facts:
+            self._record.facts.update(steps=len(self._losses), losses=self._losses, weights_after=True)
+            self._record.save("weights_after.npz", weights_of(self.model))
+            self._record.finish()
+
+
+class ReplayFit(StepsOfFit):
+    """A callback that replays a record, and then ends the script."""
+
+    def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
+        super().__init__(model, rank)
+        self._folder = folder_of_rank(trial.replay, rank)
+        self._verdict = os.path.join(trial.folder, f"replay_rank_{rank}.json")
+        self._facts = read_json(os.path.join(self._folder, "record.json"), within=self._folder)
+
+    def on_train_begin(self, logs=None):
+        """Loads the weights."""
+        saved = self._load("weights.npz")
+        for name, variable in variables_of(self.model).items():
+            if name in saved:
+                variable.assign(saved[name])
+
+    def on_batch(self, *values):
+        """Reads the batch."""
+        saved = self._load(f"step_{self._batches:05d}.npz")
+        return super().on_batch(*(saved.get(f"batch/{part}", value) for part, value in enumerate(values)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Compares, and raises SystemExit after the last step."""
+        super().on_train_batch_end(batch, logs)
+        if len(self._losses) == self._facts["steps"]:
+            losses = self._facts["losses"], self._losses
+            write_verdict(self._verdict, self._folder, losses, weights_of(self.model))
+            raise SystemExit(0)
+
+    def _load(self, name: str) -> dict[str, np.ndarray]:
+        with open_file(os.path.join(self._folder, name), "rb", within=self._folder) as file:
+            return dict(np.load(file))
+
+
+def variables_of(model: tf.keras.Model) -> dict[str, tf.Variable]:
+    """Returns the variables of a model and its optimizer by numbered name, as names can repeat."""
+    if model.built and hasattr(model.optimizer, "build"):
+        model.optimizer.build(model.trainable_variables)
+    kept = model.optimizer.variables
+    variables = [*model.variables, *(kept() if callable(kept) else kept)]
+    return {f"{number}/{variable.name.partition(':')[0]}": variable for number, variable in enumerate(variables)}
+
+
+def weights_of(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns the values of the variables, by numbered name."""
+    return {name: variable.numpy() for name, variable in variables_of(model).items()}

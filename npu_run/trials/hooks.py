@@ -1,0 +1,231 @@
+"""Implements a trial inside a training: history, rounded initial weights, a list of operators, an early end.
+
+Sessions get hooks, `model.fit` gets a callback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.gradients.collections import UNSCALED_LOSS
+from npu_bridge.graph.variables import changes_variable
+from npu_bridge.reporting.history import HISTORY_FILE, History
+from npu_bridge.reporting.history_hook import HistoryHook
+from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.session.hooked_session import HookOfTraining
+from npu_bridge.session.precision.rewriter import has_floating_type
+from npu_run.trials.trial import Trial
+
+# No precision mode lowers these operators for themselves: they only move or hold values.
+_NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "Shape")
+
+
+class HistoryOfTrial(HistoryHook, HookOfTraining):
+    """A hook that writes every step to `history.jsonl` of the trial's folder, unless the script does so itself.
+
+    Without a global step, it counts training runs.
+    """
+
+    def __init__(self, folder: str):
+        super().__init__(os.path.join(folder, HISTORY_FILE))
+        self._is_of_script: bool | None = None
+        self._runs = 0
+        self._graph: Any = None
+
+    def begin(self):
+        """Looks up tensors; the loss is that of the gradients unless our optimizer has named one."""
+        if self._is_of_script is None:
+            self._is_of_script = os.path.exists(self.history.path)
+        self._graph = tf.compat.v1.get_default_graph()
+        super().begin()
+
+    def after_create_session(self, session, coord):
+        """Continues the file."""
+        if not self._is_of_script:
+            super().after_create_session(session, coord)
+
+    def before_run(self, run_context):
+        """Requests the numbers of this run."""
+        if self._is_of_script:
+            return None
+        graph = run_context.session.graph
+        if graph is not self._graph:  # sessions of two graphs alternate
+            with graph.as_default():
+                self.begin()
+        if not graph.get_collection(UNSCALED_LOSS) and self.training.loss is not None:
+            # The default, the collection of losses, can hold only parts of the trained loss.
+            self._fetches["loss"] = self.training.loss
+        return super().before_run(run_context)
+
+    def after_run(self, run_context, run_values):
+        """Adds the step."""
+        self._runs += 1
+        if not self._is_of_script:
+            super().after_run(run_context, run_values)
+
+    def read_step(self, session) -> int:
+        """Returns the global step; without one, the number of training runs so far."""
+        return super().read_step(session) if self._global_step is not None else self._runs
+
+    def end(self, session):
+        """Closes the file."""
+        self.history.close()
+
+
+class RoundInitialWeights(HookOfTraining):
+    """A hook that rounds each initial weight up, down or not at all, once in a process.
+
+    The same draw number gives the same changes, on every rank.
+    """
+
+    def __init__(self, draw: int):
+        self._draw = draw
+        self._is_done = False
+
+    def after_create_session(self, session, coord):
+        """Changes the trained variables."""
+        if self._is_done:
+            return
+        self._is_done = True
+        variables = [each for each in session.graph.get_collection("trainable_variables") if each.dtype.is_floating]
+        for variable, value in zip(variables, session.run(variables)):
+            variable.load(rounded_otherwise(value, self._draw, variable.op.name), session)
+
+
+class ListOperators(HookOfTraining):
+    """A hook that writes a JSON list of the first training run's operators that a precision mode can lower.
+
+    Each has `name`, `type`, and `where`: the script line that made it, or "".
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def after_create_session(self, session, coord):
+        """Writes the file."""
+        if os.path.exists(self._path):
+            return
+        listed = [
+            {"name": op.name, "type": op.type, "where": _find_line(op)}
+            for op in self.training.ops
+            if _may_be_lowered(op)
+        ]
+        Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
+
+
+class CountParameters(HookOfTraining):
+    """A hook that writes to a file the number of trained parameters of the first training session."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def after_create_session(self, session, coord):
+        """Writes the file."""
+        write_count(self._path, session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
+
+
+def write_count(path: str, variables: Iterable[tf.Variable]) -> None:
+    """Writes the number of elements in variables to a file, unless it exists."""
+    count = sum(variable.shape.num_elements() or 0 for variable in variables)
+    if not os.path.exists(path):
+        Secondary(f"the number of parameters {path}").attempt(write_whole, path, json.dumps(count))
+
+
+class EndAfterSteps(HookOfTraining):
+    """A hook that ends the script, with exit code 0, after a number of training runs."""
+
+    def __init__(self, steps: int):
+        self._left = steps
+
+    def after_run(self, run_context, run_values):
+        """Raises SystemExit after the last run."""
+        self._left -= 1
+        if self._left <= 0:
+            raise SystemExit(0)
+
+
+class CallbackOfTrial(tf.keras.callbacks.Callback):
+    """A callback that does for `fit` what a trial's hooks do for sessions. The loss is the one that Keras shows.
+
+    Ranks: local; only rank 0 writes.
+    """
+
+    def __init__(self, trial: Trial):
+        super().__init__()
+        self._trial = trial
+        self._history = History(os.path.join(trial.folder, HISTORY_FILE)) if trial.folder else None
+        self._has_begun, self._has_rounded, self._writes, self._batches = False, False, False, 0
+
+    def on_train_begin(self, logs=None):
+        if not self._has_begun and self._history is not None:
+            ranks = collective.current()
+            self._writes = ranks.rank == 0 and not os.path.exists(self._history.path)
+            if self._writes:
+                self._history.begin_session(Numbers.of(self.model.optimizer).step, ranks=ranks.size)
+        self._has_begun = True
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._trial.rounding and not self._has_rounded and self.model.built:
+            self._round_weights()
+
+    def _round_weights(self):
+        self._has_rounded = True
+        weights = self.model.trainable_weights
+        values = tf.keras.backend.batch_get_value(weights)
+        changed = [rounded_otherwise(value, self._trial.rounding, str(number)) for number, value in enumerate(values)]
+        tf.keras.backend.batch_set_value(list(zip(weights, changed)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches += 1
+        if self._trial.rounding and not self._has_rounded:
+            self._round_weights()  # this model had no weights before its first batch
+        if self._writes:
+            numbers, loss = Numbers.of(self.model.optimizer), (logs or {}).get("loss")
+            self._history.append(numbers.step, None if loss is None else float(loss), numbers.loss_scale, False)
+        if self._trial.parameters and self._writes:
+            write_count(self._trial.parameters, self.model.trainable_variables)
+        if self._batches == self._trial.steps:
+            raise SystemExit(0)
+
+
+def rounded_otherwise(value: Any, draw: int, name: str) -> np.ndarray:
+    """Returns a floating array with each number rounded up, rounded down or unchanged; zeros stay.
+
+    The same draw and name give the same changes.
+    """
+    value = np.asarray(value)
+    ways = np.random.RandomState([draw, zlib.crc32(name.encode())]).randint(-1, 2, value.shape)
+    ways = np.where(value == 0, 0, ways)
+    exact = value if value.dtype in (np.float32, np.float64, np.float16) else value.astype(np.float32)
+    target = np.where(ways > 0, np.inf, -np.inf).astype(exact.dtype)
+    changed = np.where(ways == 0, exact, np.nextafter(exact, target))
+    return changed.astype(value.dtype)
+
+
+def _may_be_lowered(op: tf.Operation) -> bool:
+    """Returns whether an operator can be lowered: it changes no variable, and computes in its inputs' dtype."""
+    if op.type in _NOT_LOWERED or op.op_def.is_stateful or changes_variable(op.type):
+        return False
+    floats = [tensor for tensor in (*op.inputs, *op.outputs) if tensor.dtype == tf.float32]
+    return bool(floats) and has_floating_type(op.type)
+
+
+def _find_line(op: tf.Operation) -> str:
+    """Returns the script's line, as `train.py:31: tf.exp(logits)`; "" for an operator of the backward pass."""
+    frames = [frame for frame in op.traceback or () if "site-packages" not in frame.filename]
+    own = [frame for frame in frames if f"{os.sep}npu_bridge{os.sep}" not in frame.filename]
+    if not own or "gradients" in op.name.split("/")[0]:
+        return ""
+    frame = traceback.FrameSummary(own[-1].filename, own[-1].lineno, own[-1].name)
+    return f"{os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"

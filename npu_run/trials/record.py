@@ -1,0 +1,283 @@
+"""Records, in the ranks of `npu-run record`, initial weights and the first steps' batches and random numbers.
+
+A folder has `rank_<n>` for each rank with
+
+- `record.json`: `steps`, `losses` of the steps (null where none was found) and `loss_names`, those of their tensors, as
+  a script can train one loss after another; `kinds` of the recorded tensors by name ("batch", "fed", "random" or
+  "raced") and `not_recorded`, the other tensors with the reason; `trained`, the variables that steps train, and
+  `updates`, the operators that update them; `races`, variables that a step reads and writes in no order, with the
+  operators; `is_float32`, whether every operator kept its dtype;
+- `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
+- `step_00000.npz` and so on: the values of the tensors by name;
+- `tensors_00000.npz` and so on, if requested: the results of a step's operators, in execution order, and the operators'
+  `types` in `record.json`.
+
+`.npz` are numpy's archives. Values of bfloat16 are saved as float32.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.environment import imposed_options
+from npu_bridge.base.files import new_file, write_whole
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.tf_internals.graphs import allow_fetching, branches_around, operator_definition
+from npu_bridge.base.tf_internals.sessions import is_closed
+from npu_bridge.graph.functions import nodes_in_functions
+from npu_bridge.graph.operators import list_elements
+from npu_bridge.graph.races import find_races
+from npu_bridge.graph.run import Run
+from npu_bridge.graph.variables import changes_variable, variable_behind
+from npu_bridge.session import steps_per_run
+from npu_bridge.session.dump_files import plain
+from npu_bridge.session.hooked_session import HookOfTraining
+from npu_run.trials.replay_tf1 import name_of
+
+_BATCHES = ("IteratorGetNext", "QueueDequeue", "PyFunc", "EagerPyFunc", "ReaderRead", "Unstage")
+_SOURCES = (tf.resource, tf.variant)
+_RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "StatelessMultinomial", "StatefulUniform")
+_RANDOM += ("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandomBinomial")
+
+
+class Sources(NamedTuple):
+    """The inputs of a step that it does not compute from its weights.
+
+    Attributes:
+      tensors: the recordable ones, by name.
+      kinds: "batch" or "random" for each.
+      missing: names of the other ones, each with the reason.
+    """
+
+    tensors: dict[str, tf.Tensor]
+    kinds: dict[str, str]
+    missing: dict[str, str]
+
+
+class Record:
+    """A rank's folder that is being written.
+
+    Attributes:
+      facts: what `record.json` will hold.
+    """
+
+    def __init__(self, folder: str, rank: int):
+        self._folder = folder_of_rank(folder, rank)
+        self.facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
+        mode = imposed_options().get("precision_mode")
+        self.facts.update(updates=[], trained=[], loss_names=[], is_float32=mode == "must_keep_origin_dtype")
+        self._secondary = Secondary(f"the record in {self._folder}")
+        self._is_whole = True
+
+    def save(self, name: str, values: Mapping[str, Any]) -> None:
+        """Writes an archive of arrays."""
+        self._is_whole = self._is_whole and self._secondary.attempt(self._write_arrays, name, values)
+
+    def finish(self) -> None:
+        """Writes `record.json`, unless a step is missing: such a record could not be replayed."""
+        if self._is_whole:
+            self._secondary.attempt(self._write_facts, now=True)
+
+    def _write_facts(self) -> None:
+        write_whole(os.path.join(self._folder, "record.json"), json.dumps(self.facts, indent=1))
+
+    def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
+        os.makedirs(self._folder, exist_ok=True)
+        archive = io.BytesIO()  # numpy's archives in a file on a full disk raise again when they are collected
+        np.savez(archive, **{key: plain(value) for key, value in values.items()})
+        with new_file(os.path.join(self._folder, name), "wb") as file:
+            file.write(archive.getbuffer())
+
+
+class RecordSteps(HookOfTraining):
+    """A hook that writes the first steps of a process's first training session, `with_tensors` all their results.
+
+    Ranks: local; each writes its own folder.
+    """
+
+    def __init__(self, folder: str, steps: int, rank: int, with_tensors: bool = False):
+        self._steps, self._with_tensors = steps, with_tensors
+        self._session: Any = None
+        self._record = Record(folder, rank)
+        self._facts = self._record.facts
+        self._raced: dict[Run, list[tf.Operation]] = {}  # by kind of run
+        self._opened: list[tf.Operation] = []  # only this run can fetch them
+
+    def after_create_session(self, session, coord):
+        """Writes the weights."""
+        if self._session is None:
+            self._session = session
+            self._record.save("weights.npz", read_weights(session))
+
+    def before_run(self, run_context):
+        """Requests the inputs of the step."""
+        if run_context.session is not self._session:
+            return None
+        sources = find_sources(self.training.ops, self.training.fed_names, _values_of(run_context))
+        self._opened = [each.op for each in sources.tensors.values() if not each.graph.is_fetchable(each)]
+        for op in self._opened:
+            allow_fetching(op)
+        for tensor in (each for op in self._raced_in(self.training) for each in op.outputs):
+            if tensor.shape.rank == 0 and tensor.name in self.training.values:
+                sources.tensors[tensor.name], sources.kinds[tensor.name] = tensor, "raced"
+        self._facts["kinds"].update(sources.kinds)
+        self._facts["not_recorded"].update(sources.missing)
+        if steps_per_run(self._session) > 1:
+            self._facts["not_recorded"]["iterations_per_loop"] = "a run trains several steps, and the last is seen"
+        fetches: dict[str, Any] = {"values": sources.tensors}
+        if self.training.loss is not None:
+            fetches["loss"] = self.training.loss
+        if self._with_tensors:
+            # Unread values are left out: a frozen batch normalisation, for example, leaves its statistics unset.
+            names = {each.name for op in self.training.ops for each in op.inputs}.intersection(self.training.values)
+            aliases = ("Const", "Identity")  # they share a variable's buffer, which already holds the step's update
+            ops = (op for op in self.training.ops if op.type not in aliases)
+            tensors = [each for op in ops for each in op.outputs if each.name in names]
+            fetches["tensors"] = {each.name: each for each in tensors if _is_number(each.dtype)}
+            self._facts.setdefault("types", {}).update((each.name, each.op.type) for each in tensors)
+        return tf.estimator.SessionRunArgs(fetches)
+
+    def _raced_in(self, run):
+        """Returns operators that race with a writer of their input; notes all facts about a new kind of run."""
+        if run not in self._raced:
+            races, graph = find_races(run), self._session.graph
+            self._facts["races"].update(races)
+            self._raced[run] = [graph.get_operation_by_name(name) for race in races.values() for name in race.others]
+            for key, names in (("updates", _updates_of(run)), ("trained", run.trained)):
+                self._facts[key] = sorted({*self._facts[key], *names})
+        return self._raced[run]
+
+    def after_run(self, run_context, run_values):
+        """Writes the step."""
+        if run_context.session is not self._session or self._facts["steps"] >= self._steps:
+            return
+        graph = self._session.graph
+        for op in self._opened:
+            graph.prevent_fetching(op)
+        for key, given in (run_context.original_args.feed_dict or {}).items():
+            tensors = list_elements(graph, key)  # a sparse key has several
+            for tensor, value in zip(tensors, [given] if len(tensors) == 1 else given):
+                if _is_number(tensor.dtype):
+                    # TensorFlow also converts text to the number that it spells.
+                    run_values.results["values"][tensor.name] = np.asarray(value, tensor.dtype.as_numpy_dtype)
+                    self._facts["kinds"][tensor.name] = "fed"
+                else:
+                    self._facts["not_recorded"][tensor.name] = f"its values are {tensor.dtype.name}"
+        self._record.save(f"step_{self._facts['steps']:05d}.npz", run_values.results["values"])
+        if self._with_tensors:
+            self._record.save(f"tensors_{self._facts['steps']:05d}.npz", run_values.results["tensors"])
+        loss = run_values.results.get("loss")
+        self._facts["losses"].append(None if loss is None else float(loss))
+        self._facts["loss_names"].append(None if loss is None else self.training.loss.name)
+        self._facts["steps"] += 1
+        if self._facts["steps"] == self._steps:
+            self.end(self._session)
+
+    def before_close(self, session):
+        """Writes the last weights of a training that was shorter."""
+        if session is self._session:
+            self.end(session)
+
+    def end(self, session):
+        """Writes the recorded steps, also of a training that was shorter."""
+        if self._session is None or "weights_after" in self._facts:
+            return
+        is_open = not is_closed(self._session)
+        if is_open:
+            self._record.save("weights_after.npz", read_weights(self._session))
+        self._facts["weights_after"] = is_open
+        self._record.finish()
+
+
+def _updates_of(run: Run) -> set[str]:
+    """Returns the operators that update trained variables: an evaluation has none."""
+    changing = [op for op in run.ops if changes_variable(op.type) and variable_behind(op.inputs[0]) in run.trained]
+    return {op.name for op in changing} or set(run.purpose)
+
+
+def folder_of_rank(folder: str, rank: int) -> str:
+    """Returns the folder of a rank's part of a record."""
+    return os.path.join(folder, f"rank_{rank}")
+
+
+def read_weights(session: Any) -> dict[str, np.ndarray]:
+    """Returns every numeric variable of a session's graph by name; `loss_scale:0` keeps the name it has on an NPU."""
+    variables = session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    return session.run({name_of(variable): variable for variable in variables if _is_number(variable.dtype)})
+
+
+def _values_of(run_context):
+    """Returns the values fed to a run, by tensor name."""
+    fed = {}
+    for key, value in (run_context.original_args.feed_dict or {}).items():
+        tensors = list_elements(run_context.session.graph, key)
+        if len(tensors) == 1:
+            fed[tensors[0].name] = value
+    return fed
+
+
+def find_sources(
+    ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset(), values: Mapping[str, Any] | None = None
+) -> Sources:
+    """Finds where a step with these operators reads batches and random numbers that the script does not feed.
+
+    Args:
+      fed: names of the fed tensors.
+      values: their values, if known: they decide which branches of conditions a step runs.
+    """
+    found = Sources({}, {}, {})
+    for op in ops:
+        kind = kind_of(op.type)
+        if kind is None:
+            if op.outputs and all(tensor.dtype in _SOURCES for tensor in op.outputs):
+                continue  # an iterator: its elements are recorded where they are read
+            inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
+            hidden = sorted(name for name in inside if kind_of(name) is not None)
+            if hidden:
+                found.missing[op.name] = f"{', '.join(hidden)} inside a function"
+            continue
+        for tensor in op.outputs:
+            if tensor.name in fed:
+                continue
+            if not _is_number(tensor.dtype):
+                found.missing[tensor.name] = f"its values are {tensor.dtype.name}"
+            elif (is_run := _is_run(op, values or {})) is None:
+                found.missing[tensor.name] = "it is inside a loop or a condition"
+            elif is_run:
+                found.tensors[tensor.name], found.kinds[tensor.name] = tensor, kind
+    return found
+
+
+def _is_run(op, values):
+    """Returns whether a step runs an operator, given the conditions around it; None if not known beforehand."""
+    for predicate, branch in branches_around(op):
+        while predicate is not None and predicate.op.type == "Identity" and predicate.name not in values:
+            predicate = predicate.op.inputs[0]
+        decided = None if predicate is None else values.get(predicate.name, tf.get_static_value(predicate))
+        if decided is None:
+            return None
+        if bool(decided) != branch:
+            return False
+    return True
+
+
+def kind_of(op_type: str) -> str | None:
+    if op_type.startswith(_BATCHES):
+        return "batch"
+    definition = operator_definition(op_type)
+    names = {attribute.name for attribute in definition.attr} if definition is not None else set()
+    if op_type.startswith(_RANDOM) or ({"seed", "seed2"} <= names and "Dataset" not in op_type):
+        return "random"
+    return None
+
+
+def _is_number(dtype: tf.DType) -> bool:
+    dtype = dtype.base_dtype
+    return dtype.is_floating or dtype.is_integer or dtype.is_bool

@@ -1,0 +1,93 @@
+"""Feeds a training with a record, in the ranks of `npu-run replay`, and compares losses and weights bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.reading import open_file
+from npu_bridge.session.hooked_session import HookOfTraining
+from npu_run.trials.record import folder_of_rank, read_weights
+from npu_run.trials.replay_tf1 import Replay
+
+
+class ReplaySteps(HookOfTraining):
+    """A hook that replays a record in the first training session of a process, and then ends the script.
+
+    It writes its verdict to a JSON file, with `steps`, and `differences`, a list of sentences.
+
+    Raises:
+      OSError: the folder has no record for this rank.
+    Ranks: local.
+    """
+
+    def __init__(self, folder: str, rank: int, verdict: str):
+        self._replay = Replay(folder, rank)
+        self._folder, self._verdict = folder_of_rank(folder, rank), verdict
+        self._session: Any = None
+        self._losses: list[float | None] = []
+
+    def after_create_session(self, session, coord):
+        """Loads the weights."""
+        if self._session is None:
+            self._session = session
+            self._replay.load_weights(session)
+
+    def before_run(self, run_context):
+        """Feeds the inputs of the recorded step."""
+        if run_context.session is not self._session:
+            return None
+        feeds = self._replay.feeds(self._session.graph, len(self._losses))
+        return tf.estimator.SessionRunArgs([] if self.training.loss is None else self.training.loss, feeds)
+
+    def after_run(self, run_context, run_values):
+        """Compares the results, and raises SystemExit after the last step."""
+        if run_context.session is not self._session:
+            return
+        self._losses.append(None if self.training.loss is None else float(run_values.results))
+        if len(self._losses) < self._replay.steps:
+            return
+        losses = self._replay.losses, self._losses
+        write_verdict(self._verdict, self._folder, losses, read_weights(self._session))
+        raise SystemExit(0)
+
+
+def write_verdict(path: str, folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> None:
+    """Writes the verdict of a replay; arguments as for `differences`."""
+    found = {"steps": len(losses[1]), "differences": differences(folder, losses, weights)}
+    write_whole(path, json.dumps(found, indent=1))
+
+
+def differences(folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> list[str]:
+    """Returns sentences about differences from the record.
+
+    Args:
+      folder: of the rank's record.
+      losses: of the record, and of this run.
+      weights: after the last step, by name.
+    """
+    found = [
+        f"the loss of step {step} is {there!r} in the record and {here!r} here"
+        for step, (there, here) in enumerate(zip(*losses))
+        if there != here and not (there != there and here != here)
+    ]
+    path = os.path.join(folder, "weights_after.npz")
+    recorded: dict[str, np.ndarray] = {}
+    if os.path.lexists(path):
+        with open_file(path, "rb", within=folder) as file:
+            recorded = dict(np.load(file))
+    for name in recorded:
+        if name not in weights:
+            found.append(f"there is no variable {name} here")
+            continue
+        there, here = recorded[name], np.asarray(weights[name]).astype(recorded[name].dtype)
+        if there.tobytes() != here.tobytes():
+            apart = np.abs(there.astype(np.float64) - here.astype(np.float64)).max()
+            found.append(f"{name} is off by {apart:.3g} at most after {len(losses[1])} steps")
+    return found

@@ -1,0 +1,182 @@
+"""Brings a trial into a process, before its script begins: everything waits until TensorFlow is loaded."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import sys
+import types
+from typing import Any, Callable
+
+from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.environment import imposed_options
+from npu_bridge.base.session_wrapper import SessionEngine, add_engine
+from npu_bridge.base.tf_internals.names import ESTIMATOR_MODULE, KERAS, KERAS_MODEL_MODULES
+from npu_run.trials.trial import Trial
+
+_KERASES = {"keras", KERAS}
+
+
+def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
+    """Changes this process so that its script is run as a trial; gives a function to call when the script is over."""
+    if trial.seed is not None:
+        from npu_run.trials.seeds import pin_seeds
+
+        pin_seeds(trial.seed, rank)
+    when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
+    if imposed_options():
+        for name in _KERASES:
+            when_loaded(name, lambda module: _let_sessions_read_options())
+    end = watch_training(functools.partial(_choose_hooks, trial, rank))
+    if trial.folder:
+        # Where a script is ended early, what it writes itself is not what counts, nor in the way.
+        is_short = trial.steps or trial.replay
+        folder = os.path.join(trial.folder, "model") if is_short else trial.folder
+        when_loaded(ESTIMATOR_MODULE, functools.partial(_redirect_estimators, folder))
+    for name in KERAS_MODEL_MODULES:
+        when_loaded(name, functools.partial(_add_callback, trial, rank))
+    return end
+
+
+def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
+    """Calls hooks around every session run of this process that trains, whoever makes the session.
+
+    Args:
+      make_hooks: gives them, each a `HookOfTraining`, when a session first runs: they need TensorFlow as a whole.
+    Returns:
+      A function to call when the script is over.
+    """
+
+    watch = _Watch(make_hooks)
+    add_engine(None, watch)
+    return watch.end
+
+
+class _Watch(SessionEngine):
+    """A `WatchOfTraining` that is made when a session first runs."""
+
+    def __init__(self, make_hooks: Callable[[], list]):
+        self._make_hooks = make_hooks
+
+    def run(self, session, *arguments):
+        return self._made.run(session, *arguments)
+
+    def prepare_call(self, session, callable_options):
+        return self._made.prepare_call(session, callable_options)
+
+    def close(self, session):
+        vars(self).get("_made", self.inner).close(session)
+
+    def end(self) -> None:
+        if "_made" in vars(self):
+            self._made.end()
+
+    @functools.cached_property
+    def _made(self) -> Any:
+        from npu_bridge.session.hooked_session import WatchOfTraining
+
+        made = WatchOfTraining(self._make_hooks())
+        made.inner = self.inner
+        return made
+
+
+def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> None:
+    if imposed_options() and not _KERASES & set(sys.modules):  # half loaded, if a script imports one first
+        _let_sessions_read_options()
+    from npu_bridge.base.tf_internals.training import watch_gradients
+    from npu_bridge.graph.run import note_gradients
+
+    watch_gradients(note_gradients)
+    if trial.seed is not None:
+        from npu_run.trials.seeds import pin_seeds_of_tensorflow
+
+        pin_seeds_of_tensorflow(trial.seed, rank)
+    if trial.record or trial.replay:
+        module.config.experimental.enable_op_determinism()
+
+
+def _let_sessions_read_options() -> None:
+    importlib.import_module("npu_bridge.estimator")
+
+
+def _choose_hooks(trial: Trial, rank: int) -> list:
+    from npu_run.trials import hooks
+
+    chosen: list = []
+    if trial.rounding:
+        chosen.append(hooks.RoundInitialWeights(trial.rounding))
+    if trial.operators and rank == 0:
+        chosen.append(hooks.ListOperators(trial.operators))
+    if trial.parameters and rank == 0:
+        chosen.append(hooks.CountParameters(trial.parameters))
+    if trial.record:
+        from npu_run.trials.record import RecordSteps
+
+        chosen.append(RecordSteps(trial.record, trial.steps, rank, trial.tensors))
+    if trial.folder:
+        chosen.append(hooks.HistoryOfTrial(trial.folder))
+    if trial.replay:
+        from npu_run.trials.replay import ReplaySteps
+
+        chosen.append(ReplaySteps(trial.replay, rank, os.path.join(trial.folder, f"replay_rank_{rank}.json")))
+    if trial.steps:
+        chosen.append(hooks.EndAfterSteps(trial.steps))
+    return chosen
+
+
+def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
+    """Lets Estimators write to a folder: those of the first `model_dir` there, others below, to `2`, `3`, ..."""
+    from npu_bridge.base.tf_internals.training import change_folders_of_estimators
+
+    places: dict[str, str] = {}
+
+    def choose(model_dir: str) -> str:
+        if model_dir in places.values():
+            return model_dir
+        return places.setdefault(model_dir, os.path.join(folder, str(len(places) + 1)) if places else folder)
+
+    change_folders_of_estimators(module, choose)
+
+
+def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
+    fit = module.Model.fit
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def watched(*arguments, **keywords):
+        from npu_run.trials.hooks import CallbackOfTrial
+
+        if imposed_options():
+            _impose_on_functions()
+        bound = signature.bind(*arguments, **keywords)
+        callbacks = bound.arguments.get("callbacks")
+        if callbacks is None or isinstance(callbacks, (list, tuple)):
+            bound.arguments["callbacks"] = [*(callbacks or ()), *steps_of_fit(bound), CallbackOfTrial(trial)]
+        else:
+            for callback in (*steps_of_fit(bound), CallbackOfTrial(trial)):
+                callbacks.append(callback)  # a CallbackList
+        return fit(*bound.args, **bound.kwargs)
+
+    seen: list[Any] = []  # the first model is what counts
+
+    def steps_of_fit(bound) -> list:
+        import tensorflow as tf
+
+        if seen or not (trial.record or trial.replay) or not tf.executing_eagerly():
+            return []
+        seen.append(bound.arguments["self"])
+        from npu_run.trials.fit import RecordFit, ReplayFit
+
+        return [(RecordFit if trial.record else ReplayFit)(bound.arguments["self"], trial, rank)]
+
+    module.Model.fit = watched
+
+
+@functools.cache
+def _impose_on_functions() -> None:
+    from npu_bridge.options import read_session_config
+    from npu_bridge.session.precision import Precision, lower_functions
+
+    lower_functions(Precision(read_session_config(None)))

@@ -1,0 +1,125 @@
+"""Event files and checkpoints are read as TensorFlow has written them, and damaged ones are one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.reporting.tensorboard import TensorBoardWriter
+from npu_run.compare.arrays import in_pieces
+from npu_run.compare.checkpoint_files import checkpoints_in, read_checkpoint
+from npu_run.compare.events import read_scalars
+from npu_run.compare.losses import read_losses
+from npu_run.compare.verdict import CannotTell
+
+tf1 = tf.compat.v1
+
+
+def write_events(folder, losses, tag="loss"):
+    with tf.Graph().as_default(), tf1.summary.FileWriter(str(folder)) as writer:
+        writer.add_graph(tf1.get_default_graph())
+        for step, loss in enumerate(losses, 1):
+            writer.add_summary(tf1.Summary(value=[tf1.Summary.Value(tag=tag, simple_value=loss)]), step)
+
+
+@pytest.mark.slow("writes files of every kind")
+def test_scalars_of_both_generations_and_of_ours(tmp_path):
+    write_events(tmp_path / "one", [3.0, 2.0, float("nan")])
+    with tf.summary.create_file_writer(str(tmp_path / "two" / "train")).as_default():
+        for step in range(300):
+            tf.summary.scalar("epoch_loss", 1.0 / (step + 1), step)
+            tf.summary.histogram("weights", [1.0, 2.0], step)
+    ours = TensorBoardWriter(str(tmp_path / "ours"))
+    ours.begin(0)
+    ours.write(7, {"loss": 0.5, "steps_per_sec": 3.0}, "float16")
+    ours.close()
+    one = read_scalars(str(tmp_path / "one"))["loss"]
+    assert list(one) == [1, 2, 3] and one[2] == 2.0 and np.isnan(one[3])
+    losses = read_losses(str(tmp_path / "two"))
+    assert len(losses.steps) == 300 and losses.values[3] == 0.25 and losses.source == "tag epoch_loss of event files"
+    assert read_losses(str(tmp_path / "ours")).values == [0.5]
+    assert read_losses(str(tmp_path / "ours"), "global_step/sec").values == [3.0]
+    with pytest.raises(CannotTell, match="no event with the tag 'nothing'; its tags are .*loss"):
+        read_losses(str(tmp_path / "ours"), "nothing")
+
+
+def test_an_event_file_that_was_cut_off_gives_what_came_before(tmp_path):
+    write_events(tmp_path, [5.0, 4.0, 3.0])
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        found = read_scalars(str(tmp_path)).get("loss", {})
+        assert found == dict(list({1: 5.0, 2: 4.0, 3: 3.0}.items())[: len(found)])
+    path.write_bytes(b"\xff" * 1000)
+    assert read_scalars(str(tmp_path)) == {}
+
+
+def write_checkpoint(folder, step=3, scale=1.0, extra=()):
+    with tf.Graph().as_default():
+        tf1.get_variable("dense/kernel", initializer=np.arange(12, dtype=np.float32).reshape(3, 4) * np.float32(scale))
+        tf1.get_variable("half", initializer=np.ones(5, np.float16))
+        tf1.get_variable("brain", initializer=tf.cast([0.5, 1.5], tf.bfloat16))
+        tf1.get_variable("count", initializer=np.int64(9))
+        for number in range(400):  # several blocks of the index
+            tf1.get_variable(f"layer_{number}/beta", initializer=np.float32([number]))
+        for name, value in extra:
+            tf1.get_variable(name, initializer=value)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            return tf1.train.Saver().save(session, str(folder / "model.ckpt"), step)
+
+
+def test_a_checkpoint_is_what_tensorflow_reads(tmp_path):
+    prefix = write_checkpoint(tmp_path)
+    tensors, others = read_checkpoint(prefix)
+    reader = tf.train.load_checkpoint(prefix)
+    assert set(tensors) == set(reader.get_variable_to_shape_map()) and others == []
+    for name, array in tensors.items():
+        (values,) = in_pieces(array)
+        expected = np.asarray(reader.get_tensor(name), np.float64)
+        np.testing.assert_array_equal(values.reshape(array.shape).astype(np.float64), expected, name)
+    assert checkpoints_in(str(tmp_path)) == {3: prefix} and checkpoints_in(prefix) == {3: prefix}
+
+
+def test_a_checkpoint_of_objects_and_one_in_slices(tmp_path):
+    model = tf.train.Checkpoint(layer=tf.train.Checkpoint(kernel=tf.Variable([1.0, 2.0])), text=tf.Variable("words"))
+    tensors, others = read_checkpoint(model.save(str(tmp_path / "ckpt")))
+    assert set(tensors) == {"layer/kernel", "save_counter"} and others == ["text"]
+    with tf.Graph().as_default():
+        tf1.get_variable("parts", [10, 2], partitioner=tf1.fixed_size_partitioner(2))
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            prefix = tf1.train.Saver().save(session, str(tmp_path / "sliced"), 1)
+    assert read_checkpoint(prefix) == ({}, ["parts"])
+
+
+DAMAGE = {
+    "cut off": (".data-00000-of-00001", lambda content: content[:100], r"is cut off: .* the file has 100\."),
+    "no data": (".data-00000-of-00001", lambda content: None, "is not there, which holds"),
+    "no index": (".index", lambda content: None, "index cannot be read: No such file"),
+    "empty index": (".index", lambda content: b"", "index is damaged: its end is not that of an index"),
+    "half an index": (".index", lambda content: content[: len(content) // 2], "index is damaged: its end"),
+    "holes": (".index", lambda content: b"\0" * (len(content) - 60) + content[-60:], "index is damaged: "),
+    "noise": (".index", lambda content: b"\xf7" * (len(content) - 48) + content[-48:], "index is damaged: "),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_one_sentence(tmp_path, kind):
+    suffix, change, said = DAMAGE[kind]
+    prefix = str(tmp_path / "model.ckpt-3")
+    write_small(prefix)
+    path = tmp_path / f"model.ckpt-3{suffix}"
+    content = change(path.read_bytes())
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(CannotTell, match=said) as caught:
+        read_checkpoint(prefix)
+    assert "\n" not in str(caught.value)
+
+
+def write_small(prefix):
+    tf.raw_ops.SaveV2(
+        prefix=prefix, tensor_names=["a", "b"], shape_and_slices=["", ""], tensors=[tf.ones([100]), tf.zeros([3, 3])]
+    )

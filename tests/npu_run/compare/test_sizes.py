@@ -1,0 +1,98 @@
+"""Checkpoints of trainings with other seeds: how far each went is compared, in all variables together."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_run.compare.arrays import open_npy
+from npu_run.compare.checkpoint_files import read_checkpoint
+from npu_run.compare.checkpoints import compare_checkpoints
+from npu_run.compare.sizes import compare_sizes, is_slot, update_sizes
+
+SHAPES = {"layer_0/kernel": [24, 40], "layer_1/kernel": [40, 30], "head/kernel": [30, 10], "head/bias": [10]}
+
+
+def trained(folder, seed, factor=1.0, noise=0.03, names=tuple(SHAPES)):
+    """Checkpoints at steps 0, 10 and 100 of something that walks at random, with a slot; gives them by step."""
+    random = np.random.RandomState(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    own = factor * math.exp(noise * random.randn())
+    values = {name: random.randn(*SHAPES[name]).astype(np.float32) for name in names}
+    found = {}
+    for step, length in ((0, 0.0), (10, 0.1), (100, 0.9 * own)):
+        for name, value in values.items():
+            values[name] = value + (length * random.randn(*value.shape)).astype(np.float32)
+        slots = {f"{name}/Momentum": random.randn(*value.shape).astype(np.float32) for name, value in values.items()}
+        tensors = {**values, **slots}
+        found[step] = str(folder / f"seed-{seed}-{step}")
+        tf.raw_ops.SaveV2(
+            prefix=found[step],
+            tensor_names=list(tensors),
+            shape_and_slices=[""] * len(tensors),
+            tensors=list(tensors.values()),
+        )
+    return found
+
+
+@pytest.mark.parametrize("factor", [1.3, 1 / 1.3])
+def test_another_learning_rate_is_found_behind_other_seeds(tmp_path, factor):
+    repeats = [trained(tmp_path / "a", seed) for seed in range(3)]
+    verdict, _ = compare_checkpoints(repeats, [trained(tmp_path / "b", 9, factor)])
+    assert verdict.is_inside is False and verdict.facts["step"] == 100, verdict.sentence
+    assert verdict.facts["sizes"]["factor"] == pytest.approx(factor, rel=0.1) and verdict.facts["variable"] is None
+    said = r"^All variables together, B went (1\.2|1\.3|0\.7)\S* times as far as A between steps 10 and 100; repeats "
+    assert re.search(said, verdict.sentence), verdict.sentence
+    turned, _ = compare_checkpoints([trained(tmp_path / "b", 9, factor)], repeats)
+    assert turned.facts["sizes"]["apart"] == pytest.approx(-verdict.facts["sizes"]["apart"])
+
+
+def test_other_seeds_alone_are_no_alarm(tmp_path):
+    random, alarms = np.random.RandomState(0), []
+    for number in range(400):
+        # What trainings differ by as a whole is up to twice what their parts would make of it.
+        runs = [[0.1 * random.randn(16) + 0.03 * whole for _ in range(3)] for whole in random.randn(4)]
+        alarms += [] if compare_sizes(runs[:3], runs[3:], 1e-3).is_inside else [number]
+    assert len(alarms) <= 2, alarms
+    runs = [trained(tmp_path, seed) for seed in range(4)]
+    verdict, _ = compare_checkpoints(runs[:3], runs[3:])
+    assert verdict.is_inside and verdict.facts["sizes"]["parts"] == 48
+
+
+def test_what_cannot_be_measured_is_left_out(tmp_path):
+    small = [trained(tmp_path / "small", seed, names=("head/bias",)) for seed in range(4)]
+    verdict, _ = compare_checkpoints(small[:3], small[3:])
+    assert verdict.is_inside and verdict.facts["sizes"] is None
+    same = [trained(tmp_path / "same", 1)] * 3
+    assert compare_checkpoints(same, same[:1])[0].facts["sizes"]["apart"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_rounding_of_zero_is_no_difference(tmp_path):
+    runs = []
+    for number, bias in enumerate((0.0, 0.0, 0.0, 1e-45)):
+        runs.append({0: str(tmp_path / str(number))})
+        tf.raw_ops.SaveV2(prefix=runs[-1][0], tensor_names=["b"], shape_and_slices=[""], tensors=[np.float32([bias])])
+    verdict, _ = compare_checkpoints(runs[:3], runs[3:])
+    assert verdict.is_inside, verdict.sentence
+
+
+def test_parts_are_the_same_however_a_file_is_read(tmp_path, monkeypatch):
+    before, after = np.random.RandomState(0).randn(2, 1024).astype(np.float32)
+    for name, values in (("before", before), ("after", after), ("nan", np.where(after > 2, np.nan, after))):
+        np.save(tmp_path / f"{name}.npy", values)
+    before_file, after_file, nan_file = (open_npy(str(tmp_path / f"{name}.npy")) for name in ("before", "after", "nan"))
+    found = update_sizes(before_file, after_file)
+    expected = [np.mean(part.astype(np.float64) ** 2) for part in np.array_split(after - before, 16)]
+    np.testing.assert_allclose(found, 0.5 * np.log(expected))
+    monkeypatch.setattr("npu_run.compare.arrays._PIECE", 77)
+    np.testing.assert_allclose(update_sizes(before_file, after_file), found)
+    assert update_sizes(before_file, before_file) is None and update_sizes(before_file, nan_file) is None
+
+
+def test_slots_are_told_from_variables_by_their_names(tmp_path):
+    tensors, _ = read_checkpoint(trained(tmp_path, 0)[0])
+    assert [name for name in tensors if not is_slot(name, tensors)] == sorted(SHAPES)

@@ -1,0 +1,478 @@
+"""Jobs that end after a whole step, lose ranks, take ranks in, and train as if nothing had happened."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+import threading
+import time
+from random import Random
+
+import numpy as np
+import pytest
+
+from npu_bridge.session import GlobalBatches
+from npu_bridge.session.elastic.stop_request import StopRequest
+from npu_run.errors import LaunchError
+from npu_run.job import elastic
+from npu_run.job.elastic import Bounds, HostsFrom, Members, check_numbers, run_elastic
+from npu_run.job.hosts import Plan
+from npu_run.job.ordered_stop import OrderedStop
+from npu_run.job.supervisor import Outcome
+from tests.npu_run.elastic_scripts import QUICK, SCRIPTS, assert_alike
+from tests.npu_run.launching import (
+    LIMIT_SECS,
+    finish,
+    is_alive,
+    needs_horovod,
+    npu_run,
+    read_until,
+    start,
+    write_script,
+)
+
+TWO_TO_FOUR = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
+
+
+# Which slots there are.
+
+
+def test_a_slot_that_lost_its_rank_is_left_out_for_a_while():
+    members = Members(lambda: {"a": 2, "b": 2}, TWO_TO_FOUR)
+    assert members.plan(0.0) == Plan(4, {"a": 2, "b": 2})
+    members.note_lost(("b",), 1.0)
+    assert members.plan(2.0) == Plan(3, {"a": 2, "b": 1})
+    members.note_lost(("b",), 3.0)  # the second time there: twice as long
+    assert members.plan(4.0) == Plan(2, {"a": 2})
+    assert members.plan(12.0) == Plan(3, {"a": 2, "b": 1})
+    assert members.plan(24.0) == Plan(4, {"a": 2, "b": 2})
+
+
+def test_too_few_slots_are_no_job():
+    assert Members(lambda: {"": 1}, TWO_TO_FOUR).plan(0.0) is None
+    assert Members(lambda: {"": 9}, TWO_TO_FOUR).plan(0.0) == Plan(4, {})
+
+
+def test_a_job_is_stopped_only_for_slots_that_stay():
+    there = {"a": 2}
+    members = Members(lambda: there, TWO_TO_FOUR)
+    members.plan(0.0)
+    for now in range(1, 39):  # comes and goes every second
+        there["b"] = now % 2
+        assert members.why_out_of_date(float(now)) == ""
+    there["b"] = 2
+    assert members.why_out_of_date(50.0) == ""
+    assert members.why_out_of_date(50.0 + elastic.STEADY_SECS) == "there are slots for 4 ranks in place of 2"
+
+
+def test_hosts_that_had_ranks_come_first():
+    there = {}
+    members = Members(lambda: there, TWO_TO_FOUR)
+
+    def order(now, **slots):
+        there.clear()
+        there.update(slots)
+        plan = members.plan(now)
+        return plan and list(plan.slots)
+
+    assert order(0.0, a=2, b=2, c=2) == ["a", "b", "c"]  # no rank on c
+    assert order(1.0, d=1, c=2, b=2) == ["b", "d", "c"]
+    assert order(2.0, d=1) is None
+    assert order(3.0, a=2, c=2, d=1) == ["d", "c", "a"]
+
+
+def test_hosts_that_go_do_not_stop_ranks_that_run():
+    there = {"a": 4}
+    members = Members(lambda: there, TWO_TO_FOUR)
+    members.plan(0.0)
+    there.clear()
+    assert members.why_out_of_date(100.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("exit 3", "exit code 3; no host is known yet"),
+        ("echo '<html>'", "the line is not understood"),
+        ("printf '%s\\n' -oProxyCommand=x:1", "begins with a dash"),
+        ("echo a:99999999", "too many ranks"),
+        ("sleep 60", "no answer within 1 s"),
+    ],
+)
+def test_a_command_that_names_no_hosts_is_told_once(monkeypatch, answer, says):
+    monkeypatch.setattr(elastic, "_ANSWER_SECS", 1.0 if "sleep" in answer else LIMIT_SECS)
+    monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
+    told: list[str] = []
+    hosts = HostsFrom(answer, told.append)
+    wait_until(lambda: told)
+    time.sleep(0.2)
+    assert len(told) == 1 and says in told[0], told
+    assert hosts() == {}
+
+
+def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
+    monkeypatch.setattr(elastic, "_POLL_SECS", 0.01)
+    (tmp_path / "hosts").write_text("# up\na:2\nb slots=1\n")
+    told: list[str] = []
+    hosts = HostsFrom(f"cat {tmp_path}/hosts", told.append)
+    wait_until(lambda: hosts() == {"a": 2, "b": 1})
+    (tmp_path / "hosts").unlink()
+    wait_until(lambda: told)
+    assert hosts() == {"a": 2, "b": 1} and told[0].endswith("the hosts it named before stay")
+
+
+# What follows from how a job ends.
+
+
+def outcomes(*each):
+    """A job that ends in these ways, one after the other, and the sizes with which it was started."""
+    left, sizes = iter(each), []
+
+    def run(plan, why):
+        sizes.append(plan.size)
+        return next(left)
+
+    return run, sizes
+
+
+LOST = Outcome(137, has_failed=True, lost=("",), has_trained=True)
+BOUNDS = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=1000.0)
+
+
+def run_here(*each, restarts=0, bounds=BOUNDS):
+    run, sizes = outcomes(*each)
+    told: list[str] = []
+    code = run_elastic(run, Members(lambda: {"": 4}, bounds), bounds, restarts, told.append)
+    return code, sizes, told
+
+
+def test_a_job_goes_on_with_the_ranks_that_are_left():
+    code, sizes, told = run_here(LOST, LOST, Outcome(0, has_failed=False))
+    assert (code, sizes) == (0, [4, 3, 2])
+    assert "1 of 4 ranks lost; the job resumes from its last checkpoint" in told
+
+
+def test_a_job_with_too_few_ranks_waits_and_gives_up():
+    code, sizes, told = run_here(LOST, LOST, LOST)
+    assert (code, sizes) == (69, [4, 3, 2])
+    assert told[-1] == "there were fewer than 2 slots for 0 s; given up"
+
+
+def test_a_script_that_fails_by_itself_is_restarted_as_often_as_asked():
+    failed = Outcome(1, has_failed=True, has_trained=True)
+    assert run_here(failed)[:2] == (1, [4])
+    assert run_here(failed, failed, restarts=1)[:2] == (1, [4, 4])
+
+
+def test_a_job_whose_ranks_lost_each_other_goes_on_with_all():
+    torn = Outcome(1, has_failed=True, was_torn=True, has_trained=True)
+    code, sizes, told = run_here(torn, Outcome(0, has_failed=False))
+    assert (code, sizes) == (0, [4, 4])
+    assert "connections between ranks lost; the job resumes from its last checkpoint" in told
+
+
+def test_a_job_that_never_trains_is_given_up():
+    killed = LOST._replace(has_trained=False)
+    code, sizes, told = run_here(killed, killed, killed, bounds=BOUNDS._replace(cool_down_secs=0.0))
+    assert (code, sizes) == (137, [4, 4, 4])
+    assert told[-1] == "3 starts in a row ended before any training began; given up"
+
+
+def test_a_job_that_was_resized_has_trained():
+    killed, resized = LOST._replace(has_trained=False), Outcome(75, has_failed=False, was_resized=True)
+    bounds = BOUNDS._replace(cool_down_secs=0.0)
+    code, sizes, _ = run_here(killed, killed, resized, killed, killed, Outcome(0, has_failed=False), bounds=bounds)
+    assert (code, sizes) == (0, [4] * 6)
+
+
+def test_a_job_that_was_told_to_stop_is_not_started_again():
+    assert run_here(Outcome(75, has_failed=False))[:2] == (75, [4])
+    resized = Outcome(75, has_failed=False, was_resized=True)
+    assert run_here(resized, Outcome(0, has_failed=False))[:2] == (0, [4, 4])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ((5, 4, None, None, None, []), "--min-np 5 cannot be reached, as --max-np is 4."),
+        ((5, None, 4, None, None, []), "--min-np 5 cannot be reached, as --max-np is 4."),
+        ((3, 9, None, Plan(2, {"a": 2}), None, []), "--min-np 3 cannot be reached, as the hosts offer 2."),
+        ((2, None, None, None, None, []), "Add --max-np N"),
+        ((2, None, None, Plan(2, {"a": 2}), "hosts.sh", []), "exclude each other"),
+        ((2, 4, None, None, None, ["--timeline"]), "--timeline needs the same ranks to the end."),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(numbers, says):
+    with pytest.raises(LaunchError, match=re.escape(says)):
+        check_numbers(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--min-np", 5, "--max-np", 4), "--min-np 5 cannot be reached"),
+        (("--wait", 0), "--wait is of jobs that may lose ranks. Add --min-np N"),
+        (("-np", 2, "--cool-down", 60), "--cool-down is of jobs that may lose ranks. Add --min-np N"),
+    ],
+)
+def test_options_that_do_not_fit_start_nothing(tmp_path, options, says):
+    write_script(tmp_path, "raise SystemExit('it ran')")
+    code, output = npu_run(*options, "train.py", cwd=tmp_path)
+    assert code == 2 and "it ran" not in output
+    assert output.count("\n") == 1 and says in output, output
+
+
+# After which step.
+
+
+class Thread:
+    """A rank whose steps are turns of a barrier; the link is a pair of method calls. Used as `WatchedRank` is."""
+
+    is_running = heeds = True
+
+    def __init__(self, barrier, pause):
+        self.request, self.begun, self.process, self.steps = StopRequest(), None, self, 0
+        self.request.attach(lambda message: setattr(self, "begun", message["begun"]))
+        self._barrier, self._pause = barrier, pause
+        self._thread = threading.Thread(target=self._train, daemon=True)
+
+    def start(self):
+        self._thread.start()
+
+    def ask(self, order):
+        name, *words = order.split()
+        getattr(self.request, name)(*map(int, words))
+
+    def has_ended(self):
+        self._thread.join(20)
+        return not self._thread.is_alive()
+
+    def _train(self):
+        while not self.request.is_due:
+            time.sleep(self._pause.random() / 1000)
+            self.request.begin_run()
+            self._barrier.wait()  # as an all-reduce
+            self.steps += 1
+            time.sleep(self._pause.random() / 1000)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_that_are_in_different_places_end_after_the_same_step(seed):
+    random = Random(seed)
+    barrier = threading.Barrier(3)
+    ranks = [Thread(barrier, Random(random.random())) for _ in range(3)]
+    stop = OrderedStop(ranks)
+    for rank in ranks:
+        rank.start()
+    time.sleep(random.random() / 50)
+    stop.ask(time.monotonic())
+    while not stop.has_told:
+        assert stop.turn(time.monotonic())
+    assert all(rank.has_ended() for rank in ranks)
+    assert len({rank.steps for rank in ranks}) == 1
+
+
+# Which rows.
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, None])
+def test_every_row_comes_once_an_epoch_with_any_ranks(seed):
+    batches = GlobalBatches(rows=50, batch=24, micro=3, seed=seed)
+    sizes = itertools.cycle([4, 3, 2, 8, 1, 5, 16])
+    seen: list[int] = []
+    for update in range(50):  # 24 epochs
+        size = next(sizes)
+        by_number: dict[int, list[int]] = {}
+        for rank in range(size):
+            runs = -(-8 // size)
+            shares = itertools.islice(batches.shares(update, rank, size), runs)
+            for own, numbers in enumerate(shares):
+                if own * size + rank < 8:
+                    by_number[own * size + rank] = list(numbers)
+        assert sorted(by_number) == list(range(8))
+        seen += [row for number in range(8) for row in by_number[number]]
+    for epoch in range(24):
+        assert sorted(seen[50 * epoch : 50 * (epoch + 1)]) == list(range(50))
+    assert (seen[:50] == seen[50:100]) == (seed is None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"rows": 0, "batch": 8}, ValueError, "rows is out of range"),
+        ({"rows": 10, "batch": 8, "micro": 3}, ValueError, "micro-batches do not fill a batch"),
+        ({"rows": 10, "batch": 8.0}, TypeError, "batch is not an integer"),
+        ({"rows": 10, "batch": 8, "seed": -1}, ValueError, "seed is out of range"),
+    ],
+)
+def test_batches_that_cannot_be_dealt_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says):
+        GlobalBatches(**arguments)
+
+
+def test_arrays_of_other_lengths_are_refused():
+    with pytest.raises(ValueError, match="an array has another number of rows"):
+        GlobalBatches(10, 5).dataset((np.zeros([10, 2]), np.zeros([9])))
+
+
+# Real trainings.
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The weights of each face after a training that nobody disturbs, on one rank."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    found = {}
+
+    def of(face):
+        if face not in found:
+            write_script(place, SCRIPTS[face])
+            code, output = npu_run("train.py", face, cwd=place)
+            assert code == 0, output
+            with np.load(place / f"{face}.npz") as weights:
+                found[face] = dict(weights)
+        return found[face]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def undisturbed_estimator(undisturbed):
+    """The weights of one face, which several cases want."""
+    return undisturbed("estimator")
+
+
+@needs_horovod
+def test_a_job_goes_on_without_a_rank_and_trains_the_same(tmp_path, undisturbed_estimator):
+    """Two ranks, of which the second is killed, then one."""
+    write_script(tmp_path, SCRIPTS["estimator"])
+    options = ("-np", 2, "--min-np", 1, "--cool-down", 1000)
+    code, output = finish(start(*options, "train.py", "out", "1:39:9", cwd=tmp_path, prepare=QUICK))
+    assert code == 0, output
+    assert "rank 1 of 2 was killed by SIGKILL" in output
+    assert_alike(tmp_path / "out.npz", undisturbed_estimator)
+
+
+@pytest.mark.slow("four ranks are started three times")
+@needs_horovod
+@pytest.mark.parametrize("face", SCRIPTS)
+def test_a_job_shrinks_and_grows_and_trains_the_same(tmp_path, undisturbed, face):
+    """4 ranks, of which the first is killed, then 3, then 4 again; `test_elastic_matrix.py` also goes down to 2."""
+    write_script(tmp_path, SCRIPTS[face])
+    (tmp_path / "slots").write_text("localhost:4")
+    options = ("--min-np", 2, "--max-np", 4, "--hosts-from", "cat slots", "--cool-down", 1000)
+    faults = ("0:39:9", "0:80:0")
+    code, output = finish(start(*options, "train.py", "out", *faults, cwd=tmp_path, prepare=QUICK))
+    assert code == 0, output
+    assert re.findall(r"npu-run: (\d) ranks on localhost", output) == ["4", "3", "4"], output
+    assert "rank 0 of 4 was killed by SIGKILL" in output
+    assert_alike(tmp_path / "out.npz", undisturbed(face))
+
+
+@pytest.mark.few_fast(["1-estimator"], "several ranks and each way to train are started twice")
+@needs_horovod
+@pytest.mark.parametrize("face", SCRIPTS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_signal_ends_a_job_after_a_whole_step(tmp_path, undisturbed, face, size):
+    """A rank alone is a plain process that hears the signal itself; of several, the launcher hears it."""
+    write_script(tmp_path, SCRIPTS[face])
+    fault = f"0:40:{signal.SIGTERM.value}" if size > 1 else "0:40:-15"
+    command = ("-np", size, "train.py", "out", fault)
+    code, output = npu_run(*command, cwd=tmp_path)
+    assert code == 75, output
+    if size > 1:
+        says = r"npu-run: ended after step (\d+); exit code 75\. The same command resumes from there\."
+        assert 40 <= int(re.search(says, output).group(1)) < 120, output
+    code, output = npu_run(*command, cwd=tmp_path)
+    assert code == 0, output
+    assert_alike(tmp_path / "out.npz", undisturbed(face))
+
+
+@pytest.mark.slow("waits for ranks that hang")
+def test_a_rank_that_hangs_after_its_last_step_does_not_hold_the_job(tmp_path):
+    """As it closes its session, say, in an input pipeline that waits by a clock that was set back."""
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        import npu_bridge.npu_init
+        import tensorflow as tf
+        from npu_bridge.session.elastic import stop_request
+        request = stop_request.of_this_process()
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            never = tf.queue.FIFOQueue(1, tf.int32).dequeue()
+            with request.heeded(1):
+                print("trains", flush=True)
+                while not request.is_due:
+                    request.begin_run()
+                    tf.compat.v1.Session().close()
+            print("hangs", flush=True)
+            session.run(never)
+        """,
+    )
+    process = start("--min-np", 1, "-np", 1, "--stall-secs", 4, "train.py", cwd=tmp_path)
+    said = read_until(process, "trains")
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process)
+    assert code == 75, said + output
+    assert re.search(r"npu-run: no progress for \d+ s: rank 0 waiting at train.py:\d+", output), output
+    assert "exit code 75. The same command resumes from there" in output
+
+
+# One slot; a second one that comes and goes; rubbish; a failure; no answer; one slot.
+FICKLE = """
+echo >> asked
+number=$(wc -l < asked)
+case $number in
+    4 | 6 | 8 | 10 | 12) echo localhost:2 ;;
+    14) echo "<html>no hosts here</html>" ;;
+    15) exit 3 ;;
+    16) sleep 600 & echo $! > sleeper; wait ;;
+    *) echo localhost:1 ;;
+esac
+"""
+UNTIL_ASKED = """
+import tensorflow as tf
+from npu_bridge.npu_init import *
+from npu_bridge.session import StopHook
+
+weight = tf.get_variable("weight", [])
+train = NPUOptimizer(tf.train.GradientDescentOptimizer(0.1)).minimize(weight**2, tf.train.get_or_create_global_step())
+with tf.train.MonitoredTrainingSession(hooks=[StopHook()]) as session:
+    while len(open("asked").readlines()) < 20:
+        session.run(train)
+print("trained to the end")
+"""
+
+
+@pytest.mark.slow("waits for hosts that come and go")
+@needs_horovod
+def test_a_training_lives_through_a_fickle_host_and_a_command_that_prints_rubbish_fails_and_hangs(tmp_path):
+    write_script(tmp_path, FICKLE, "hosts.sh")
+    write_script(tmp_path, UNTIL_ASKED)
+    # An answer comes sooner than that; and two slots are there for less than that.
+    quick = f"{QUICK}elastic._POLL_SECS, elastic._ANSWER_SECS, elastic.STEADY_SECS = 0.2, 10.0, {LIMIT_SECS}\n"
+    options = ("--tf1", "--min-np", 1, "--max-np", 2, "--hosts-from", "sh hosts.sh")
+    code, output = npu_run(*options, "train.py", cwd=tmp_path, prepare=quick)
+    assert code == 0, output
+    stay = "the hosts it named before stay"
+    expected = [
+        "npu-run: 1 rank on localhost:1",
+        "npu-run: --hosts-from sh hosts.sh: its output:1: the line is not understood. Expected each host once, as host "
+        f"slots=N; got '<html>no hosts here</html>'; {stay}",
+        f"npu-run: --hosts-from sh hosts.sh: exit code 3; {stay}",
+        f"npu-run: --hosts-from sh hosts.sh: no answer within 10 s; {stay}",
+        "trained to the end",
+    ]
+    lines = output.splitlines()
+    assert [line for line in lines if line.startswith(("npu-run: 1", "npu-run: 2", "npu-run: --h", "tra"))] == expected
+    assert "there are slots" not in output
+    wait_until(lambda: not is_alive(int((tmp_path / "sleeper").read_text())))
+
+
+def wait_until(is_so):
+    limit = time.monotonic() + LIMIT_SECS
+    while not is_so():
+        assert time.monotonic() < limit
+        time.sleep(0.01)

@@ -1,0 +1,105 @@
+"""Options of npu-run: logs, restarts, rank tables."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+
+import pytest
+
+from npu_bridge.base.own_folders import own_folder
+from npu_run.errors import LaunchError
+from npu_run.job import starts
+from npu_run.job.hosts import Plan
+from npu_run.job.supervisor import Outcome, run_ranks
+from npu_run.outputs import MADE_BY
+from tests.npu_run.launching import LIMIT_SECS, needs_horovod, npu_run, read_screen, start, write_script
+from tests.npu_run.test_hosts import write_table
+
+pytestmark = [pytest.mark.ranks(2), needs_horovod]
+
+
+def log_lines(folder, rank):
+    return (folder / "logs" / f"rank_{rank}.log").read_text().splitlines()
+
+
+def test_logs_keep_what_each_rank_prints_and_what_was_there(tmp_path):
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        sys.stdout.write(f"word of {os.environ['RANK_ID']}\\n")  # in one piece: parts of lines are shown, too
+        sys.stderr.write(f"error of {os.environ['RANK_ID']}\\n")
+        print("10 %\\r20 %\\r30 %", end="")
+        """,
+    )
+    earlier = ["--- 2026-01-02 03:04:05 rank 1 of 2: train.py", "of an earlier run"]
+    with own_folder(str(tmp_path / "logs"), "npu-run", "--out", MADE_BY["npu-run"]):
+        (tmp_path / "logs" / "rank_1.log").write_text("\n".join([*earlier, ""]))
+    code, output = npu_run("-np", "2", "--logs", "train.py", cwd=tmp_path)
+    assert code == 0
+    assert "word of 0" in output.splitlines() and "[rank 1] word of 1" in output.splitlines()
+    for rank in (0, 1):
+        *before, title, first, second, third = log_lines(tmp_path, rank)
+        assert before == earlier * rank
+        assert title.startswith("--- ") and title.endswith(f"rank {rank} of 2: train.py")
+        assert sorted([first, second, third]) == sorted([f"word of {rank}", f"error of {rank}", "30 %"])
+
+
+def test_one_rank_alone_has_a_log_too_and_needs_no_horovod(tmp_path):
+    write_script(tmp_path, "import os, sys\nprint(os.environ['RANK_ID'], 'horovod' in sys.modules)\nsys.exit(3)")
+    code, _ = npu_run("--logs", "train.py", cwd=tmp_path)
+    assert code == 3
+    assert log_lines(tmp_path, 0)[1] == "0 False"
+
+
+def test_rank_0_keeps_its_terminal_while_it_is_logged(tmp_path):
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        if os.environ["RANK_ID"] == "0":
+            print("terminal", sys.stdout.isatty(), os.get_terminal_size().columns)
+        """,
+    )
+    screen, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 111, 0, 0))
+    process = start("-np", "2", "--logs", "train.py", cwd=tmp_path, output=terminal)
+    os.close(terminal)
+    assert process.wait(timeout=LIMIT_SECS) == 0
+    assert read_screen(screen)[-1] == b"terminal True 111"
+    assert log_lines(tmp_path, 0)[1:] == ["terminal True 111"]
+
+
+def test_a_folder_of_logs_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "logs").write_text("a file")
+    with pytest.raises(LaunchError, match="--out .*logs cannot be written"):
+        run_ranks("train.py", [], Plan(1, {}), log_dir=str(tmp_path / "logs"))
+
+
+def test_restarts_end_with_success_or_when_they_are_used_up():
+    failed, done = Outcome(7, has_failed=True), Outcome(0, has_failed=False)
+    for outcomes, code in (([done], 0), ([failed, done], 0), ([failed, failed, Outcome(9, has_failed=True)], 9)):
+        left = iter(outcomes)
+        assert starts.run_again(lambda left=left: next(left), 2) == code
+        assert not list(left)
+
+
+def test_rank_table_of_this_machine_starts_its_ranks_on_its_devices(tmp_path):
+    write_table(tmp_path, [("127.0.0.1", [(0, 6), (1, 7)]), ("127.0.0.2", [(2, 6)])])
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        names = "RANK_ID RANK_SIZE DEVICE_ID ASCEND_DEVICE_ID".split()
+        seen = [*(os.environ[name] for name in names), os.path.basename(os.environ["RANK_TABLE_FILE"])]
+        sys.stdout.write(" ".join(seen) + "\\n")  # in one piece: parts of lines are shown, too
+        """,
+    )
+    code, output = npu_run("--rank-table", "table.json", "train.py", "--rank-table", cwd=tmp_path, DEVICE_ID="3")
+    assert code == 0
+    assert sorted(output.splitlines()) == sorted(
+        ["0 3 6 6 table.json", "[rank 1] 1 3 7 7 table.json", "[rank 2] 2 3 6 6 table.json"]
+    )

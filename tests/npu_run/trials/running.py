@@ -1,0 +1,50 @@
+"""Runs small scripts as trials: what `npu-run` tells a rank, in a process that has loaded TensorFlow already."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import textwrap
+
+from npu_run.trial import arguments_in, variables_of
+
+RANK = "import sys\nfrom npu_run.rank.main import main\nmain(sys.argv[1:])\n"
+
+
+def write_script(folder: pathlib.Path, text: str, name: str = "train.py") -> pathlib.Path:
+    """Writes a script and returns its path."""
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+class WarmTrials:
+    """Has `run_trial` of a module start ranks from a warm Python; the rest of a command is what users run.
+
+    Args:
+      python: a `WarmPython`.
+      folder: where commands are given, and for the file that starts a rank.
+    """
+
+    def __init__(self, python, folder: pathlib.Path):
+        self._python, self._folder = python, folder
+        self._start = write_script(folder, RANK, "start_rank.py")
+        self.runs = 0
+
+    def run(self, trial, command, imposed=None, log=None) -> int:
+        """As `run_trial`."""
+        self.runs += 1
+        os.makedirs(trial.folder, exist_ok=True)
+        env = {**os.environ, **variables_of(trial, imposed)}
+        ended = self._python.run([self._start, *arguments_in(command, trial.folder)], cwd=self._folder, env=env)
+        if log is not None:
+            pathlib.Path(log).write_text(ended.stdout + ended.stderr)
+        self.printed = ended.stdout + ended.stderr
+        return ended.returncode
+
+
+def losses_in(folder) -> list:
+    """The losses of a history, in order."""
+    lines = (pathlib.Path(folder) / "history.jsonl").read_text().splitlines()
+    return [row["loss"] for row in map(json.loads, lines) if "loss" in row]

@@ -1,0 +1,390 @@
+"""A recorded start: replayed here bit for bit, and by the file that needs TensorFlow alone."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_run.record import record, replay
+from npu_run.trials.replay_tf1 import Replay
+from tests.npu_run.trials.running import write_script
+
+tf1 = tf.compat.v1
+
+# Batches of a dataset, batches that are fed, and dropout. The first argument is the seed of all of it.
+SESSION = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+seed = int(sys.argv[1])
+tf.set_random_seed(seed)
+draw = np.random.RandomState(seed)
+dataset = tf.data.Dataset.from_tensor_slices(draw.randn(64, 8).astype("float32")).shuffle(64).repeat().batch(8)
+features = tf.data.make_one_shot_iterator(dataset).get_next()
+targets = tf.placeholder(tf.float32, [8])
+hidden = tf.nn.dropout(tf.layers.dense(features, 4, tf.nn.relu), rate=0.3)
+loss = tf.reduce_mean(tf.square(tf.reduce_sum(hidden, 1) - targets))
+train = tf.train.AdamOptimizer(0.01).minimize(loss, tf.train.get_or_create_global_step())
+"""
+TRAINING = """
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(6):
+        session.run(train, {targets: draw.randn(8)})
+"""
+# The same on a machine that has no npu_bridge.
+ELSEWHERE = """
+import sys
+sys.modules["npu_bridge"] = None
+sys.path.append("recorded")
+from replay_tf1 import Replay
+
+replay = Replay("recorded")
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    replay.load_weights(session)
+    for step in range(replay.steps):
+        value, _ = session.run([loss, train], feed_dict=replay.feeds(session.graph, step))
+        assert value == replay.losses[step], (step, value, replay.losses)
+    after = dict(np.load("recorded/rank_0/weights_after.npz"))
+    for variable in tf.global_variables():
+        assert (session.run(variable) == after[variable.op.name]).all(), variable.name
+print("the same", replay.steps)
+"""
+HOOKED = """
+import sys
+sys.modules["npu_bridge"] = None
+sys.path.append("recorded")
+from replay_tf1 import Replay
+replay = Replay("recorded")
+losses = []
+with tf.train.MonitoredTrainingSession(hooks=[replay]) as session:
+    while not session.should_stop():
+        losses.append(session.run([loss, train])[0])
+assert losses == replay.losses, (losses, replay.losses)
+print("the same", len(losses))
+"""
+# A loop that evaluates between steps, and never asks whether it should stop.
+UNASKED = HOOKED.replace(
+    "while not session.should_stop():", "for _ in range(9):\n        session.run(loss, {targets: np.ones(8)})"
+)
+# What a BERT does, after one's first import has loaded Keras and with it TensorFlow.
+BY_HAND = """
+from tensorflow.keras.layers import Dense
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import *
+dataset = tf.data.Dataset.range(64).map(lambda i: tf.random_uniform([8]) + tf.cast(i, tf.float32)).repeat().batch(8)
+features = tf.data.make_one_shot_iterator(dataset).get_next() / 64.0
+targets = tf.placeholder(tf.float32, [8, 1])
+noise = tf.raw_ops.RandomUniform(shape=[8, 1], dtype=tf.float32)  # has no seed, as some of NPU scripts have none
+begin, size, _ = tf.image.sample_distorted_bounding_box([8, 8, 3], tf.zeros([1, 1, 4]), min_object_covered=0.1)
+kernel = tf.get_variable("kernel", [8, 1])
+loss = tf.reduce_mean((tf.matmul(features, kernel) + noise - targets) ** 2) + 0.0 * tf.cast(begin[0], tf.float32)
+(gradient,) = tf.gradients(loss * 1024.0, [kernel])
+moment = tf.get_variable("kernel/adam_m", initializer=tf.zeros([8, 1]), trainable=False)
+step = tf.train.get_or_create_global_step()
+moved = 0.9 * moment + 0.1 * gradient / 1024.0
+train = tf.group(kernel.assign(kernel - 0.1 * moved), moment.assign(moved))
+train = tf.group(train, step.assign(step + 1))
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(3):
+        print("loss", session.run([loss, train], {targets: [["1.5"]] * 8})[0])
+        session.run(loss, {targets: np.ones([8, 1])})
+"""
+FIT = """
+import numpy as np
+import tensorflow as tf
+tf.contrib  # of version 1
+draw = np.random.RandomState(0)
+model = tf.keras.Sequential([tf.keras.layers.Dense(3, activation="relu", input_shape=(2,)), tf.keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model.fit(draw.randn(32, 2), np.ones([32, 1]), epochs=2, batch_size=4, verbose=0)
+"""
+MIXED = """
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import *
+features = tf.data.make_one_shot_iterator(tf.data.Dataset.range(64).repeat()).get_next()
+kernel = tf.get_variable("kernel", initializer=tf.constant([[1.0], [0.5]]))
+loss = tf.square(tf.reduce_sum(tf.matmul([[1.0, 2049.0]], kernel)) - tf.cast(features, tf.float32))
+manager = ExponentialUpdateLossScaleManager(init_loss_scale=256.0, incr_every_n_steps=1000)
+train = NPULossScaleOptimizer(tf.train.GradientDescentOptimizer(1e-9), manager).minimize(loss)
+config = tf.ConfigProto()
+custom = config.graph_options.rewrite_options.custom_optimizers.add()
+custom.name = "NpuOptimizer"
+custom.parameter_map["precision_mode"].s = tf.compat.as_bytes("allow_mix_precision")
+with tf.Session(config=npu_config_proto(config_proto=config)) as session:
+    session.run(tf.global_variables_initializer())
+    train = util.set_iteration_per_loop(session, train, 10)
+    for _ in range(3):
+        session.run(train)
+"""
+
+
+@pytest.fixture
+def recorded(command, tmp_path):
+    """A record of three steps with seed 1, in `recorded`; gives what was printed."""
+    write_script(tmp_path, SESSION + TRAINING)
+    code, output = command(record, "--steps", 3, "train.py", 1)
+    assert code == 0, output
+    return output
+
+
+def test_a_record_holds_all_that_a_step_reads(recorded, tmp_path):
+    assert "3 steps on 1 rank(s): initial weights, 1 tensors of batches, 1 fed tensors, 1 random tensors" in recorded
+    assert "npu-run replay recorded train.py ... trains from it" in recorded
+    assert "Replay('recorded')" in recorded and "not recorded" not in recorded
+    folder = tmp_path / "recorded" / "rank_0"
+    facts = json.loads((folder / "record.json").read_text())
+    assert facts["steps"] == len(facts["losses"]) == 3 and facts["not_recorded"] == {}
+    assert sorted(facts["kinds"].values()) == ["batch", "fed", "random"]
+    step = np.load(folder / "step_00002.npz")
+    assert set(step.files) == set(facts["kinds"]) and step["IteratorGetNext:0"].shape == (8, 8)
+    weights, after = np.load(folder / "weights.npz"), np.load(folder / "weights_after.npz")
+    assert {"dense/kernel", "dense/kernel/Adam", "global_step"} <= set(weights.files)
+    assert weights["global_step"] == 0 and after["global_step"] == 3
+    assert not (folder / "step_00003.npz").exists()
+
+
+def test_it_is_replayed_bit_for_bit_whatever_the_script_would_have_drawn(recorded, command, trials):
+    code, output = command(replay, "recorded", "train.py", 2)
+    assert (code, "bit for bit" in output) == (0, True), output + trials.printed
+
+
+def test_another_training_is_told(recorded, command, tmp_path):
+    write_script(tmp_path, (SESSION + TRAINING).replace("AdamOptimizer(0.01)", "AdamOptimizer(0.0101)"), "other.py")
+    code, output = command(replay, "recorded", "other.py", 1)
+    assert code == 1 and "the loss of step 1 is" in output and "dense/kernel is off by" in output, output
+
+
+def test_pure_tensorflow_replays_it(recorded, warm_python, tmp_path):
+    for text in (ELSEWHERE, HOOKED, UNASKED):
+        script = write_script(tmp_path, SESSION + text, "elsewhere.py")
+        ended = warm_python.run([script, 5], cwd=tmp_path)
+        assert "the same 3" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_weights_go_into_variables_that_start_from_a_checkpoint(tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    (tmp_path / "rank_0/record.json").write_text(json.dumps({"steps": 0, "losses": []}))
+    np.savez(tmp_path / "rank_0/weights.npz", w=[3.0])
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = tf1.get_variable("w", initializer=[1.0], use_resource=False)
+        session.run(variable.initializer)
+        tf1.train.Saver().save(session, f"{tmp_path}/model")
+        tf1.train.init_from_checkpoint(f"{tmp_path}/model", {"w": variable})
+        Replay(str(tmp_path)).load_weights(session)
+        assert session.run(variable) == [3.0]
+
+
+def test_many_weights_are_loaded_in_one_run(monkeypatch, tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    (tmp_path / "rank_0/record.json").write_text(json.dumps({"steps": 0, "losses": []}))
+    np.savez(tmp_path / "rank_0/weights.npz", a=[5.0], b=[6.0], c=[7.0], d=[8.0])
+    with tf.Graph().as_default(), tf1.Session() as session:
+        shared = tf.zeros([1])
+        variables = [tf1.Variable(start, name=name) for name, start in zip("abcd", ([1.0], [2.0], shared, shared))]
+        sizes, run = [], session.run
+        monkeypatch.setattr(session, "run", lambda targets, feeds: sizes.append(len(targets)) or run(targets, feeds))
+        Replay(str(tmp_path)).load_weights(session)
+        assert np.ravel(run(variables)).tolist() == [5, 6, 7, 8]
+    assert sizes == [3, 1]  # two start from one tensor, which has one value in a run
+
+
+# A script of TensorFlow 1.
+LOOP = """
+import tensorflow as tf
+weight = tf.get_variable("weight", [4])
+state = tf.while_loop(lambda i, s: i < 3, lambda i, s: (i + 1, s + tf.random_normal([4]) * weight), (0, weight))[1]
+train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(state ** 2))
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(4):
+        session.run(train)
+"""
+
+
+def test_what_cannot_be_recorded_is_said(command, tmp_path):
+    write_script(tmp_path, LOOP)
+    code, output = command(record, "--steps", 2, "train.py")
+    assert code == 0 and "not recorded: while/random_normal/RandomStandardNormal:0, as it is inside a loop" in output
+
+
+# Draws in conditions: one that a placeholder decides, and both branches of a constant one.
+CONDITIONS = """
+import sys
+import tensorflow as tf
+tf.set_random_seed(int(sys.argv[1]))
+is_training, phase = tf.placeholder(tf.bool, []), tf.equal("train", "train")
+weight = tf.get_variable("weight", initializer=[1.0, 2.0, 3.0, 4.0])
+masked = tf.layers.dropout(weight, 0.5, training=is_training, name="masked")
+noise = tf.cond(phase, lambda: tf.random_normal([4], name="noise"), lambda: tf.random_uniform([4], name="none"))
+train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum((masked + noise) ** 2))
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(4):
+        session.run(train, {is_training: True})
+        session.run(masked, {is_training: False})
+"""
+
+
+def test_what_is_drawn_in_a_condition_is_recorded(command, trials, tmp_path):
+    write_script(tmp_path, CONDITIONS)
+    code, output = command(record, "--steps", 3, "train.py", 1)
+    assert code == 0 and "2 random tensors" in output and "not recorded" not in output, output + trials.printed
+    code, output = command(replay, "recorded", "train.py", 2)
+    assert (code, "bit for bit" in output) == (0, True), output + trials.printed
+
+
+# A frozen batch normalisation. It leaves the statistics of its batch unset, outputs 1 to 4, and nothing reads them.
+FROZEN = """
+import tensorflow as tf
+hidden = tf.layers.conv2d(tf.random_normal([2, 4, 4, 3]), 3, 1, name="before")
+hidden = tf.layers.batch_normalization(hidden, training=False, fused=True, name="frozen")
+train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(hidden ** 2))
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(3):
+        session.run(train)
+"""
+
+
+def test_tensors_are_those_that_something_reads(command, trials, tmp_path):
+    write_script(tmp_path, FROZEN)
+    code, output = command(record, "--steps", 2, "--tensors", "train.py")
+    assert code == 0, output + trials.printed
+    kept = np.load(tmp_path / "recorded/rank_0/tensors_00001.npz").files
+    assert "before/Conv2D:0" in kept
+    assert "frozen/FusedBatchNormV3:0" in kept
+    assert not {f"frozen/FusedBatchNormV3:{output}" for output in range(1, 5)} & set(kept)
+
+
+# One loss after another, as where batches of several lengths have a graph each.
+TWO_LOSSES = """
+import tensorflow as tf
+weight = tf.get_variable("weight", initializer=[1.0, 2.0])
+data = [tf.placeholder(tf.float32, [2], name=name) for name in ("short", "long")]
+losses = [tf.reduce_sum((weight - each) ** 2, name=each.op.name + "_loss") for each in data]
+train = [tf.train.GradientDescentOptimizer(0.1).minimize(loss) for loss in losses]
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for step in range(4):
+        session.run(train[step % 2], {data[step % 2]: [0.5, 0.5]})
+"""
+
+
+def test_each_step_has_its_own_loss(command, trials, tmp_path):
+    write_script(tmp_path, TWO_LOSSES)
+    code, output = command(record, "--steps", 3, "train.py")
+    assert code == 0, output + trials.printed
+    facts = json.loads((tmp_path / "recorded/rank_0/record.json").read_text())
+    assert facts["loss_names"] == ["short_loss:0", "long_loss:0", "short_loss:0"]
+    assert facts["losses"] == pytest.approx([2.5, 1.6, 1.024])
+
+
+def test_an_optimizer_of_assignments_is_recorded(command, trials, tmp_path):
+    write_script(tmp_path, BY_HAND)
+    code, output = command(record, "--steps", 5, "train.py")
+    assert code == 0 and "not recorded" not in output, output + trials.printed
+    facts = json.loads((tmp_path / "recorded/rank_0/record.json").read_text())
+    printed = [float(line.split()[1]) for line in trials.printed.splitlines() if line.startswith("loss ")]
+    assert facts["losses"] == pytest.approx(printed, rel=1e-6) and len(printed) == 3, "without the scale"
+    assert facts["updates"] == ["Assign"] and facts["kinds"]["Placeholder:0"] == "fed"
+    assert sorted(set(facts["kinds"].values())) == ["batch", "fed", "random"] and "RandomUniform:0" in facts["kinds"]
+    assert np.load(tmp_path / "recorded/rank_0/weights_after.npz")["global_step"] == 3, "the training was shorter"
+    code, output = command(replay, "recorded", "train.py")
+    assert code == 0, output + trials.printed
+
+
+def test_fit_of_keras_in_a_graph_is_recorded(command, trials, tmp_path):
+    write_script(tmp_path, FIT)
+    code, output = command(record, "--steps", 5, "train.py")
+    assert code == 0 and "5 steps" in output and "3 fed tensors" in output, output + trials.printed
+    write_script(tmp_path, FIT.replace("RandomState(0)", "RandomState(1)"))
+    assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
+
+
+def test_fit_of_tensorflow_2_is_recorded(command, trials, tmp_path):
+    text = FIT.replace("tf.contrib  # of version 1", "import npu_device")
+    text = text.replace("Dense(1)])", "Dense(1), tf.keras.layers.Dropout(0.2)])")
+    write_script(tmp_path, text)
+    code, output = command(record, "--steps", 5, "train.py")
+    assert code == 0 and "5 steps" in output and "2 tensors of batches" in output, output + trials.printed
+    assert "not recorded: RandomUniform, as it is inside the function that trains" in output and "Replay" not in output
+    write_script(tmp_path, text.replace("RandomState(0)", "RandomState(1)"))
+    assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
+    write_script(tmp_path, text.replace('"adam"', '"sgd"'))
+    code, output = command(replay, "recorded", "train.py")
+    assert code == 1 and "the loss of step 1 is" in output, output + trials.printed
+
+
+def test_float32_whatever_a_script_asks_for(command, trials, tmp_path):
+    write_script(tmp_path, MIXED)
+    losses = []
+    for option in ([], ["--float32"]):
+        code, output = command(record, *option, "--steps", 3, "train.py")
+        assert code == 0 and "not recorded" not in output, output + trials.printed  # one step in each run
+        losses.append(json.loads((tmp_path / "recorded/rank_0/record.json").read_text())["losses"])
+    assert losses[1][0] == 1025.5**2 and losses[0][0] == 1025.0**2, "2049 is none of the numbers of float16"
+    assert np.load(tmp_path / "recorded/rank_0/weights.npz")["loss_scale"] == 256, "as it is called on an NPU"
+    assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
+
+
+def test_a_script_that_races_with_itself_is_told(command, tmp_path):
+    text = (SESSION + TRAINING).replace("Optimizer(0.01)", "Optimizer(0.01 / (1.0 + tf.cast(step, tf.float32)))")
+    text = text.replace("hidden =", "step = tf.train.get_or_create_global_step()\nhidden =", 1)
+    text = text.replace(
+        "(loss, tf.train.get_or_create_global_step())", "(loss)\ntrain = tf.group(train, step.assign(step + 1))"
+    )
+    write_script(tmp_path, text)
+    code, output = command(record, "--steps", 3, "train.py", 1)
+    assert code == 0 and "record: not repeatable: a step writes global_step (" in output, output
+    write_script(tmp_path, text.replace("0.01 /", "0.02 /"))
+    code, output = command(replay, "recorded", "train.py", 1)
+    assert code == 1 and "not repeatable, not even where it was recorded: a step writes global_step (" in output
+
+
+def test_the_same_folders_serve_again_and_what_others_have_put_there_stays(recorded, command, tmp_path):
+    (tmp_path / "recorded" / "notes.txt").write_text("mine")
+    assert command(record, "--steps", 2, "train.py", 1)[0] == 0
+    names = {path.name for path in (tmp_path / "recorded" / "rank_0").iterdir()}
+    assert "step_00001.npz" in names and "step_00002.npz" not in names
+    for _ in range(2):
+        code, output = command(replay, "recorded", "train.py", 7)
+        assert code == 0 and "2 steps on 1 rank(s): losses and weights are those of the record" in output
+    (tmp_path / "recorded" / "rank_0" / "thesis.txt").write_text("years")
+    for function, arguments in ((record, ["train.py", 1]), (replay, ["--out", ".", "recorded", "train.py", 7])):
+        code, output = command(function, *arguments)
+        assert code == 2 and "did not make. Expected a new folder, an empty one, or one that npu-run" in output
+    assert (tmp_path / "recorded" / "rank_0" / "thesis.txt").read_text() == "years"
+    assert (tmp_path / "recorded" / "notes.txt").read_text() == "mine" and (tmp_path / "train.py").exists()
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("print('nothing')", "no session run trained"),
+        ("raise SystemExit(3)", "the script ended with exit code 3"),
+    ],
+)
+def test_nothing_to_record_is_an_error(command, tmp_path, text, said):
+    write_script(tmp_path, text)
+    code, output = command(record, "train.py")
+    assert code == 2 and said in output
+
+
+def test_a_folder_without_a_record_is_an_error(command, tmp_path):
+    write_script(tmp_path, SESSION)
+    os.makedirs("empty")
+    code, output = command(replay, "empty", "train.py")
+    assert code == 2 and "holds no record" in output
+
+
+def test_another_model_is_an_error(recorded, command, trials, tmp_path):
+    write_script(tmp_path, (SESSION + TRAINING).replace("dense(features, 4", "dense(features, 5"), "other.py")
+    code, output = command(replay, "recorded", "other.py", 1)
+    assert code == 2 and "variable dense/kernel has another shape" in trials.printed, output + trials.printed

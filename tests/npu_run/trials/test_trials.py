@@ -1,0 +1,143 @@
+"""What a trial does to scripts that know nothing of it: seeds, initial weights, history, folders, the end."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from npu_run.trials.trial import SEED, Trial
+from tests.npu_run.trials.running import losses_in, write_script
+
+# Nothing has a seed, the loss is in no collection, and there is no global step.
+SESSION = """
+import random, sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+data = np.random.RandomState(0).randn(32, 8).astype("float32")
+hidden = tf.nn.dropout(tf.layers.dense(data, 4, tf.nn.relu), rate=0.3)
+loss = tf.reduce_mean(tf.square(tf.reduce_sum(hidden, 1) - 1.0))
+train = tf.train.AdamOptimizer(0.01).minimize(loss)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    print("weights", session.run("dense/kernel:0").tolist())
+    for _ in range(6):
+        session.run(train)
+    print("after", session.run("dense/kernel:0").sum(), random.random(), np.random.rand())
+"""
+
+ESTIMATOR = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+
+def data():
+    features = np.random.RandomState(0).randn(64, 4).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((features, features.sum(axis=1))).shuffle(64).repeat().batch(8)
+
+def model(features, labels, mode):
+    loss = tf.losses.mean_squared_error(labels, tf.squeeze(tf.layers.dense(features, 1), 1))
+    train = tf.train.AdamOptimizer(0.05).minimize(loss, tf.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train)
+
+for name in ("one", "other"):
+    estimator = tf.estimator.Estimator(model, "out/" + name)
+    estimator.train(data, max_steps=5)
+    print("went to", tf.estimator.Estimator(model, "out/" + name).model_dir)
+"""
+
+KERAS = """
+import numpy as np
+import tensorflow as tf
+features = np.random.RandomState(0).randn(64, 4).astype("float32")
+model = tf.keras.Sequential([tf.keras.layers.Dense(8, "relu"), tf.keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model.fit(features, features.sum(1), batch_size=8, epochs=2, verbose=0, shuffle=False)
+"""
+
+
+def test_seeds_are_pinned_and_shifted(trials, tmp_path):
+    script = write_script(tmp_path, SESSION)
+    printed = []
+    for number, shift in enumerate((0, 0, 1)):
+        assert trials.run(Trial(folder=str(tmp_path / str(number)), seed=shift), [str(script)]) == 0, trials.printed
+        printed.append([line for line in trials.printed.splitlines() if line.startswith(("weights", "after"))])
+    assert printed[0] == printed[1]
+    assert losses_in(tmp_path / "0") == losses_in(tmp_path / "1") and len(losses_in(tmp_path / "0")) == 6
+    assert printed[0][0] != printed[2][0] and losses_in(tmp_path / "0") != losses_in(tmp_path / "2")
+    # Python's and numpy's own numbers, too.
+    assert not {*printed[0][1].split()[2:]} & {*printed[2][1].split()[2:]}
+
+
+def test_a_seed_of_the_script_is_kept_and_shifted(trials, tmp_path):
+    seeded = SESSION.replace("data =", f"tf.set_random_seed({SEED + 1})\ndata =", 1)
+    seeded_too = SESSION.replace("data =", f"tf.set_random_seed({SEED})\ndata =", 1)
+    for number, (text, shift) in enumerate(((seeded, 0), (seeded_too, 1))):
+        script = write_script(tmp_path, text, f"script_{number}.py")
+        assert trials.run(Trial(folder=str(tmp_path / str(number)), seed=shift), [str(script)]) == 0, trials.printed
+    # Operators take (graph seed, own seed); the shift is one of the first.
+    assert losses_in(tmp_path / "0") == losses_in(tmp_path / "1")
+
+
+def test_initial_weights_are_rounded_otherwise(trials, tmp_path):
+    script = write_script(tmp_path, SESSION)
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    for draw, folder in enumerate((first, second)):
+        assert trials.run(Trial(folder=folder, seed=0, rounding=draw), [str(script)]) == 0, trials.printed
+    losses = np.array([losses_in(first), losses_in(second)])
+    assert (losses[0] != losses[1]).any() and np.allclose(*losses, rtol=1e-5, atol=0)
+
+
+def test_a_rounding_is_one_step_of_the_dtype_at_most():
+    from npu_run.trials.hooks import rounded_otherwise
+
+    for dtype in (np.float32, np.float64, np.float16):
+        value = np.array([0.0, 1.0, -2.5, 1e-3, 6e4] * 40, dtype)
+        changed = rounded_otherwise(value, 1, "kernel")
+        apart = np.abs(changed - value) / np.spacing(np.abs(value))
+        assert changed.dtype == dtype and apart.max() <= 1 and (changed != value).sum() > 60
+        assert (changed[value == 0] == 0).all()
+        assert (changed == rounded_otherwise(value, 1, "kernel")).all()
+        assert (changed != rounded_otherwise(value, 2, "kernel")).any()
+
+
+def test_estimators_write_to_the_folder_of_the_trial(trials, tmp_path):
+    folder = tmp_path / "trial"
+    assert trials.run(Trial(folder=str(folder), seed=0), [str(write_script(tmp_path, ESTIMATOR))]) == 0, trials.printed
+    assert (folder / "checkpoint").exists() and (folder / "2" / "checkpoint").exists()
+    assert not (tmp_path / "out").exists()
+    assert trials.printed.count(f"went to {folder}\n") == trials.printed.count(f"went to {folder}/2\n") == 1
+    losses = losses_in(folder)
+    assert len(losses) == 5 and losses[0] > losses[-1]
+
+
+def test_a_fit_is_watched(trials, tmp_path):
+    script = write_script(tmp_path, KERAS)
+    for draw in (0, 1):
+        trial = Trial(folder=str(tmp_path / str(draw)), seed=0, rounding=draw)
+        assert trials.run(trial, [str(script)]) == 0, trials.printed
+    losses = [losses_in(tmp_path / "0"), losses_in(tmp_path / "1")]
+    assert len(losses[0]) == 16 and losses[0] != losses[1] and np.allclose(*losses, rtol=1e-5)
+    assert trials.run(Trial(folder=str(tmp_path / "short"), seed=0, steps=3), [str(script)]) == 0, trials.printed
+    assert losses_in(tmp_path / "short") == losses[0][:3]
+
+
+OF_NPU = ESTIMATOR.replace('tf.estimator.Estimator(model, "out/" + name)', "NPUEstimator(model, config=config)")
+OF_NPU = OF_NPU.replace("import numpy", "from npu_bridge.npu_init import NPUEstimator, NPURunConfig\nimport numpy", 1)
+OF_NPU = OF_NPU.replace("for name in", 'config = NPURunConfig(model_dir="out", iterations_per_loop=5)\nfor name in')
+
+
+@pytest.mark.parametrize("text", [SESSION, ESTIMATOR, OF_NPU], ids=["session", "estimator", "npu"])
+def test_a_script_is_ended_after_some_steps(trials, tmp_path, text):
+    folder = tmp_path / "trial"
+    trial = Trial(folder=str(folder), seed=0, steps=2, operators=str(tmp_path / "operators.json"))
+    imposed = {"iterations_per_loop": 1}
+    assert trials.run(trial, [str(write_script(tmp_path, text))], imposed) == 0, trials.printed
+    assert len(losses_in(folder)) == 2 and all(map(math.isfinite, losses_in(folder)))
+    listed = {each["name"]: each for each in json.loads((tmp_path / "operators.json").read_text())}
+    assert listed["dense/MatMul"]["type"] == "MatMul" and "tf.layers.dense" in listed["dense/MatMul"]["where"]
+    assert listed["gradients/dense/MatMul_grad/MatMul"]["where"] == ""
+    assert not any("Assign" in each["type"] or "Apply" in each["type"] for each in listed.values())
