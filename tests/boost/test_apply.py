@@ -128,6 +128,14 @@ def test_dim_reduce_excludes_the_others(other):
         boost.apply(compiled(), config=manual("dim_reduce", other))
 
 
+@pytest.mark.parametrize("path", ["pca_mat_path", "weight_load_dir"])
+def test_enable_all_keeps_dim_reduce_where_one_of_its_paths_is_given(path, tmp_path):
+    """It looks for checkpoints in the folder, or for a basis, and nothing is there."""
+    config = {"boost": {"mode": "enable_all"}, "less_bn": {"fn_flag": False}, "dim_reduce": {path: str(tmp_path)}}
+    with pytest.raises((OSError, ValueError), match=str(tmp_path)):
+        boost.apply(compiled(), config=config)
+
+
 def test_enable_all_leaves_out_what_cannot_be(capsys):
     config = {"boost": {"mode": "enable_all"}, "less_bn": {"fn_flag": False}}
     made = boost.apply(compiled(), config=config)
@@ -286,6 +294,12 @@ def test_adasum_counts_ranks_by_the_device_number_and_rank_0_alone_speaks(on_ran
         assert ("updates of 2 groups of 1 ranks are combined" in one) == (rank == 0)
         assert ("left out, because it needs 2, 4, 8... times device_number=2 ranks" in two) == (rank == 0)
         np.testing.assert_allclose(np.concatenate(values), [0.8, 1.6, 2.4], rtol=1e-6)
+
+
+@pytest.mark.slow("three ranks share two cores")
+@pytest.mark.ranks(3)
+def test_three_groups_are_not_combined_in_pairs(on_ranks):
+    assert not any(is_adasum for _, ((_, is_adasum, _), _) in on_ranks(3, of_two_ranks))
 
 
 # Two blocks of three variables; the first update trains both, the second one the last block alone.

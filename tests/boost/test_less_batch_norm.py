@@ -201,6 +201,19 @@ def test_graphs_lose_the_operators_their_variables_and_their_updates(network, re
                 trained["checkpoint"] = saver.save(session, str(tmp_path / "model"))
 
 
+def test_a_variable_that_something_else_reads_stays(graph):
+    with tf1.variable_scope("network"):
+        residual_network(tf.random.normal([4, 8, 8, 3]), True)
+    gamma, beta = (
+        next(each for each in tf1.trainable_variables() if each.op.name == f"network/bn_1/{name}")
+        for name in ("gamma", "beta")
+    )
+    tf1.losses.add_loss(tf.nn.l2_loss(gamma))
+    assert len(boost.less_batch_norm(graph).report.removed) == 4
+    assert any(each is gamma for each in tf1.trainable_variables())
+    assert not any(each is beta for each in tf1.trainable_variables())
+
+
 def test_a_graph_with_gradients_is_refused_and_one_with_a_fed_mode_left_alone(graph):
     images = tf.zeros([2, 8, 8, 3])
     residual_network(images, tf1.placeholder_with_default(True, []))

@@ -103,6 +103,11 @@ def test_results_have_static_shapes_in_a_graph():
         assert hccl_ops.broadcast([x], 0)[0].op is not None
 
 
+def test_the_smallest_and_the_largest_fusion_id_are_taken():
+    for fusion_id in (0, 2**31 - 1):
+        assert hccl_ops.allreduce(X, "sum", fusion=2, fusion_id=fusion_id).numpy().tolist() == list(X)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [

@@ -45,6 +45,17 @@ def test_a_step_counted_beside_a_rate_that_reads_it(graph, use_resource):
     assert races_of(graph, after, step.read_value()) == set(), "who only looks"
 
 
+def test_a_variable_that_only_the_loss_reads(graph):
+    _, step, loss = model(True)
+    weight = tf1.get_variable("weight", initializer=1.0, trainable=False, use_resource=True)
+    loss += weight
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(loss)
+    note_gradients(loss, [gradient for gradient, _ in pairs])
+    train = optimizer.apply_gradients(pairs, step)
+    assert races_of(graph, train, loss, weight.assign(2.0)) == {"weight"}
+
+
 def test_two_optimizers_on_the_same_variable(graph):
     _, _, loss = model(False)
     first, second = (tf1.train.GradientDescentOptimizer(0.1).minimize(each) for each in (loss, loss * 2.0))

@@ -41,6 +41,7 @@ def run(*arguments):
         (units.parse_ranks, "1..4096", [2**power for power in range(13)]),
         (units.parse_ranks, "3..20,100", [3, 4, 8, 16, 20, 100]),
         (units.parse_ranks, "5..5", [5]),
+        (units.parse_ranks, "1..5", [1, 2, 4, 5]),
     ],
 )
 def test_numbers_are_read_as_people_write_them(parse, text, value):

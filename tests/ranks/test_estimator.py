@@ -295,6 +295,34 @@ def test_what_rank_0_has_saved_is_there_when_training_ends(on_ranks, tmp_path, k
     assert [name for name in of_rank_1 if isinstance(name, str)] == ["model.ckpt-3", "model.ckpt-5"]
 
 
+def export(folder):
+    """On a rank: where it has exported to, and whether a model is there; they train in one folder."""
+    communicator = collective.current()
+
+    def linear(features, labels, mode, params):
+        kernel = tf1.get_variable("kernel", [4, 1])
+        predictions = tf.matmul(features, kernel)
+        outputs = {"serving_default": tf.estimator.export.PredictOutput({"y": predictions})}
+        train_op = tf1.train.get_or_create_global_step().assign_add(1)
+        return NPUEstimatorSpec(mode, predictions, tf.reduce_sum(predictions), train_op, export_outputs=outputs)
+
+    estimator = NPUEstimator(linear, config=NPURunConfig(model_dir=os.path.join(folder, "model")), params={})
+    estimator.train(lambda: input_fn(communicator.rank, 2), max_steps=1)
+
+    def serving_input():
+        return tf.estimator.export.TensorServingInputReceiver(*[tf1.placeholder(tf.float32, [None, 4])] * 2)
+
+    path = os.fsdecode(estimator.export_saved_model(os.path.join(folder, "exported"), serving_input))
+    return path, os.path.exists(os.path.join(path, "saved_model.pb"))
+
+
+def test_rank_0_alone_exports_to_the_folder_asked_for(on_ranks, tmp_path):
+    (of_rank_0, is_there), (of_rank_1, is_elsewhere) = on_ranks(2, export, str(tmp_path))
+    assert is_there and is_elsewhere
+    assert os.listdir(tmp_path / "exported") == [os.path.basename(of_rank_0)]
+    assert not of_rank_1.startswith(str(tmp_path))
+
+
 def save_in(folder, own_folders, write_state):
     """On a rank: what is said of savers while each rank saves under a name of its own."""
     rank, lines, logger = collective.current().rank, _Lines(), logging.getLogger("npu_bridge.base.errors")

@@ -21,6 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.hccl import checks, hccl_ops
+from tests.training import in_graph
 
 SIZES = (4, 3, 2, 1)
 NUMPY = {
@@ -162,6 +163,41 @@ def test_every_collective_and_dtype_agrees_with_numpy(on_ranks, size):
             np.testing.assert_array_equal(
                 value, np.asarray(expected[key]).astype(np.complex128), err_msg=f"{key} on rank {rank} of {size}"
             )
+
+
+@in_graph
+def beside_the_rule():
+    """On a rank: sums beyond float16, blocks of another length on each rank, and rows that do not divide."""
+    rank = current().rank
+    large = tf.constant([1e10, 2e10], tf.bfloat16)
+    counts = np.array([[1, 2], [3, 4]])
+    data = tf.fill([int(counts[rank].sum())], float(rank))
+    starts = [np.concatenate([[0], row[:1]]) for row in (counts[rank], counts[:, rank])]
+    fetches = {
+        "allreduce": hccl_ops.allreduce(large, "sum"),
+        "reduce_scatter": hccl_ops.reduce_scatter(large, "sum", 2),
+        "all_to_all_v": hccl_ops.all_to_all_v(data, counts[rank], starts[0], counts[:, rank], starts[1]),
+        "all_to_all_v_c": hccl_ops.all_to_all_v_c(data, tf.constant(counts), rank),
+    }
+    rows = tf.compat.v1.placeholder(tf.float32, [None])
+    scattered = hccl_ops.reduce_scatter(rows, "sum", 2)
+    with tf.compat.v1.Session() as session:
+        results = {name: value.astype(float).tolist() for name, value in session.run(fetches).items()}
+        try:
+            session.run(scattered, {rows: [1.0, 2.0, 3.0]})
+        except tf.errors.InvalidArgumentError as error:
+            results["refused"] = str(error)
+        return results
+
+
+@pytest.mark.ranks(2)
+def test_large_sums_blocks_of_any_length_and_rows_that_do_not_divide(on_ranks):
+    for rank, results in enumerate(on_ranks(2, beside_the_rule)):
+        np.testing.assert_allclose(results["allreduce"], [2e10, 4e10], rtol=0.01)
+        np.testing.assert_allclose(results["reduce_scatter"], [[2e10], [4e10]][rank], rtol=0.01)
+        blocks = [[0.0] + [1.0] * 3, [0.0] * 2 + [1.0] * 4][rank]
+        assert results["all_to_all_v"] == results["all_to_all_v_c"] == blocks
+        assert "the first dimension must be a multiple of 2" in results["refused"]
 
 
 def eager_and_in_a_function():

@@ -314,9 +314,14 @@ def test_the_callback_leaves_each_rank_its_sums(on_ranks, knows_its_input):
     assert on_ranks(2, accumulated_from_the_first_batch, knows_its_input) == [[[-1.0], [-1.0]]] * 2
 
 
-def callback_with_other_variables():
-    """On a rank: rank 1 trains a model of its own."""
-    model = make_model() if collective.current().rank == 0 else tf.keras.Sequential([tf.keras.layers.Dense(2)])
+def callback_with_other_variables(are_as_many):
+    """On a rank: rank 1 trains a model of its own, perhaps with as many variables."""
+    model = make_model()
+    if collective.current().rank == 1:
+        widths = [9, 4, 2] if are_as_many else [2]
+        model = tf.keras.Sequential([tf.keras.layers.Dense(width) for width in widths])
+        if are_as_many:
+            model = tf.keras.Sequential([tf.keras.layers.Dense(9, use_bias=False), *model.layers[1:]])
     tokens, labels = make_data(1)
     try:
         callback = NPUBroadcastGlobalVariablesCallback(0)
@@ -325,8 +330,9 @@ def callback_with_other_variables():
         return str(error)
 
 
-def test_the_callback_refuses_ranks_with_other_variables(on_ranks):
-    for message in on_ranks(2, callback_with_other_variables):
+@pytest.mark.parametrize("are_as_many", [False, True])
+def test_the_callback_refuses_ranks_with_other_variables(on_ranks, are_as_many):
+    for message in on_ranks(2, callback_with_other_variables, are_as_many):
         assert "rank 1 trains other variables" in message
 
 

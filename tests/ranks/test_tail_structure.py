@@ -8,6 +8,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.tailing_hook import report_of
@@ -107,6 +108,36 @@ def test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it(on_ranks, mo
     waiting, superfluous, updates = on_ranks(2, waits_for_last_fragment, model, optimizer, True)[0]
     assert superfluous == []
     assert 0 < len(waiting) < len(updates)
+
+
+@in_graph
+def transfers_that_wait(most):
+    """On a rank: for each fragment's transfer, those of other fragments and the decision that it waits for."""
+    with environment.temporarily(lambda: {"NPU_TRANSFERS_IN_FLIGHT": str(most)}):
+        wrapped = NPUOptimizer(
+            OPTIMIZERS["sgd"](), FixedLossScaleManager(8), True, True, True, gradient_split_groups=[5, 10, 15, 20, 25]
+        )
+        wrapped.minimize(chain(), tf1.train.get_or_create_global_step())
+    nodes = nodes_of_graph(tf1.get_default_graph())
+    transfers = {
+        int(name.split("_fragment_")[1].split("_")[0]): name
+        for name, node in nodes.items()
+        if node.kind == "HorovodGroupedAllreduce"
+    }
+    (decision,) = (name for name, node in nodes.items() if node.kind == "HorovodAllreduce")
+    behind = {name: waiting_for(nodes, [name]) for name in (*transfers.values(), decision)}
+    waits = {
+        number: sorted(other for other, source in transfers.items() if other != number and name in behind[source])
+        for number, name in transfers.items()
+    }
+    return waits, sorted(number for number, name in transfers.items() if name in behind[decision])
+
+
+def test_as_many_transfers_are_under_way_as_asked_for_and_the_last_waits_for_the_decision(on_ranks):
+    waits, after_decision = on_ranks(2, transfers_that_wait, 1)[0]
+    assert waits == {number: list(range(number)) for number in range(6)} and after_decision == [5]
+    waits, after_decision = on_ranks(2, transfers_that_wait, 3)[0]
+    assert waits == {0: [], 1: [], 2: [], 3: [0], 4: [1], 5: [2]} and after_decision == [5]
 
 
 def test_without_tail_optimisation_everything_waits(on_ranks):

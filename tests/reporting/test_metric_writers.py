@@ -6,8 +6,12 @@ import csv
 import glob
 import math
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.reporting import CsvWriter, MetricsCallback, MetricsHook, MissingExtraError, MlflowWriter, WandbWriter
 from tests.reporting.stepping import Clock, run_steps
 
@@ -30,6 +34,41 @@ def test_csv_holds_what_is_known_and_finite(tmp_path):
     assert rows[0] == {"step": "1", "loss": "4", "loss_scale": "8", "skipped_steps": "0"}
     assert rows[2] == {"step": "2", "loss_scale": "8", "skipped_steps": "1", "steps_per_sec": "2"}
     assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4"]
+
+
+class Kept:
+    """A writer of one's own, which keeps the numbers."""
+
+    def __init__(self):
+        self.rows = []
+
+    def begin(self, step):
+        self.rows.clear()
+
+    def write(self, step, values, precision):
+        self.rows.append(values)
+
+    def close(self):
+        pass
+
+
+def test_samples_a_second_are_those_of_skipped_steps_too():
+    writer = Kept()
+    hook = MetricsHook(writer, 1, clock=Clock(per_look=0.5))
+    with tf.Graph().as_default():
+        rows = tf.data.Dataset.from_tensors(np.zeros([5, 2], np.float32)).repeat()
+        iterator = tf.compat.v1.data.make_initializable_iterator(rows)
+        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        weight = tf.compat.v1.get_variable("weight", initializer=1.0)
+        loss = weight * 2.0**11 + tf.reduce_sum(iterator.get_next())
+        manager = ExponentialUpdateLossScaleManager(2.0**119, 1000, 1, 2, 0.5)
+        optimizer = NPUOptimizer(tf.compat.v1.train.GradientDescentOptimizer(2.0**-20), manager, is_loss_scale=True)
+        train_op = optimizer.minimize(loss, tf.compat.v1.train.get_or_create_global_step())
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+            for _ in range(8):
+                session.run(train_op)
+    assert writer.rows[-1]["skipped_steps"] == 3
+    assert [row["samples_per_sec"] for row in writer.rows[1:]] == [10.0] * 7
 
 
 def test_csv_goes_on_from_a_checkpoint(tmp_path):

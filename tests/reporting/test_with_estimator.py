@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 import tensorflow as tf
 
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.reporting import History, HistoryHook, ProgressHook, summarize
@@ -70,3 +73,32 @@ def test_same_hooks_train_twice_and_the_history_goes_on(estimator, tmp_path):
     summary = summarize(History(recorder.history.path))
     assert (summary.steps, summary.skipped_steps, summary.loss_scale) == (4, 6, 2.0**117)
     assert [start.step for start in History(recorder.history.path).starts] == [0, 2]
+
+
+class LeavesOut(tf.estimator.SessionRunHook):
+    """Keeps which seconds it is told to leave out."""
+
+    def __init__(self):
+        self.secs = []
+
+    def leave_out(self, secs):
+        self.secs.append(secs)
+
+
+def test_the_time_of_evaluations_is_no_time_of_the_training(tmp_path):
+    estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=2))
+    training, taken = LeavesOut(), []
+
+    def slow_input():
+        began = time.monotonic()
+        time.sleep(0.3)
+        taken.append(time.monotonic() - began)
+        return input_fn()
+
+    tf.estimator.train_and_evaluate(
+        estimator,
+        tf.estimator.TrainSpec(input_fn, max_steps=5, hooks=[training]),
+        tf.estimator.EvalSpec(slow_input, steps=1, throttle_secs=0, start_delay_secs=0),
+    )
+    assert len(training.secs) == len(taken) >= 2
+    assert all(left_out > secs for left_out, secs in zip(training.secs, taken))

@@ -214,6 +214,16 @@ def test_five_steps_in_a_run_are_five_runs(noise, way, kept, monkeypatch, caplog
     assert ("steps are repeated one by one" in caplog.text) == (way == "one by one")
 
 
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 5), (7, 0)], ids=str)
+def test_random_numbers_of_any_seed_are_drawn_in_turn(graph, seeds):
+    """The pair (0, 0) is no seed to TensorFlow; with another one an operator draws the same numbers each time."""
+    of_graph, of_op = seeds
+    tf1.set_random_seed(of_graph)
+    step = tf1.assign_add(tf1.get_variable("noisy", [2]), tf.random.uniform([2], seed=of_op)).op
+    with pytest.raises(NotLoopableError, match="keeps state"):
+        put_in_loop(graph, [step])
+
+
 def test_two_steps_of_a_graph_repeat_on_their_own(graph):
     counts = [tf1.get_variable(name, initializer=0) for name in ("generator", "critic")]
     with tf1.Session() as session:

@@ -118,3 +118,14 @@ def test_a_second_profiler_is_not_disturbed(tmp_path, caplog):
     assert "another profiler is running" in caplog.text
     assert len(list((tmp_path / "own").rglob("*.xplane.pb"))) == 1
     assert not list((tmp_path / "ours").rglob("*.xplane.pb"))
+
+
+def profile_on_a_rank(folder):
+    """On a rank: trains with a trace asked for."""
+    train_npu_estimator(f"{folder}/model", profiling_config=ProfilingConfig(True, _options(folder)))
+
+
+@pytest.mark.ranks(2)
+def test_each_rank_has_a_trace_of_its_own(on_ranks, tmp_path):
+    on_ranks(2, profile_on_a_rank, str(tmp_path))
+    assert [_runs_traced(tmp_path / name) >= 5 for name in ("rank_0", "rank_1")] == [True, True]

@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 
+from npu_run.trials.acceptance import Float32Band
 from npu_run.trials.trial import SEED, Trial
 from tests.npu_run.trials.running import losses_in, write_script
+from tests.reporting.test_page import write_history
 
 # Nothing has a seed, the loss is in no collection, and there is no global step.
 SESSION = """
@@ -141,3 +143,12 @@ def test_a_script_is_ended_after_some_steps(trials, tmp_path, text):
     assert listed["dense/MatMul"]["type"] == "MatMul" and "tf.layers.dense" in listed["dense/MatMul"]["where"]
     assert listed["gradients/dense/MatMul_grad/MatMul"]["where"] == ""
     assert not any("Assign" in each["type"] or "Apply" in each["type"] for each in listed.values())
+
+
+def test_a_run_that_ends_early_is_not_judged_by_the_steps_that_it_has(tmp_path):
+    for name, losses in {"first": [5.0, 4.0, 3.0], "second": [5.0, 4.0, 3.0], "whole": [5.0, 4.0, 3.0001]}.items():
+        write_history(tmp_path / name, losses)
+    write_history(tmp_path / "short", [5.0, 4.0])
+    band = Float32Band([str(tmp_path / "first"), str(tmp_path / "second")], 0.01)
+    assert band.judge(str(tmp_path / "whole"))[0]
+    assert band.judge(str(tmp_path / "short")) == (False, "it trained 2 of 3 steps")

@@ -352,6 +352,16 @@ def test_single_inputs_and_outputs_are_rounded(tmp_path, mode):
     assert graph.finalized
 
 
+def test_an_output_is_rounded_where_an_input_that_is_handed_on_is_not(tmp_path):
+    path = rule_file(tmp_path, "OpType::Maximum:InputDtype:float16,float32,OutputDtype:float16")
+    with tf.Graph().as_default() as graph:
+        fed = [tf1.placeholder(tf.float32, [2]) for _ in range(2)]
+        larger = tf.identity(tf.maximum(*fed))
+    with session_of(graph, precision_of(customize_dtypes=path)) as session:
+        values = session.run(larger, dict(zip(fed, ([0.0, 1.0001], [1.0001, 0.0]))))
+    np.testing.assert_array_equal(values, np.float32(np.float16([1.0001, 1.0001])))
+
+
 def test_rounding_inside_loops_and_of_operators_made_later(tmp_path):
     path = rule_file(tmp_path, "OpType::MatMul:InputDtype:float16,float16,OutputDtype:float32")
     value = np.random.RandomState(4).randn(6, 6).astype("f")
