@@ -28,7 +28,7 @@ bin := .venv$(addprefix -tf,$(TF))/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-for-train venv-tf115 train test test-all test-versions test-clusters test-hosts test-soak test-elastic test-tf115 explore lint docs modules dist format bench clean distclean
+.PHONY: help venv venv-for-train venv-tf115 train test test-all test-gpu test-versions test-clusters test-hosts test-soak test-elastic test-tf115 explore lint docs modules dist format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -57,6 +57,9 @@ test-all: venv  ## the whole test suite, with the cases that are marked slow (AR
 test-versions:  ## ROOMS= that another TensorFlow may break, on each of VERSIONS="2.15 2.16 2.18 2.21" (TIER=test-all: all cases)
 	@for version in $(VERSIONS); do echo "== TensorFlow $$version" && \
 	  $(MAKE) --no-print-directory $(TIER) TF=$$version ARGS="$(ROOMS) $(ARGS)" || exit 1; done
+
+test-gpu: venv  ## training on a GPU against the CPU, numpy and float32, minutes (ARGS=--on-cpu: the same cases without a GPU)
+	@$(bin)/python -m pytest -n 0 tests/gpu $(ARGS)
 
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)

@@ -66,15 +66,17 @@ def packages_for(parts: str) -> list[list[str]]:
     is_plain_linux = sys.platform == "linux" and platform.machine() == "x86_64"
     # The one that is called cpu is much smaller.
     name, extra = ("tensorflow-cpu", "cpu") if is_plain_linux and not has_gpu else ("tensorflow", "tensorflow")
+    # Without the libraries of CUDA, TensorFlow finds no GPU and says so in a line that is easily missed.
+    cuda = ["tensorflow[and-cuda]"] if is_plain_linux and has_gpu else []
     if TENSORFLOW == "2.15":
-        return [["--editable", f".[{extra},{'test' if parts == 'all' else 'examples'}]"]]
+        return [[*cuda, "--editable", f".[{extra},{'test' if parts == 'all' else 'examples'}]"]]
     # TensorFlow 2.21 no longer brings TensorBoard.
     beside = ["tensorboard", "tensorflow-estimator==2.15.*", "scikit-learn>=1.3,<1.8"]
     if TENSORFLOW == "2.20":
         beside.append("protobuf<7")  # which it would take, and whose texts of graphs it cannot write
     versions = [f"{name}=={TENSORFLOW}.*", *beside]
     # Keras 2 asks for the package tensorflow, whichever of the two is there.
-    return [[*versions, "--editable", f".[{'plot,tools' if parts == 'all' else 'plot'}]"],
+    return [[*versions, *cuda, "--editable", f".[{'plot,tools' if parts == 'all' else 'plot'}]"],
             ["--no-deps", f"tf-keras=={TENSORFLOW}.*"]]  # fmt: skip
 
 
