@@ -174,6 +174,29 @@ def test_a_fused_update_is_that_of_single_variables_in_fewer_kernels(rule):
     assert few < many / 2
 
 
+@pytest.mark.parametrize("rule", ["LAMB", "AdamW"])
+def test_a_fused_update_of_large_variables_writes_one_temporary(rule):
+    """What operators allocate, in units of the variables' bytes: slots and variables are updated in place."""
+    with tf.Graph().as_default():
+        variables = [tf1.get_variable(f"v{number}", [512, 512], use_resource=True) for number in range(4)]
+        gradients = [tf.Variable(tf.ones([512, 512]), trainable=False) for _ in variables]
+        pairs = [(gradient.read_value(), variable) for gradient, variable in zip(gradients, variables)]
+        step = getattr(optimizers, rule)(0.01, fused=True).apply_gradients(pairs)
+        options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(step)
+            session.run(step, options=options, run_metadata=metadata)
+    allocated = sum(
+        max(record.alloc_bytes, 0)
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for memory in node.memory
+        for record in memory.allocation_records
+    )
+    assert 0 < allocated <= 1.05 * 4 * 512 * 512 * 4
+
+
 def test_memory_of_the_gpu_grows_with_what_is_used(real_gpu):
     train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), dynamic(2.0**10), is_loss_scale=True), 3)
     assert tf.config.experimental.get_memory_info("GPU:0")["peak"] < 2**28
