@@ -137,9 +137,10 @@ class InLoop(SavedObjects):
         self.counted = Counted()
         self._manager = dynamic()
         self._is_own_tape = is_own_tape
-        self._pipeline = stages.pipeline(name, self._manager, is_distributed=True, stages=made(chain))
         self.optimizer = tf.keras.optimizers.legacy.SGD(RATE, MOMENTUM)
-        self._pipeline.optimizer_variables = self.optimizer.variables
+        self._pipeline = stages.pipeline(
+            name, self._manager, is_distributed=True, stages=made(chain), inner=self.optimizer
+        )
         self._step = self._step_of if is_eager else tf.function(self._step_of, autograph=False)
         named = {key.replace("/", "_"): variable for key, variable in self.variables.items()}
         self.checkpoint = tf.train.Checkpoint(optimizer=self.optimizer, **named, **self._pipeline.state())

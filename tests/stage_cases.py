@@ -113,9 +113,10 @@ class InFunction(SavedObjects):
     def __init__(self, chain, name="stages_in_function"):
         self.variables = {key: tf.Variable(value, name=key) for key, value in start_values().items()}
         self._manager = dynamic()
-        self._pipeline = stages.pipeline(name, self._manager, is_distributed=True, stages=made(chain))
         self.optimizer = tf.keras.optimizers.legacy.SGD(LEARNING_RATE)
-        self._pipeline.optimizer_variables = self.optimizer.variables
+        self._pipeline = stages.pipeline(
+            name, self._manager, is_distributed=True, stages=made(chain), inner=self.optimizer
+        )
         self._step = tf.function(self._step_of, autograph=False)
         self.checkpoint = tf.train.Checkpoint(optimizer=self.optimizer, **self.variables, **self._pipeline.state())
 

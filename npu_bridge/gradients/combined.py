@@ -24,16 +24,14 @@ class CombinedGradients:
     Args:
       owner: name of the optimizer, for messages.
       is_checked: compare the pieces with what each gradient gives alone, in every step.
-    Attributes:
-      key_of: gives what a variable's gradient must have in common with others to be joined with them; set by the
-        optimizer.
+      key_of: returns what the gradients of variables must have in common to be joined.
     """
 
-    def __init__(self, owner: str, is_checked: bool = False):
+    def __init__(self, owner: str, is_checked: bool = False, key_of: Callable[[Any], Any] = lambda variable: None):
         self._owner = owner
         self._is_checked = is_checked
         self._names: tuple | None = None
-        self.key_of: Callable[[Any], Any] = lambda variable: None
+        self._key_of = key_of
 
     def unscale(self, step: Step) -> None:
         """Replaces the gradients of a step by pieces of flat tensors that are divided by the step's divisor."""
@@ -61,7 +59,7 @@ class CombinedGradients:
         batches: dict = {}
         for position, (grad, variable) in enumerate(pairs):
             if isinstance(grad, tf.Tensor) and grad.shape.is_fully_defined():
-                key = self.key_of(variable) if hasattr(variable, "assign") else None
+                key = self._key_of(variable) if hasattr(variable, "assign") else None
                 batches.setdefault((grad.dtype, key), []).append(position)
         return [batch for batch in batches.values() if len(batch) > 1]
 

@@ -11,7 +11,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 from npu_bridge.collective import wire_names
-from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner import is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.recipe import build_pipeline
@@ -78,7 +78,7 @@ class _AveragedOnce:
 
         def method(original, pipeline, *arguments, **keywords):
             pairs = self._call(original, arguments, keywords)
-            return pairs if self._is_inside else self._averaged(pipeline, optimizer, pairs)
+            return pairs if self._is_inside else self._averaged(pipeline, pairs)
 
         self._replace(optimizer, method_name, name, method)
 
@@ -89,7 +89,7 @@ class _AveragedOnce:
             gradients = self._call(original, (loss, params), {})
             if self._is_inside:
                 return gradients
-            pairs = self._averaged(pipeline, optimizer, list(zip(gradients, tf.nest.flatten(params))))
+            pairs = self._averaged(pipeline, list(zip(gradients, tf.nest.flatten(params))))
             return [grad for grad, _ in pairs]
 
         self._replace(optimizer, method_name, name, method)
@@ -101,7 +101,7 @@ class _AveragedOnce:
             pairs = list(grads_and_vars)
             went_before = [earlier.forget(pairs) for earlier in self._pipelines]
             if not any(went_before):
-                pairs = self._averaged(pipeline, optimizer, pairs)
+                pairs = self._averaged(pipeline, pairs)
                 pipeline.forget(pairs)
             return original(pairs)
 
@@ -110,10 +110,9 @@ class _AveragedOnce:
     def _replace(self, optimizer, method_name, name, method):
         """Replaces a method of the optimizer by one that is given the original and a pipeline besides."""
         original = getattr(optimizer, method_name)
-        pipeline = build_pipeline(name, is_distributed=True, owner=self._owner)
-        pipeline.optimizer_variables = adapt(optimizer, self._owner, is_updating=False).variables
+        pipeline = build_pipeline(name, is_distributed=True, inner=optimizer, owner=self._owner)
         wire_names.set_owner(optimizer, pipeline.transfers)
-        averaging = KerasPipeline(pipeline, None, self._owner)
+        averaging = KerasPipeline(pipeline, self._owner)
         self._pipelines.append(averaging)
 
         @tf.autograph.experimental.do_not_convert
@@ -123,10 +122,10 @@ class _AveragedOnce:
 
         object.__setattr__(optimizer, method_name, replacement)
 
-    def _averaged(self, pipeline, optimizer, pairs):
+    def _averaged(self, pipeline, pairs):
         pairs = pipeline.combine_once(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
-        pipeline.start_alike(pairs, lambda: adapt(optimizer, self._owner, is_updating=False).make_slots(updated))
+        pipeline.start_alike(pairs, lambda: pipeline.inner.make_slots(updated))
         return pairs
 
     def _call(self, original, arguments, keywords):

@@ -27,13 +27,15 @@ class InnerOptimizer(abc.ABC):
 
     Attributes:
       optimizer: the optimizer itself.
+      saved_as: what object-based checkpoints save as the optimizer: a wrapper around it, or the optimizer.
       stand_ins: what it updates in place of variables of 16 bits.
     """
 
     takes_references = True
 
-    def __init__(self, optimizer, updates_narrow=True):
+    def __init__(self, optimizer, updates_narrow=True, saved_as=None):
         self.optimizer = optimizer
+        self.saved_as = optimizer if saved_as is None else saved_as
         self.stand_ins = StandIns(optimizer, self.takes_references, updates_narrow)
 
     def prepare(self, variables: list) -> None:
@@ -105,24 +107,30 @@ class InnerOptimizer(abc.ABC):
         return None if key_of is None else key_of(variable)
 
 
-def adapt(optimizer: Any, owner: str, is_updating: bool = True, takes_keras3: bool = False) -> InnerOptimizer:
-    """Finds the adapter for an optimizer; `owner` is the class it was given to, for the message.
+def adapt(
+    optimizer: Any, owner: str, is_updating: bool = True, takes_keras3: bool = False, saved_as: Any = None
+) -> InnerOptimizer:
+    """Finds the adapter for an optimizer.
 
-    `is_updating` is False where somebody else calls the optimizer's `apply_gradients`.
-
+    Args:
+      optimizer: an optimizer of any family.
+      owner: the class it was given to, for the message.
+      is_updating: False where somebody else calls the optimizer's `apply_gradients`.
+      takes_keras3: whether it may be one of Keras 3.
+      saved_as: the wrapper that object-based checkpoints save in its place.
     Raises:
       TypeError: it is not an optimizer of a known family, or of Keras 3 without `takes_keras3`.
     """
     # An optimizer that has stand-ins of its own asks for the variables themselves.
     updates_narrow = not is_updating or getattr(type(optimizer), "has_stand_ins", False)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _Tf1Optimizer(optimizer, updates_narrow)
+        return _Tf1Optimizer(optimizer, updates_narrow, saved_as)
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        return _KerasLegacyOptimizer(optimizer, updates_narrow)
+        return _KerasLegacyOptimizer(optimizer, updates_narrow, saved_as)
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        return _KerasOptimizer(optimizer, updates_narrow)
+        return _KerasOptimizer(optimizer, updates_narrow, saved_as)
     if takes_keras3:
-        return _Keras3Optimizer(optimizer, updates_narrow)
+        return _Keras3Optimizer(optimizer, updates_narrow, saved_as)
     is_class = isinstance(optimizer, type)
     fix = f"Write {optimizer.__name__}(...)." if is_class else "Pass the optimizer object itself."
     if keras3.is_optimizer(optimizer):
@@ -228,8 +236,8 @@ class _KerasLegacyOptimizer(_KerasFamily):
 
 
 class _KerasOptimizer(_KerasFamily):
-    def __init__(self, optimizer, updates_narrow):
-        super().__init__(optimizer, updates_narrow)
+    def __init__(self, optimizer, updates_narrow, saved_as=None):
+        super().__init__(optimizer, updates_narrow, saved_as)
         self._updated_variables = []
         _start_rate_after_counter(optimizer)
 
@@ -289,8 +297,8 @@ def _have_values(variables):
 class _Keras3Optimizer(_KerasFamily):
     """Pipelines see the variables of TensorFlow behind those of Keras; the optimizer is given Keras' own."""
 
-    def __init__(self, optimizer, updates_narrow):
-        super().__init__(optimizer, updates_narrow)
+    def __init__(self, optimizer, updates_narrow, saved_as=None):
+        super().__init__(optimizer, updates_narrow, saved_as)
         self._known = {}
         self.values_of(keras3.variables_built_with(optimizer))
 

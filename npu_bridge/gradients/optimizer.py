@@ -33,7 +33,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
 
     Args:
       optimizer: a TF 1, Keras legacy or Keras optimizer.
-      pipeline: the stages that gradients go through.
+      pipeline: the stages that gradients go through, and the adapter of the optimizer.
       name: name of this optimizer.
     Raises:
       TypeError: `optimizer` is none.
@@ -46,12 +46,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         super().__init__(use_locking=False, name=name)
         _check_nesting(optimizer, pipeline, type(self).__name__)
         self._pipeline = pipeline
-        self._inner = adapt(optimizer, type(self).__name__)
-        pipeline.optimizer_variables = lambda: self._inner.variables()
-        pipeline.slots_of = lambda variables: self._inner.make_slots(variables)
-        if pipeline.combined is not None:
-            pipeline.combined.key_of = self._inner.combine_key
-        pipeline.restored_optimizer = lambda: self
+        self._inner = adapt(optimizer, type(self).__name__) if pipeline.inner is None else pipeline.inner
         track(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():
             track(self, state, name)

@@ -12,6 +12,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, exchanges, wire_names
 from npu_bridge.gradients import collections, object_restores, training_apart
 from npu_bridge.gradients.graph_mode import building_graph, choose_tensors, tensors_if
+from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.order import in_order
 from npu_bridge.gradients.rank_values import GivenBack, RankValues, noted_gather
 from npu_bridge.gradients.resuming import watch_savers
@@ -44,13 +45,10 @@ class Pipeline:
 
     Args:
       stages: the stages, in any order; at most one of them communicates.
+      inner: the optimizer that updates, also an attribute. Ranks compare its variables and slots before the first step;
+        without one, those of the stages alone.
       owner: name of the optimizer's class, for messages.
     Attributes:
-      optimizer_variables: returns the variables of the optimizer, which ranks compare before the first step; set by the
-        wrapper around the optimizer.
-      combined: joins the gradients of variables that the optimizer updates together into flat tensors; or None.
-      restored_optimizer: returns the object that object-based checkpoints save as the optimizer; set by the wrapper.
-      slots_of: returns the optimizer's slots of variables and creates the missing ones; set by the wrapper.
       transfers: the label that distinguishes its collectives from those of other optimizers.
     Raises:
       TypeError: an element of `stages` is not a stage.
@@ -64,7 +62,8 @@ class Pipeline:
       >>> pipeline.apply(step, optimizer.apply_gradients)
     """
 
-    def __init__(self, stages: Sequence[Stage], owner: str = "Pipeline"):
+    def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None = None, owner: str = "Pipeline"):
+        self.inner = inner
         self._stages = in_order(stages, owner)
         for stage in self._stages:
             stage.pipeline = self._stages
@@ -82,10 +81,6 @@ class Pipeline:
         self._rank_values = RankValues() if has_own else None
         self._replicas = RankValues() if any(stage.differ_between_ranks for stage in self._stages) else None
         self._given_back: GivenBack | None = None
-        self.optimizer_variables: Callable[[], Sequence] = list
-        self.combined: Any = None
-        self.restored_optimizer: Callable[[], Any] = lambda: None
-        self.slots_of: Callable[[list], list] = lambda variables: []
 
     @property
     def scales_loss(self) -> bool:
@@ -307,7 +302,7 @@ class Pipeline:
         self._watch_graph(step, ())
         if not self.communicates:
             exchanges.note_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
-        slots = functools.partial(self.slots_of, step.updated)
+        slots = list if self.inner is None else functools.partial(self.inner.make_slots, step.updated)
         self._make_replicas(step.updated, slots)
         self.start_alike(step.grads_and_vars, slots)
         update_of = Update(_noted(make_update(step, apply)), step.updated, slots)
@@ -344,8 +339,8 @@ class Pipeline:
             self._has_told = True
             make_slots()
             with tf.init_scope():
-                optimizer, values = self.restored_optimizer(), [self._rank_values, self._replicas]
-                own = [each for each in values if each is not None]
+                optimizer = None if self.inner is None else self.inner.saved_as
+                own = [each for each in (self._rank_values, self._replicas) if each is not None]
                 object_restores.tell(self.state(), self.optimizer_variables(), optimizer, own)
         if self._replicas is not None:
             with tf.init_scope():
@@ -399,6 +394,10 @@ class Pipeline:
     def variables_of_this_rank(self) -> list:
         """Returns the variables of stages that differ between ranks, such as the sums of `Accumulate`."""
         return [variable for stage in self._stages for variable in stage.variables_of_this_rank()]
+
+    def optimizer_variables(self) -> list:
+        """Returns the variables of the optimizer that updates."""
+        return [] if self.inner is None else self.inner.variables()
 
     def _own_variables(self):
         of_this_rank = {id(variable) for variable in self.variables_of_this_rank()}

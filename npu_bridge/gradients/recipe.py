@@ -10,6 +10,7 @@ from npu_bridge.base.arguments import check_list
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.combined import CombinedGradients
+from npu_bridge.gradients.inner import InnerOptimizer, adapt
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
@@ -32,7 +33,9 @@ def build_pipeline(
     stages: Sequence[Stage] = (),
     record: Stage | None = None,
     first_parameters: tuple | None = None,
-    combined: CombinedGradients | None = None,
+    combines: bool = False,
+    checks_combined: bool = False,
+    inner: Any = None,
     owner: str = "Pipeline",
 ) -> Pipeline:
     """Builds the pipeline of one optimizer.
@@ -51,14 +54,21 @@ def build_pipeline(
       record: a stage that records skipped steps, with a manager.
       first_parameters: positions of the parameters at which all-reduce fragments begin; None for the cut that is set
         for the process.
-      combined: joins gradients into flat tensors, with a manager; None keeps each gradient by itself.
+      combines: join gradients into flat tensors; counts with a manager.
+      checks_combined: compare these with the single gradients in every step.
+      inner: the optimizer that updates, of any family.
       owner: name of the optimizer's class, for messages.
     Raises:
-      TypeError: `stages` is not a list of stages.
+      TypeError: `stages` is not a list of stages, or `inner` is no optimizer.
       ValueError: the stages cannot be ordered.
     """
     added = copy_stages(stages, owner)
     is_scaled = manager is not None
+    if inner is not None and not isinstance(inner, InnerOptimizer):
+        inner = adapt(inner, owner, is_updating=False)
+    combined = None
+    if combines and is_scaled:
+        combined = CombinedGradients(owner, checks_combined, *([] if inner is None else [inner.combine_key]))
     scaling = GroupScaling if getattr(manager, "is_for_groups", False) else LossScaling
     made = [scaling(manager, combined)] if is_scaled else []
     reducing = [stage for stage in added if stage.communicates]
@@ -87,9 +97,7 @@ def build_pipeline(
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):
             stage.split = OwnSplit(first_parameters)
-    pipeline = Pipeline([*made, *added], owner)
-    pipeline.combined = combined
-    return pipeline
+    return Pipeline([*made, *added], inner, owner)
 
 
 def _words_of_drop(wire_dtype, owner):

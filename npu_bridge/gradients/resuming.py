@@ -137,7 +137,9 @@ def _plan(saver, graph, pipelines, path):
 def _state_of(saver, graph, pipelines):
     """What may be missing, by key and slice; and the keys of the state of update rules among it."""
     of_rules = [variable for pipeline in pipelines for variable in pipeline.optimizer_variables()]
-    of_rules += [variable for pipeline in pipelines for variable in hyper_variables(pipeline.restored_optimizer())]
+    of_rules += [
+        variable for pipeline in pipelines for variable in hyper_variables(pipeline.inner and pipeline.inner.saved_as)
+    ]
     of_stages = [variable for pipeline in pipelines for variable in pipeline.variables]
     by_key = (variables_by_key(saver) if saver is not None else None) or {}
     called = {id(variable): (key, "") for key, variable in by_key.items()}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import npu_bridge
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
@@ -78,6 +81,13 @@ def test_the_protocol_stays_small():
 def test_gradients_are_reduced_once():
     with pytest.raises(ValueError, match="AllReduce, AllReduce"):
         Pipeline([AllReduce("a"), AllReduce("b")])
+
+
+def test_nothing_is_set_on_a_pipeline_after_it_is_made():
+    """What it needs of the optimizer comes with the optimizer, so that its class says all there is to it."""
+    set_later = re.compile(r"\bpipeline\.\w[\w.]*(, [\w.]+)* = ")
+    sources = pathlib.Path(npu_bridge.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if set_later.search(path.read_text())] == []
 
 
 class LossScaledModel(tf.keras.Sequential):

@@ -19,7 +19,7 @@ from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import instead_of_scale
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments, check_combined
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments, combines_gradients
 from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copy_stages
@@ -282,7 +282,7 @@ def npu_keras_optimizer(
         stages=tuple(copy_stages(stages, owner)),
         wire=wire,
         first_parameters=check_first_parameters(owner, gradient_split_groups),
-        combines=check_combined(owner, manager, combine_grad, check_combined_tensors) is not None,
+        combines=combines_gradients(owner, manager, combine_grad, check_combined_tensors),
         checks_combined=check_combined_tensors,
     )
     return keras_optimizer(opt, settings, owner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from npu_bridge.base.arguments import check_switch
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager, instead_of_scale
 from npu_bridge.gradients import PipelineOptimizer
+from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.recipe import build_pipeline
 
 __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
@@ -39,6 +40,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
             is_checked=any(getattr(manager, "get_enable_overflow_check", lambda: True)() for manager in managers),
             # Ranks that share the work of an update must all do it.
             is_joint=is_distributed or getattr(opt, "is_weight_update_sharding", False),
+            inner=adapt(opt, "NPULossScaleOptimizer", saved_as=self),
             owner="NPULossScaleOptimizer",
         )
         super().__init__(opt, pipeline, name)

@@ -16,8 +16,8 @@ from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager, instead_of_scale
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
-from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.in_place import distribute_in_place
+from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.keras.optimizer import keras_optimizer, keras_optimizer_from_config
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import PipelineMixin
@@ -113,7 +113,9 @@ class NPUOptimizer(PipelineOptimizer):
             wire_dtype=wire_dtype,
             stages=stages,
             first_parameters=check_first_parameters("NPUOptimizer", gradient_split_groups),
-            combined=check_combined("NPUOptimizer", manager, combine_grad, check_combined_tensors),
+            combines=combines_gradients("NPUOptimizer", manager, combine_grad, check_combined_tensors),
+            checks_combined=check_combined_tensors,
+            inner=adapt(opt, "NPUOptimizer", saved_as=self),
             owner="NPUOptimizer",
         )
         super().__init__(opt, pipeline, name)
@@ -143,8 +145,8 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
     return (manager if is_loss_scale else None), wire_dtype
 
 
-def check_combined(owner, manager, combine_grad, check_combined_tensors):
-    """Returns the object that joins an optimizer's gradients into flat tensors, or None."""
+def combines_gradients(owner, manager, combine_grad, check_combined_tensors):
+    """Returns whether an optimizer joins gradients into flat tensors; raises where its arguments do not fit."""
     combine_grad = check_switch(owner, "combine_grad", combine_grad)
     check_combined_tensors = check_switch(owner, "check_combined_tensors", check_combined_tensors)
     if check_combined_tensors and not combine_grad:
@@ -153,8 +155,8 @@ def check_combined(owner, manager, combine_grad, check_combined_tensors):
     if combine_grad and manager is None:
         text = f"{owner}: combine_grad has no effect, because the loss is not scaled: there is nothing to divide by."
         say_once(logging.INFO, text)
-        return None
-    return CombinedGradients(owner, check_combined_tensors) if combine_grad else None
+        return False
+    return combine_grad
 
 
 class NPUDistributedOptimizer(PipelineOptimizer):
@@ -190,17 +192,17 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         self.is_weight_update_sharding = check_switch(
             "NPUDistributedOptimizer", "is_weight_update_sharding", is_weight_update_sharding, takes_numbers=True
         )
+        inner = adapt(optimizer, "NPUDistributedOptimizer", saved_as=self)
         pipeline = build_pipeline(
             name,
             is_distributed=True,
             wire_dtype=wire_dtype,
             is_sharded=self.is_weight_update_sharding,
             stages=stages,
+            inner=ShardedOptimizer(inner, name) if self.is_weight_update_sharding else inner,
             owner="NPUDistributedOptimizer",
         )
         super().__init__(optimizer, pipeline, name)
-        if self.is_weight_update_sharding:
-            self._inner = ShardedOptimizer(self._inner, name)
 
 
 class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is registered below

@@ -17,7 +17,6 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import as_gradient
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline
@@ -31,20 +30,15 @@ class KerasPipeline:
     from a tape whose loss and gradients went through `scale_loss` and `unscale`.
 
     Args:
-      pipeline: the stages, also an attribute.
-      inner: the optimizer that updates, also an attribute; None when only gradients are worked on.
+      pipeline: the stages and the optimizer that updates, also an attribute.
       owner: name for messages.
     Attributes:
       backward_passes: those since the last update, for loops of one's own.
     """
 
-    def __init__(self, pipeline: Pipeline, inner: InnerOptimizer | None, owner: str):
+    def __init__(self, pipeline: Pipeline, owner: str):
         self.pipeline = pipeline
-        self.inner = inner
-        if inner is not None:
-            pipeline.optimizer_variables, pipeline.slots_of = inner.variables, inner.make_slots
-            if pipeline.combined is not None:
-                pipeline.combined.key_of = inner.combine_key
+        self.inner = pipeline.inner
         self._owner = owner
         self._open_steps = OpenSteps()
         self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, owner)

@@ -13,7 +13,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
-from npu_bridge.gradients.combined import CombinedGradients
+from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import build_pipeline
 from npu_bridge.gradients.stages.overflow import SkipRecord
@@ -60,7 +60,7 @@ class KerasSettings:
         is_plain = self == KerasSettings(self.name)
         return "KerasDistributeOptimizer" if is_plain else "npu_keras_optimizer"
 
-    def pipeline(self, optimizer: Any) -> Pipeline:
+    def pipeline(self, inner: InnerOptimizer) -> Pipeline:
         """Builds the pipeline of these settings around an optimizer."""
         is_scaled = self.manager is not None
         return build_pipeline(
@@ -71,9 +71,11 @@ class KerasSettings:
             is_tailed=self.is_tailing_optimization,
             wire_dtype=wire_formats.wire_dtype(self.wire, self.name),
             stages=self.stages,
-            record=SkipRecord(optimizer if self.counts_skipped_steps else None) if is_scaled else None,
+            record=SkipRecord(inner.optimizer if self.counts_skipped_steps else None) if is_scaled else None,
             first_parameters=check_first_parameters(self.name, self.first_parameters),
-            combined=CombinedGradients(self.name, self.checks_combined) if self.combines else None,
+            combines=self.combines,
+            checks_combined=self.checks_combined,
+            inner=inner,
             owner=self.name,
         )
 

@@ -60,11 +60,10 @@ class PipelineMixin(delegating_trackable()):
 
     def __init__(self, optimizer: Any, settings: KerasSettings):
         super().__init__(optimizer)
-        pipeline = settings.pipeline(optimizer)
+        pipeline = settings.pipeline(self._adapt(optimizer, settings.name))
         self._optimizer = optimizer
         self._settings = settings
-        self._pipeline = KerasPipeline(pipeline, self._adapt(optimizer, settings.name), settings.name)
-        pipeline.restored_optimizer = lambda: optimizer
+        self._pipeline = KerasPipeline(pipeline, settings.name)
         wire_names.set_owner(self, pipeline.transfers)
         self._state = pipeline.state()
         if settings.is_distributed:

@@ -32,7 +32,7 @@ class GroupScaling(Stage):
 
     def __init__(self, manager: Any, combined: Any = None):
         self.managers = (manager,)
-        self._combined = combined
+        self.combined = combined
 
     def __repr__(self):
         return f"GroupScaling({type(self.managers[0]).__name__})"
@@ -64,7 +64,7 @@ class GroupScaling(Stage):
         ]
 
     def after_reduce(self, step):
-        unscale(step, self._combined)
+        unscale(step, self.combined)
 
     def after_update(self, step):
         if not step.losses.usable:  # gradients from elsewhere

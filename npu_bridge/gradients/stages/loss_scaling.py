@@ -45,7 +45,7 @@ class LossScaling(Stage):
     scales_loss = True
 
     def __init__(self, manager: Any, combined: Any = None):
-        self._combined = combined
+        self.combined = combined
         self.managers = tuple(manager) if isinstance(manager, (list, tuple)) else (manager,)
 
     def __repr__(self):
@@ -85,7 +85,7 @@ class LossScaling(Stage):
             step.grads_and_vars = step.losses.with_common_scale(step.grads_and_vars, step.losses.latest)
 
     def after_reduce(self, step):
-        unscale(step, self._combined)
+        unscale(step, self.combined)
 
     def after_update(self, step):
         if step.losses.usable:
