@@ -17,7 +17,7 @@ import tensorflow as tf
 REPOSITORY = pathlib.Path(__file__).parents[2]
 PAGES = sorted((REPOSITORY / "docs").glob("from_*.md"))
 # Features of the other system that a page goes through, a row for each.
-FEATURES = {"from_apex": 26, "from_singa": 26, "from_mindspore_boost": 16}
+FEATURES = {"from_horovod": 22, "from_accelerate": 16, "from_apex": 26, "from_singa": 26, "from_mindspore_boost": 16}
 HEADS = ("there", "here", "what differs")
 
 
