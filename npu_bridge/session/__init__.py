@@ -1,4 +1,4 @@
-"""Gives sessions of stock TensorFlow what options ask for: one file for each option or group of options.
+"""Applies options to sessions of stock TensorFlow: one file for each option or group of options.
 
 Everything here takes `TrainingOptions` and nothing else: never a config object, never an environment variable
 of its own. `effects.py` is where others come in: settings for a session, hooks for its runs, settings of a graph. A

@@ -1,4 +1,4 @@
-"""`AverageMetricsCallback`: callbacks that decide by the metrics of an epoch see those of all ranks."""
+"""`AverageMetricsCallback`: averages an epoch's metrics over the ranks for the callbacks that decide by them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
     numbers of the job. Each rank counts as much as any other. A rank that lacks a number gets that of the ranks that
     have it, so that rank 0 alone may validate. `npu_callbacks_append` adds the callback on several ranks.
 
-    The optimizer's numbers are compared on the way: rank 0 says it once if a callback of some ranks has changed them.
+    Compares the optimizer's numbers as well: rank 0 warns once if they differ, as a callback on some ranks can cause.
 
-    At the end of `fit` the ranks wait for each other, so that any of them may load what rank 0 has saved.
+    At the end of `fit` the ranks wait for each other, so that each can load the files of rank 0.
 
     Ranks: collective; give it to every rank, before the callbacks that are to see averages.
     """
@@ -44,7 +44,7 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
 
 
 def _compare(of_ranks):
-    """Says on rank 0 which numbers of the optimizer differ, with those of each rank in order."""
+    """Warns on rank 0 which numbers of the optimizer differ, and lists those of each rank in order."""
     names = dict.fromkeys(name for each in of_ranks for name in each)
     values = {name: [each.get(name) for each in of_ranks] for name in names}
     differing = [f"{name} is {found}" for name, found in values.items() if len(set(map(repr, found))) > 1]

@@ -26,11 +26,11 @@ class BestCheckpoint(tf.estimator.Exporter):
     the copy holds the step and the metrics of its evaluation; a training that goes on compares with it.
 
     Args:
-      metric: the metric of the evaluation that is compared.
-      is_smaller_better: False where a larger one is better, such as an accuracy.
-      name: of the folder.
+      metric: the metric of the evaluation to compare.
+      is_smaller_better: False for a metric that is better when larger, such as an accuracy.
+      name: name of the folder.
     Raises:
-      ValueError: `name` is empty; an evaluation has no number of the name `metric`.
+      ValueError: `name` is empty; an evaluation has no number named `metric`.
     Example:
       >>> exporters = [BestCheckpoint(metric="accuracy", is_smaller_better=False)]
       >>> spec = tf.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=0, exporters=exporters)
@@ -65,7 +65,7 @@ class BestCheckpoint(tf.estimator.Exporter):
 
 
 def _read_note(folder) -> dict[str, Any] | None:
-    """The metrics of the checkpoint that is kept; None where none is."""
+    """Reads the metrics of the kept checkpoint; None if the folder has none."""
     path = os.path.join(folder, _NOTE)
     if tf.train.latest_checkpoint(folder) is None or not tf.io.gfile.exists(path):
         return None
@@ -74,7 +74,7 @@ def _read_note(folder) -> dict[str, Any] | None:
 
 
 def _copy(source, copied, result):
-    """Puts a checkpoint in place of an older one; whoever looks meanwhile finds one of them whole."""
+    """Replaces the kept checkpoint; a reader finds the old one or the new one, never a part of one."""
     folder = os.path.dirname(copied)
     tf.io.gfile.makedirs(folder)
     for file in tf.io.gfile.glob(f"{source}.*"):

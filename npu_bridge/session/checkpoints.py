@@ -1,6 +1,6 @@
 """Saves checkpoints so that a save that fails or is killed leaves no files behind and keeps the older checkpoints.
 
-A job holds the folder that it saves to, so that two of them never write over each other.
+A job holds the folder it saves to, so that no two jobs overwrite each other's files.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _NOT_WRITTEN = (*NO_SPACE, tf.errors.DataLossError)
 
 
 class WaitForSaves(SessionEngine):
-    """Lets the ranks leave a training together: after its session is closed, so after rank 0 has saved.
+    """Has the ranks leave a training together, after its session is closed and thus after rank 0 has saved.
 
-    A rank that then reads a folder that rank 0 writes, to predict from a checkpoint, say, finds complete files.
+    A rank that then reads the folder of rank 0, for example to predict from a checkpoint, finds complete files.
 
     Attributes:
       is_over: whether the training has ended; after an error no rank waits.
@@ -59,7 +59,7 @@ class WaitForSaves(SessionEngine):
 
 
 class CheckpointNotSavedError(OSError):
-    """There was no space for a checkpoint; the one before it is still the latest."""
+    """A checkpoint did not fit on the disk; the one before it is still the latest."""
 
 
 class ModelDirInUseError(RuntimeError):
@@ -67,13 +67,13 @@ class ModelDirInUseError(RuntimeError):
 
 
 def hold_model_dir(folder: str | None) -> Hold:
-    """Holds a folder of checkpoints for this process's training, until `release`; who only reads need not.
+    """Holds a folder of checkpoints for this process's training, until `release`; a reader need not hold it.
 
-    A folder that is made if need be. One that is remote, or cannot be written to, is not held.
+    Creates the folder if it is missing. A remote folder, or one that cannot be written to, is not held.
 
     Raises:
       ModelDirInUseError: another job trains there.
-    Ranks: local; for rank 0, and in a cluster for the chief, who save.
+    Ranks: local; for the rank that saves: rank 0, or the chief of a cluster.
     """
     _make(folder)
     try:
@@ -84,16 +84,16 @@ def hold_model_dir(folder: str | None) -> Hold:
 
 def _make(folder):
     if folder and "://" not in folder:
-        with contextlib.suppress(OSError):  # told by who writes there
+        with contextlib.suppress(OSError):  # the first write reports it
             os.makedirs(folder, exist_ok=True)
 
 
 @functools.cache
 def hold_for_saver_hooks() -> None:
-    """Has every `tf.estimator.CheckpointSaverHook` hold its folder from `begin` to `end`; again is as good as once.
+    """Has every `tf.estimator.CheckpointSaverHook` hold its folder from `begin` to `end`; a second call does nothing.
 
-    Estimators and MonitoredTrainingSessions that save have one. After an error, when `end` is not called, the folder is
-    given back with the hook or the process. A hook with an attribute `holds_its_folder` sees to that itself.
+    Estimators and MonitoredTrainingSessions save with this hook. After an error `end` is not called: the folder is
+    released with the hook or the process. A hook with an attribute `holds_its_folder` holds and releases it itself.
     """
     kind = tf.estimator.CheckpointSaverHook
     begin, end = kind.begin, kind.end
@@ -121,10 +121,10 @@ def hold_for_saver_hooks() -> None:
 
 @functools.cache
 def watch_savers() -> None:
-    """Says when ranks of one job save into one folder with a `tf.compat.v1.train.Saver`; again is as good as once.
+    """Warns if ranks of one job save into one folder with a `tf.compat.v1.train.Saver`; a second call does nothing.
 
-    A saver that does not write the file `checkpoint` may have names of its own on each rank. For a job of one process
-    nothing changes. The first two ranks of a job keep a lock file in the folder as long as they live.
+    A saver that does not write the file `checkpoint` is not watched: its names can differ by rank. Has no effect in a
+    job of one process. The first two ranks that save keep a lock file in the folder as long as they live.
     """
     if place_in_job()[1] == 1:
         return
@@ -143,7 +143,7 @@ def watch_savers() -> None:
 
 @functools.cache
 def _tell_of_shared_folder(folder: str) -> None:
-    """Says that another rank saves here, too, if no other rank has said so."""
+    """Warns that another rank saves here too, unless another rank has already warned."""
     _make(folder)
     with contextlib.suppress(FolderHeldError):  # by another job, which a plain saver does not look at
         other = hold_folder(folder, "saves", "a saver").holder
@@ -156,11 +156,11 @@ def _tell_of_shared_folder(folder: str) -> None:
 
 
 class CarefulSaver:
-    """A saver around a `tf.compat.v1.train.Saver` that clears away what it could not finish.
+    """A wrapper of a `tf.compat.v1.train.Saver` that deletes the files of a save that failed.
 
-    A checkpoint is written beside its place and moved there when it is whole, and older ones are deleted after that:
-    this is TensorFlow's doing. Here the half-written files of a save that failed are deleted, because they fill the
-    disk further, and the saver forgets about it, so that it does not count among those to keep.
+    TensorFlow writes a checkpoint beside its place, moves it there when it is whole, and then deletes older ones. This
+    class deletes the half-written files of a failed save, because they fill the disk further, and has the saver
+    forget it, so that it does not count among the checkpoints to keep.
 
     Ranks: local.
     """
@@ -174,7 +174,7 @@ class CarefulSaver:
 
         Raises:
           CheckpointNotSavedError: there is no space.
-          FolderHeldError: another job has taken the folder over.
+          FolderHeldError: another job has taken over the folder.
         """
         if self._hold is not None:
             self._hold.check()
@@ -199,10 +199,12 @@ class CarefulSaver:
 
 @contextlib.contextmanager
 def space_for(file: str) -> Iterator[None]:
-    """Inside, a file is written beside its place and moved there, as TensorFlow does; no space is an error.
+    """Deletes what a write in this block left half-written for lack of space, and raises.
+
+    The block writes a file as TensorFlow does: beside its place, then moved there.
 
     Raises:
-      CheckpointNotSavedError: there is no space; what was half-written is deleted.
+      CheckpointNotSavedError: there is no space.
     """
     before = set(tf.io.gfile.glob(f"{file}.tmp*"))
     try:
@@ -214,7 +216,7 @@ def space_for(file: str) -> Iterator[None]:
 
 
 def write_beside(file: str, content: bytes) -> None:
-    """Writes a file of a checkpoint in one move; no space is an error, as of `space_for`."""
+    """Writes a file of a checkpoint in one move; raises `CheckpointNotSavedError` if there is no space."""
     with space_for(file):
         unfinished = f"{file}.tmp{secrets.token_hex(8)}"
         with tf.io.gfile.GFile(unfinished, "wb") as written:
@@ -223,13 +225,13 @@ def write_beside(file: str, content: bytes) -> None:
 
 
 def copy_checkpoint(source: str, target: str) -> None:
-    """Copies the files of a checkpoint; they get their names once all are on the disk and can be read from there.
+    """Copies the files of a checkpoint; they get their names once all are on the disk and readable.
 
     Args:
-      source, target: paths without what stands behind them in the names of the files.
+      source, target: paths without the endings of the files.
     Raises:
       tf.errors.OpError: it cannot be written; ResourceExhaustedError if there is no space.
-      tf.errors.DataLossError: what was written cannot be read.
+      tf.errors.DataLossError: the copy cannot be read.
     """
     folder = f"{target}_temp"
     unfinished = os.path.join(folder, "part")
@@ -242,7 +244,7 @@ def copy_checkpoint(source: str, target: str) -> None:
         damage = find_damage(unfinished)
         if damage is not None:
             raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.what}")
-        # The index is what makes it a checkpoint.
+        # The index comes last: without it the files are no checkpoint.
         for ending in sorted(endings, key=".index".__eq__):
             finish(unfinished + ending, target + ending)
     finally:
@@ -250,7 +252,7 @@ def copy_checkpoint(source: str, target: str) -> None:
 
 
 def remove_leftovers(folder: str, basename: str) -> None:
-    """Deletes what a process that is known to be dead, and held the folder, has left half-written."""
+    """Deletes the half-written files of a process that held the folder and is known to be dead."""
     of_checkpoint = rf"{re.escape(basename)}-\d+(_temp(_\w+)?|\..*\.(tempstate|tmp)\w+)"
     half_written = re.compile(rf"{of_checkpoint}|(checkpoint|graph\.pbtxt)\.tmp\w+")
     for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():
@@ -262,7 +264,7 @@ def remove_leftovers(folder: str, basename: str) -> None:
 
 def _explain(what, folder, error):
     latest = tf.train.latest_checkpoint(folder)
-    # A long message: what failed stands before the line that names the operator.
+    # In a long message the cause stands before the line that names the operator.
     found = re.search(r"([^\n]+)\n\s*\[\[", error.message)
     reason = found.group(1) if found else error.message.strip().splitlines()[-1]
     is_damaged = isinstance(error, tf.errors.DataLossError)

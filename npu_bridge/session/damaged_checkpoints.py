@@ -1,7 +1,7 @@
 """Checks checkpoints for damage before they are restored, and finds the newest intact one.
 
-TensorFlow finds out when it restores, with an error for each kind of damage that names a node of the graph. And where
-the file `checkpoint`, which says which one is the newest, cannot be read, it starts from initial values without a word.
+TensorFlow finds damage when it restores, and raises errors that name a node of the graph. If it cannot read the file
+`checkpoint`, which names the newest one, it starts from initial values and logs nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LOG = logger(__name__)
 _STATE = "checkpoint"
 _NOT_RESTORED = "Restoring from checkpoint failed"
 _LONGEST_REASON = 400
-# The errors a reader raises for an intact tensor whose dtype numpy does not have.
+# A reader raises these for an intact tensor whose dtype numpy does not have.
 _UNREADABLE_DTYPES = (tf.errors.InternalError, tf.errors.UnimplementedError)
 
 
 class DamagedCheckpointError(RuntimeError):
-    """A checkpoint cannot be read; the message names the file and the newest checkpoint that can."""
+    """A checkpoint cannot be read; the message names the file and the newest intact checkpoint."""
 
 
 class _Damage(NamedTuple):
@@ -38,14 +38,14 @@ class _Damage(NamedTuple):
 
 
 def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> None:
-    """Reads the newest checkpoint of a folder from one end to the other; about 0.2 s for a gigabyte in memory.
+    """Reads the newest checkpoint of a folder as a whole; about 0.2 s for a gigabyte in memory.
 
     Args:
-      folder: where checkpoints are; None, or one that has none, is fine.
-      may_go_back: in a job that the launcher starts again when it fails, the newest intact checkpoint becomes the
-        newest one, with a line in the log. The files of the damaged one stay.
+      folder: the folder of the checkpoints; None or an empty folder is accepted.
+      may_go_back: in a job that the launcher restarts on failure, list the newest intact checkpoint as the newest one
+        instead of raising, and log this. The files of the damaged one stay.
     Raises:
-      DamagedCheckpointError: it is damaged, or there is no telling which one is the newest.
+      DamagedCheckpointError: it is damaged, or the newest checkpoint is not known.
     Ranks: local.
     """
     is_listed = bool(folder) and tf.io.gfile.exists(os.path.join(folder, _STATE))
@@ -64,10 +64,10 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
 
 
 def check_checkpoint(path: str) -> None:
-    """Reads a checkpoint from one end to the other; one that is not there is left to those who restore it.
+    """Reads a checkpoint as a whole; does nothing for a missing one, which fails when it is restored.
 
     Args:
-      path: of the checkpoint, without what stands behind its name in those of its files; or a folder, for its newest.
+      path: the checkpoint, without the endings of its files; or a folder, for its newest.
     Raises:
       DamagedCheckpointError: it is damaged.
     Ranks: local.
@@ -84,12 +84,12 @@ def check_checkpoint(path: str) -> None:
 
 @contextlib.contextmanager
 def mismatches_explained(folder: str) -> Iterator[None]:
-    """Inside, the error about a checkpoint of another model names the variable, and not the operator that restores it.
+    """Replaces, in a block, the error about a checkpoint of another model by one that names the variable.
 
     Args:
-      folder: where the newest checkpoint is restored from.
+      folder: the folder whose newest checkpoint is restored.
     Raises:
-      tf.errors.InvalidArgumentError, tf.errors.NotFoundError: of the class that TensorFlow raises.
+      tf.errors.InvalidArgumentError, tf.errors.NotFoundError: the same class as TensorFlow's error.
     """
     try:
         yield
@@ -121,13 +121,13 @@ def find_damage(prefix: str) -> _Damage | None:
     index = f"{prefix}.index"
     if not tf.io.gfile.exists(index):
         if tf.io.gfile.exists(prefix):
-            return None  # of the first format, which TensorFlow can only read as a whole
+            return None  # the first format, which TensorFlow can only read as a whole
         return _Damage(index, "it is not there")
     try:
         reader = tf.train.load_checkpoint(prefix)
         names = reader.get_variable_to_shape_map()
     except tf.errors.NotFoundError:
-        return None  # a reader takes the characters of patterns for such; a session does not
+        return None  # a reader expands the characters of patterns in a path; a session does not
     except tf.errors.OpError as error:
         return _Damage(index, _first_line(error))
     folder, name = os.path.split(prefix)
@@ -150,13 +150,12 @@ def find_damage(prefix: str) -> _Damage | None:
 
 
 def go_on_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
-    """Puts a copy of a later state than that of the newest intact checkpoint into a folder, as its newest one.
+    """Makes a copy the newest checkpoint of a folder, if it is later than the newest intact one there.
 
     Args:
-      folder: the folder of a job that may go back, as for `check_newest_checkpoint`; so that who calls that afterwards
-        finds nothing damaged, however often.
-      step: of the copy.
-      copy: makes the checkpoint, in place of a damaged one of that step, and gives its path.
+      folder: the folder of a job that may go back (see `check_newest_checkpoint`, which finds no damage afterwards).
+      step: the step of the copy.
+      copy: writes the checkpoint, over a damaged one of that step, and returns its path.
     """
     listed = _listed_checkpoints(folder) if tf.io.gfile.exists(os.path.join(folder, _STATE)) else []
     damage = None
@@ -177,7 +176,7 @@ def go_on_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
 
 
 def _listed_checkpoints(folder):
-    """Paths in the file that says which checkpoints there are, the newest last; none if it cannot be read."""
+    """Returns the paths in the file `checkpoint`, the newest last; none if the file cannot be read."""
     try:
         state = tf.train.get_checkpoint_state(folder)
     except ValueError:
@@ -189,7 +188,7 @@ def _listed_checkpoints(folder):
 
 
 def _newest_intact(folder, listed):
-    """Returns the newest intact checkpoint of those listed, else of all in the folder; None if none is intact."""
+    """Returns the newest intact checkpoint of those listed, else of all in the folder; None without one."""
     indexes = [file for file in tf.io.gfile.listdir(folder) if re.search(r"-\d+\.index$", file)]
     found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
     candidates = [*reversed(listed), *sorted(found, key=_step_of, reverse=True)]
@@ -197,7 +196,7 @@ def _newest_intact(folder, listed):
 
 
 def _has_lost_list(folder):
-    """Whether this job has saved checkpoints since it was first started; who removes the list before starts anew."""
+    """Returns whether checkpoints in the folder are from this job; older ones without a list mean a fresh start."""
     began = float(read_variable(BEGAN) or "inf")
     files = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
     indexes = [os.path.join(folder, file) for file in files if re.search(r"-\d+\.index$", file)]
@@ -214,7 +213,7 @@ def _name_in(folder, path):
 
 
 def _make_newest(folder, paths):
-    """Writes the file that says which checkpoints there are, in one move."""
+    """Writes the file `checkpoint` with these paths, the last as the newest, in one move."""
     names = [json.dumps(_name_in(folder, path), ensure_ascii=False) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
     path = os.path.join(folder, _STATE)
@@ -222,7 +221,7 @@ def _make_newest(folder, paths):
 
 
 def _explain(damage, fix):
-    # Whole, however long the paths are: they are what has to be read or typed.
+    # Paths are never shortened: the reader has to type them.
     got = shortened(damage.what, _LONGEST_REASON)
     return f"checkpoint: {damage.file} is damaged. Expected a file as it was saved; got {got}. {fix}"
 

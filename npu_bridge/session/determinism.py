@@ -17,13 +17,13 @@ from npu_bridge.base.tf_internals.sessions import is_deterministic, set_determin
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.random_seeds import seed_operators
 
-# Graph seed of a deterministic run that names none; any number would do (ours).
+# Graph seed of a deterministic run that sets none; any number would do (ours).
 FALLBACK_SEED = 2023
 _KEY = ("npu_bridge", "deterministic")  # TensorFlow exports collections with text keys only
 
 
 def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
-    """Gives a graph without a seed a fixed one, and each random operator that has none, for determinism."""
+    """Gives a graph a seed if it has none, and then each random operator without one."""
     if graph.seed is None:
         graph.seed = choose_seed(options)
     if graph.seed is None:
@@ -38,7 +38,7 @@ def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
 
 
 def choose_seed(options: TrainingOptions) -> int | None:
-    """The graph seed of a run: `tf_random_seed`, or a fixed one, with a warning, when determinism needs one."""
+    """Returns the graph seed of a run: `tf_random_seed`, else a fixed one, with a warning, if determinism needs one."""
     if options.tf_random_seed is not None or options.deterministic != 1 or not options.use_off_line:
         return options.tf_random_seed
     say_once(
@@ -51,27 +51,27 @@ def choose_seed(options: TrainingOptions) -> int | None:
 
 
 def mark(graph: tf.Graph) -> None:
-    """Says that every session of a graph runs deterministically; `is_marked` tells."""
+    """Marks a graph, all of whose sessions then run deterministically."""
     graph.get_collection_ref(_KEY)[:] = [True]
 
 
 def is_marked(graph: Any) -> bool:
-    """Whether `mark` was called for a graph."""
+    """Returns whether `mark` was called for a graph."""
     return isinstance(graph, tf.Graph) and bool(graph.get_collection(_KEY))
 
 
 def run_deterministically(session: tf.compat.v1.Session) -> None:
-    """Lets a session that exists run with TensorFlow's deterministic kernels; other sessions do not notice.
+    """Has an existing session run with TensorFlow's deterministic kernels; other sessions are not affected.
 
-    TensorFlow has one switch for the process, which is on while such a session runs and is put back afterwards. Other
-    threads that build a graph meanwhile need a seed for random operators.
+    TensorFlow has one switch for the process: it is on while such a session runs, and restored afterwards. Meanwhile
+    another thread that builds a graph needs a seed for random operators.
     """
     if find_engine(session, _Determinism) is None:
         add_engine(session, _Determinism())
 
 
 class _Determinism(SessionEngine):
-    """Has the switch on wherever a session builds or runs kernels, which ask for it."""
+    """Turns the switch on while a session builds or runs kernels, which read it."""
 
     place = Place.DETERMINISM
 
@@ -95,7 +95,7 @@ class _Determinism(SessionEngine):
 
 
 class _Switch:
-    """TensorFlow's switch for determinism: on while any caller is inside, then restored."""
+    """TensorFlow's switch for determinism: on while any caller is in a block of `on`, then restored."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -120,5 +120,5 @@ class _Switch:
 
 @functools.cache
 def _switch() -> _Switch:
-    """The one of this process."""
+    """Returns the switch of this process."""
     return _Switch()

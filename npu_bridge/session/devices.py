@@ -1,4 +1,4 @@
-"""Chooses the devices that a session of this rank may use, and where its variables live."""
+"""Chooses the devices that a session of this rank may use, and the device of its variables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _HOST = "/device:CPU:0"
 
 
 def choose_devices(options: TrainingOptions, session_config: Any) -> None:
-    """Has a ConfigProto show a session the GPUs that options or the environment name; without a GPU it does nothing.
+    """Makes the GPUs that options or the environment name visible in a ConfigProto; does nothing without a GPU.
 
-    A `visible_device_list` that the script set stays.
+    A `visible_device_list` of the script stays.
 
     Raises:
       ValueError: a variable or the rank table that names the device is malformed.
@@ -35,18 +35,18 @@ def choose_devices(options: TrainingOptions, session_config: Any) -> None:
 
 
 def make_room_for(strategy: Any, session_config: Any) -> None:
-    """Gives a session as many CPU devices as a strategy, or None, has replicas on; with fewer it waits for ever."""
+    """Gives a session the CPU devices that a strategy (or None) has replicas on; with fewer it would hang."""
     if strategy is None:
         return
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
     needed = max((1 + (device.device_index or 0) for device in devices if device.device_type == "CPU"), default=0)
-    # Not `device_count["CPU"]`: looking an entry up makes it, and 0 is a session without a processor.
+    # Not `device_count["CPU"]`: a look-up creates the entry, and with 0 the session has no processor.
     if needed > max(1, session_config.device_count.get("CPU", 0)):
         session_config.device_count["CPU"] = needed
 
 
 def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
-    """Returns the device ordinals this process is to use; empty if no source names any.
+    """Returns the ordinals of the devices for this process; empty if no source names any.
 
     The first source that names some wins: `session_device_id`, `local_device_list`, the rank table, `ASCEND_DEVICE_ID`,
     `DEVICE_ID`, the launcher's local rank.
@@ -68,10 +68,10 @@ def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
 
 
 def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
-    """GPU numbers for device ordinals, in order of preference and without repetitions.
+    """Returns the GPU numbers for device ordinals, in order of preference and without repetitions.
 
-    An ordinal beyond the last GPU shares a GPU with others, with a warning; not where the environment lists one GPU, as
-    then whoever started this process has chosen it, and ordinals are those of the machine.
+    An ordinal beyond the last GPU shares a GPU with others, with a warning. If the environment lists a single GPU, the
+    launcher has chosen it, and every ordinal, which counts the GPUs of the machine, means this one.
     """
     if gpu_count == 1 and len(environment.visible_gpus() or ()) == 1:
         return [0] if ordinals else []
@@ -87,12 +87,12 @@ def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
 
 
 def variables_on_host(op: tf.Operation) -> str:
-    """A device function: variables on the CPU, everything else where it is."""
+    """Returns the CPU for a variable and the present device for any other operator; a device function."""
     return _HOST if op.type in VARIABLE_TYPES else op.device
 
 
 def check_placement(options: TrainingOptions, graph: tf.Graph) -> None:
-    """Says so when variables were to live on the host and the graph has them elsewhere already."""
+    """Warns if variables should be on the host but the graph already has some elsewhere."""
     if options.variable_placement != "Host":
         return
     elsewhere = [op.name for op in graph.get_operations() if op.type in VARIABLE_TYPES and "CPU" not in op.device]

@@ -1,4 +1,4 @@
-"""The files of a dump: where they are, what they are called, what is in them."""
+"""Writes the files of a dump: defines their folders, names and contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from npu_bridge.base.files import new_file
 
-_LONGEST_NAME = 200  # file systems allow 255 bytes; the ending and a number come on top
+_LONGEST_NAME = 200  # file systems allow 255 bytes; the ending and a number are added
 _NAME_CHARACTERS = str.maketrans(dict.fromkeys("./\\ ", "_"))
 OPERATORS_FILE = "operators.json"
 STATISTICS = ("min", "max", "mean", "nan", "inf")
@@ -28,7 +28,7 @@ class DumpedTensor(NamedTuple):
       op: name of the operator.
       op_type: its type.
       side: "input" or "output".
-      slot: which of them, from 0.
+      slot: its position among them, from 0.
       tensor: name of the tensor.
       value: numpy array.
     """
@@ -69,11 +69,11 @@ class DumpFolder:
         self._graphs: dict[Any, str] = {}
 
     def of_step(self, graph_name: str, graph: Any, step: int) -> str:
-        """The folder of one step, created.
+        """Creates the folder of one step and returns its path.
 
         Args:
           graph_name: readable name of the graph.
-          graph: what tells graphs apart, hashable; each gets a number of its own.
+          graph: a hashable key of the graph; each key gets its own number.
         """
         if graph not in self._graphs:
             self._graphs[graph] = self._new_graph(file_name(graph_name))
@@ -91,17 +91,17 @@ class DumpFolder:
         while True:
             folder = os.path.join(parent, str(number))
             try:
-                os.mkdir(folder)  # another session of this second may have the same folders
+                os.mkdir(folder)  # another session of the same second can have these folders
                 return folder
             except FileExistsError:
                 number += 1
 
 
 def _make_folder(folder: str) -> None:
-    """Makes a folder, or takes one that is there; a link to one elsewhere is not ours to follow.
+    """Makes a folder unless it exists; does not follow links.
 
     Raises:
-      FileExistsError: something else has that name.
+      FileExistsError: a link or a file has that name.
     """
     try:
         os.mkdir(folder)
@@ -112,7 +112,7 @@ def _make_folder(folder: str) -> None:
 
 
 def file_name(text: str) -> str:
-    """`text` as the name of a file: `. / \\ :` and blanks become `_`; a long one ends in a digest of itself."""
+    """Makes a file name of a text: `. / \\ :` and blanks become `_`; a long one ends in a digest of the text."""
     name = text.translate(_NAME_CHARACTERS)
     if len(name) > _LONGEST_NAME:
         digest = hashlib.sha1(text.encode()).hexdigest()[:12]
@@ -123,7 +123,7 @@ def file_name(text: str) -> str:
 def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) -> None:
     """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` of them all and of `about`.
 
-    dtypes that numpy does not know, such as bfloat16, are written as float32, which holds every value of theirs.
+    dtypes that numpy does not know, such as bfloat16, are written as float32, which holds all their values.
     """
     index = []
     taken = set()
@@ -143,7 +143,7 @@ def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) ->
 def write_operators(folder: str, operators: Iterable[tuple[str, str, list[str]]]) -> None:
     """Writes `operators.json` beside the folders of a graph's steps, once: name, type and inputs of every operator.
 
-    The operators come in an order in which they can be computed; inputs are names of tensors.
+    Operators come in an order in which they can be computed; inputs are names of tensors.
     """
     path = os.path.join(os.path.dirname(folder), OPERATORS_FILE)
     if not os.path.lexists(path):
@@ -163,7 +163,7 @@ def write_statistics(folder: str, tensors: Iterable[DumpedTensor]) -> None:
 
 
 def statistics(value: np.ndarray) -> dict[str, Any]:
-    """`STATISTICS` of an array; of magnitudes for complex numbers, empty text where no element is finite."""
+    """Computes `STATISTICS` of an array, of magnitudes if it is complex; "" if no element is finite."""
     numbers = np.asarray(plain(value))
     if numbers.dtype.kind == "c":
         numbers = np.abs(numbers)
@@ -177,6 +177,6 @@ def statistics(value: np.ndarray) -> dict[str, Any]:
 
 
 def plain(value: np.ndarray) -> np.ndarray:
-    """An array in a dtype that `np.save` can write and `np.load` can read."""
+    """Converts an array to a dtype that `np.save` can write and `np.load` can read."""
     value = np.asarray(value)
     return value.astype(np.float32) if value.dtype.kind == "V" else value

@@ -1,4 +1,4 @@
-"""`dump_config` with `enable_dump`: inputs and outputs of operators, written for chosen steps."""
+"""Implements `dump_config` with `enable_dump`: writes inputs and outputs of operators in chosen steps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ _SIDES = {"input": ("input",), "output": ("output",), "all": ("input", "output")
 
 
 class DumpHook(TensorWatch):
-    """Writes tensors of the steps `dump_step` names, of the operators `dump_layer` names.
+    """A hook that writes tensors of the operators in `dump_layer`, in the steps of `dump_step`.
 
-    Results of a step do not change: what is written is fetched along with it. A step that is dumped is optimised
-    with its tensors kept, though, so where TensorFlow would fuse operators and the fused kernel rounds
-    differently, so may that step.
+    A step fetches the tensors as well; its results do not change in general. But TensorFlow cannot fuse operators
+    whose tensors are fetched: where the fused kernel rounds differently, a dumped step can round differently.
 
     Constants are written when `dump_layer` names them, or as inputs of others. Operators inside loops and
-    conditions, and tensors that hold no numbers, are left out.
+    conditions, and tensors without numbers, are left out.
 
-    Ranks: local; each writes to a folder of its own.
+    Ranks: local; each writes to its own folder.
     """
 
     def __init__(self, options: TrainingOptions, graph_name: str | None = None):
@@ -34,7 +33,7 @@ class DumpHook(TensorWatch):
         self._layers = frozenset(options.dump_layer.split()) if options.dump_layer else None
 
     def wanted(self, run: Run, step: int) -> list:
-        """The tensors to write; none in a step that is not to be dumped."""
+        """Returns the names of the tensors to write; empty in a step that is not dumped."""
         if self._steps_to_dump is not None:
             if not any(first <= step <= last for first, last in self._steps_to_dump):
                 return []
@@ -45,7 +44,7 @@ class DumpHook(TensorWatch):
     def seen(self, run: Run, step: int, values: dict) -> None:
         """Writes one step."""
         folder = self.write(run, step, self._places(run), values)
-        # What was computed from what, so that a comparison of two dumps can follow it.
+        # A comparison of two dumps follows these edges.
         write_operators(folder, ((op.name, op.type, [tensor.name for tensor in op.inputs]) for op in run.ops))
 
     def _places(self, run: Run):

@@ -19,7 +19,7 @@ from npu_bridge.session.tailing_hook import TailingHook
 
 
 def has_entry(session_config: Any) -> bool:
-    """Whether session settings hold an `NpuOptimizer` entry: the mark of code written for this interface."""
+    """Returns whether session settings hold an `NpuOptimizer` entry: the mark of code written for this interface."""
     if not isinstance(session_config, tf.compat.v1.ConfigProto):
         return False
     optimizers = session_config.graph_options.rewrite_options.custom_optimizers
@@ -27,12 +27,11 @@ def has_entry(session_config: Any) -> bool:
 
 
 def prepare_session_config(options: TrainingOptions, session_config: Any = None) -> Any:
-    """The settings to make a session with, so that options have their effect: a new ConfigProto.
+    """Makes the ConfigProto with which a session gets the effects of options.
 
-    Without the `NpuOptimizer` entries, which name a plug-in TensorFlow does not have; with soft placement, as
-    scripts of this interface place operators on devices this machine may not have; with what single options
-    ask for. Everything else stays as it was given, `log_device_placement` and the rewriter's switches
-    included.
+    It lacks the `NpuOptimizer` entries, which name a plug-in TensorFlow does not have. It has soft placement, because
+    scripts of this interface place operators on devices this machine may lack, and the settings of single options.
+    Everything else stays, `log_device_placement` and the rewriter's switches included.
     """
     prepared = tf.compat.v1.ConfigProto()
     if session_config is not None:
@@ -50,14 +49,14 @@ def prepare_session_config(options: TrainingOptions, session_config: Any = None)
 
 
 def hooks_for(options: TrainingOptions, graph_name: str | None = None, folder: str | None = None) -> list:
-    """Hooks that give a session the effects its runs need: tail optimisation, dumps, overflow detection, profiling.
+    """Makes the hooks of a session's options: tail optimisation, dumps, overflow detection, profiling.
 
-    Pass them to `close_hooks` in the end, as a MonitoredSession that fails does not end its hooks.
+    Pass them to `close_hooks` at the end, as a MonitoredSession that fails does not end its hooks.
 
     Args:
       options: the options of the run.
-      graph_name: what dumps call the graph; by default the first thing a run fetches.
-      folder: where reports go; None for nowhere.
+      graph_name: name of the graph in dumps; by default the first thing a run fetches.
+      folder: folder of the reports; None writes none.
     """
     if not options.use_off_line:
         return []
@@ -72,15 +71,15 @@ def hooks_for(options: TrainingOptions, graph_name: str | None = None, folder: s
 
 
 def close_hooks(hooks: list) -> None:
-    """Finishes what hooks have open; does nothing for those that ended."""
+    """Closes what hooks have open; does nothing for hooks that have ended."""
     for hook in hooks:
         hook.end(None)
 
 
 def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_one_run: bool) -> None:
-    """Makes the settings that belong to a graph: `deterministic` gives one without a seed a fixed one.
+    """Applies options to a graph: with `deterministic`, a graph without a seed gets a fixed one.
 
-    With `is_of_one_run` all its sessions belong to this run, so that all are deterministic if this one is.
+    With `is_of_one_run` all its sessions belong to this run, and all run deterministically.
     """
     if options.use_off_line and options.deterministic == 1:
         determinism.give_seed(options, graph)
@@ -89,9 +88,9 @@ def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_one_run: b
 
 
 def settle_session(session: tf.compat.v1.Session, options: TrainingOptions | None = None) -> None:
-    """Gives a session that has run nothing yet what needs the session itself: deterministic kernels, if asked for.
+    """Applies options to a session that has run nothing yet: deterministic kernels, if asked for.
 
-    A session without options of its own (None) follows its graph.
+    Without options (None) a session follows its graph.
     """
     is_asked = options is not None and options.use_off_line and options.deterministic == 1
     if is_asked or (options is None and determinism.is_marked(getattr(session, "graph", None))):
@@ -99,9 +98,9 @@ def settle_session(session: tf.compat.v1.Session, options: TrainingOptions | Non
 
 
 def placed_softly(session_config: Any, is_interactive: bool = False) -> tf.compat.v1.ConfigProto:
-    """A copy of session settings with soft placement: an operator whose device is missing runs on another one.
+    """Copies session settings and turns on soft placement: an operator whose device is missing runs on another.
 
-    For None it is of what TensorFlow takes then, which is something else for an `InteractiveSession`.
+    For None it copies TensorFlow's defaults, which differ for an `InteractiveSession`.
     """
     copied = tf.compat.v1.ConfigProto()
     if session_config is not None:
@@ -116,6 +115,6 @@ def placed_softly(session_config: Any, is_interactive: bool = False) -> tf.compa
 
 def _switch_constant_folding_off(graph_options):
     graph_options.rewrite_options.constant_folding = RewriterConfig.OFF
-    # Constants are folded a second time when the graph is prepared for its executor, at every level above L0;
+    # TensorFlow folds constants again when it prepares the graph for its executor, at every level above L0;
     # the rewriter's other passes do not depend on the level (seen with TensorFlow 2.15).
     graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0

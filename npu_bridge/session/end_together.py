@@ -1,8 +1,8 @@
 """`EndTogether`: ranks with unequal numbers of batches end together, with the last step of the one that has fewest.
 
-A rank whose input runs out in the middle of a step cannot be waited for: others are in a transfer by then. So the input
-is looked ahead by one batch. With each batch comes whether another one follows, the ranks combine these flags in the
-run that trains, and after the first step that some rank cannot follow up they all stop, before anybody runs out.
+If the input of a rank ended in the middle of a step, the other ranks would already be in an all-reduce. So each rank
+reads one batch ahead. Each batch carries a flag that says whether another one follows; the ranks combine the flags in
+the run that trains, and stop together after the first step in which some rank has its last batch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class EndTogether(tf.estimator.SessionRunHook):
     """Ends the training of all ranks with the last step of the rank that has fewest batches.
 
     Among the hooks of `NPUEstimator.train` it needs nothing else; the `input_fn` returns a `tf.data.Dataset`. For a
-    `MonitoredTrainingSession` take the batches from `next_of`. A loop of one's own around a plain session takes them
-    from there, runs `tf.compat.v1.tables_initializer()`, fetches `is_last` with each step, and stops where it is True.
-    All ranks end at one global step, so that their variables are alike and the last checkpoint is of that step. What
-    longer inputs still hold is not trained. With one rank nothing changes. A rank that has no batch at all fails.
+    `MonitoredTrainingSession` take the batches from `next_of`. A loop around a plain session also takes them from
+    there, runs `tf.compat.v1.tables_initializer()`, fetches `is_last` with each step, and stops when it is True.
+    All ranks end at one global step, so that their variables are alike and the last checkpoint is of that step. The
+    rest of a longer input is not trained. With one rank nothing changes. A rank that has no batch at all fails.
 
-    Cost: the memory of one more batch, and a transfer of one number in each step.
+    Cost: the memory of one more batch, and an all-reduce of one number in each step.
 
     Attributes:
-      is_last: boolean scalar of the graph, after `next_of`: some rank has no batch after that of this run.
+      is_last: boolean scalar of the graph, after `next_of`: some rank has its last batch in this run.
     Raises:
       ValueError: a training begins and `next_of` was not called.
     Ranks: every rank needs the hook.
@@ -44,16 +44,16 @@ class EndTogether(tf.estimator.SessionRunHook):
         self._takes_batch: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
 
     def next_of(self, dataset: tf.data.Dataset) -> Any:
-        """The next element of a dataset in the TF 1 graph that is being built, looked ahead by one.
+        """Returns the next element of a dataset, read one ahead, in the TF 1 graph that is being built.
 
         Args:
-          dataset: this rank's, which may be of any length. Its iterator starts with the tables of the graph, as
-            Estimators and a `MonitoredTrainingSession` start them.
+          dataset: the dataset of this rank, of any length. Its iterator is initialized with the tables of the graph,
+            which Estimators and a `MonitoredTrainingSession` initialize.
         Returns:
           What `make_initializable_iterator(dataset).get_next()` returns.
         Raises:
-          ValueError: it is something else, an iterator or tensors: these cannot be looked ahead.
-        Graph: with several ranks, operators of the dataset and a transfer of one number.
+          ValueError: it is no dataset: an iterator or tensors cannot be read ahead.
+        Graph: the operators of the dataset, and with several ranks an all-reduce of one number.
         """
         check_dataset(dataset, _OWNER)
         iterator = tf.compat.v1.data.make_initializable_iterator(with_look_ahead(dataset))
@@ -64,7 +64,7 @@ class EndTogether(tf.estimator.SessionRunHook):
         return element
 
     def begin(self):
-        """Looks whether it was given the input of this graph."""
+        """Checks that `next_of` was called for this graph."""
         graph = tf.compat.v1.get_default_graph()
         if self.is_last is None or self.is_last.graph is not graph:
             raise ValueError(
@@ -78,7 +78,7 @@ class EndTogether(tf.estimator.SessionRunHook):
             )
 
     def before_run(self, run_context):
-        """Fetches the ranks' answer along with a step, which takes part in it anyway."""
+        """Fetches `is_last` along with a step."""
         asked = run_context.original_args
         run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
         if run not in self._takes_batch:
@@ -92,7 +92,7 @@ class EndTogether(tf.estimator.SessionRunHook):
 
 
 def check_dataset(dataset: Any, owner: str) -> None:
-    """Raises ValueError for what is not a data set: iterators, tensors and arrays cannot be looked ahead."""
+    """Raises ValueError unless the input is a dataset: iterators, tensors and arrays cannot be read ahead."""
     if not isinstance(dataset, tf.data.Dataset):
         problem, expected = "the input cannot be looked ahead", "a tf.data.Dataset"
         fix = "Hand over the data set itself, not what its iterator gives."
@@ -100,7 +100,7 @@ def check_dataset(dataset: Any, owner: str) -> None:
 
 
 def with_look_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Pairs of each element of a dataset and whether another one follows; the dataset is gone through once."""
+    """Pairs each element of a dataset with a flag: another one follows. Reads the dataset once."""
     pairs = tf.data.Dataset.zip((dataset, tf.data.Dataset.from_tensors(True).repeat()))
 
     def first_of(elements, flags):

@@ -1,4 +1,4 @@
-"""`EndTogetherCallback`: epochs of `model.fit` that all ranks end with the last step of the one with fewest batches."""
+"""`EndTogetherCallback`: ends each epoch of `model.fit` with the last step of the rank with fewest batches."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _OWNER = "EndTogetherCallback"
 
 
 class _EpochIsOver:
-    """The value of `model.stop_training` while one epoch ends; others set it to True to end the training."""
+    """The value of `model.stop_training` that ends one epoch; True, set by any callback, ends the training."""
 
 
 class EndTogetherCallback(tf.keras.callbacks.Callback):
     """Ends each epoch on all ranks with the last step of the rank that has fewest batches.
 
-    `fit` is given what `look_ahead` makes of a data set. With `steps_per_epoch`, where the data go on from epoch to
-    epoch, the training ends. All ranks make the same number of steps, so that what other callbacks save at the end of
-    an epoch is of one step. With one rank nothing changes. A rank that has no batch at all fails.
+    Pass `fit` the dataset that `look_ahead` returns. With `steps_per_epoch` the data continue from epoch to epoch, so
+    the training ends. All ranks make the same number of steps, so that other callbacks save the same step at the end
+    of an epoch. With one rank nothing changes. A rank that has no batch at all fails.
 
-    Cost: the memory of one more batch, and a transfer of one number after each step, which waits for the step.
+    Cost: the memory of one more batch, and an all-reduce of one number after each step, which waits for the step.
 
     Raises:
-      ValueError: when training begins, in a TF 1 graph or with several steps in one execution; after the first batch,
-        if it is not of a data set of `look_ahead`.
+      ValueError: at the start in a TF 1 graph or with several steps in one execution; after the first batch if the
+        dataset is not from `look_ahead`.
     Ranks: collective; every rank needs the callback.
     Example:
       >>> end = EndTogetherCallback()
@@ -42,7 +42,7 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         self._place = (0, 0)
 
     def look_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same elements, each produced when the next one is there.
+        """Returns a dataset of the same elements that reads one element ahead.
 
         Raises:
           ValueError: it is no `tf.data.Dataset`.
@@ -52,12 +52,12 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         def one_pass(number):
             return with_look_ahead(dataset).enumerate().map(lambda index, pair: self._noted(number, index, *pair))
 
-        # Numbered when an iterator begins: of one that was left early, elements may still be on their way.
+        # The number tells a new iterator from one that was left early, whose elements can still arrive.
         number = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(self._begin_pass, [], tf.int64))
         return number.flat_map(one_pass)
 
     def on_train_begin(self, logs=None):
-        """Looks whether it can work here."""
+        """Checks for eager execution and one step in each execution."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
             fix = "Train with an NPUEstimator and EndTogether, or with eager execution."
             raise _error("Keras reads its data in a TF 1 graph", "eager execution", "a graph", fix)
@@ -95,7 +95,7 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         return self._latest_pass
 
     def _noted(self, number, index, element, follows):
-        """Tells Python about an element before it is handed on."""
+        """Notes in Python whether another element follows, before the element is handed on."""
         noted = tf.numpy_function(self._note, [number, index, follows], [])
         with tf.control_dependencies([noted]):
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)

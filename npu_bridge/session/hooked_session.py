@@ -13,10 +13,10 @@ from npu_bridge.graph.run import Run, run_of, run_of_call
 
 
 def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.SessionRunHook]) -> None:
-    """Lets hooks watch every `run` of a session that exists; nothing changes when there are none.
+    """Calls hooks around every `run` of an existing session; does nothing without hooks.
 
-    A hook's `before_run` and `after_run` are called as in a MonitoredSession, its `end` when the session closes,
-    for whatever reason. `begin` and `after_create_session` are not called: the graph may be half-built, and may
+    A hook's `before_run` and `after_run` are called as in a MonitoredSession, its `end` whenever the session closes.
+    `begin` and `after_create_session` are not called: the graph may be half-built, and may
     grow. Functions from `make_callable` and `partial_run` are not watched.
     """
     if hooks:
@@ -24,7 +24,7 @@ def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.S
 
 
 class HookOfTraining(tf.estimator.SessionRunHook):
-    """A `SessionRunHook` of a watch; `begin` and `after_create_session` come before a session's first training run.
+    """A hook of `WatchOfTraining`, which calls `begin` and `after_create_session` before the first training run.
 
     Attributes:
       training: the run that is about to happen, from `begin` on.
@@ -35,13 +35,13 @@ class HookOfTraining(tf.estimator.SessionRunHook):
     is_over = False
 
     def before_close(self, session: tf.compat.v1.Session) -> None:
-        """A session that has trained is about to close."""
+        """Called before a session that has trained closes."""
 
 
 class WatchOfTraining(SessionEngine):
     """Calls hooks, in order, around the runs that train, of all sessions of a process.
 
-    What hooks ask for is fetched along, what they feed wins over the script.
+    A run also fetches what the hooks ask for; their feeds win over those of the script.
     """
 
     def __init__(self, hooks: Sequence[HookOfTraining]):
@@ -62,7 +62,7 @@ class WatchOfTraining(SessionEngine):
             del self._inside.session
 
     def prepare_call(self, session, callable_options):
-        """A function through which Keras trains in a graph: its calls become runs with hooks."""
+        """Prepares a function through which Keras trains in a graph: its calls become runs with hooks."""
         call = self.inner.prepare_call(session, callable_options)
         if callable_options.tensor_connection:
             return call
@@ -79,7 +79,7 @@ class WatchOfTraining(SessionEngine):
         return run_or_call
 
     def close(self, session):
-        """The last time that hooks can ask for its variables."""
+        """Calls the hooks' `before_close`, in which they can still read variables, and closes the session."""
         if session in self._begun and not hasattr(self._inside, "session"):
             self._inside.session = session
             try:
@@ -90,7 +90,7 @@ class WatchOfTraining(SessionEngine):
         self.inner.close(session)
 
     def end(self) -> None:
-        """When the script is over."""
+        """Calls the hooks' `end`, at the end of the script."""
         for hook in self._hooks:
             hook.end(None)
 

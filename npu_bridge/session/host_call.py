@@ -1,4 +1,4 @@
-"""`host_call` of an `NPUEstimatorSpec`: a function whose operators run with every step, such as summaries."""
+"""Builds the `host_call` of an `NPUEstimatorSpec`: a function whose operators, such as summaries, run in each step."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from npu_bridge.base.tf_internals.sessions import summary_operators, summary_wri
 
 
 def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
-    """Builds what a host call runs, and gives the operator that runs it all.
+    """Builds the operators of a host call, and returns the operator that runs them all.
 
     Args:
       function: called once, now; returns an operator, a tensor, or a structure of them. The `tf.summary` operators it
         makes need not be returned.
       tensors: list or tuple of its arguments, or a dict of keyword arguments.
-      after: operator or tensor that comes first. A variable among the arguments has its value from then.
+      after: operator or tensor that runs before the arguments are read, variables included.
     Graph: an identity of each argument, what `function` adds, and a group.
     """
     known = len(summary_operators())
-    # Only the arguments wait, not all that the function makes: a summary writer exists before the first step.
+    # Only the arguments wait, not all operators of the function: a summary writer exists before the first step.
     with tf.control_dependencies([after]):
         captured = tf.nest.map_structure(tf.identity, tensors)
     returned = function(**captured) if isinstance(captured, dict) else function(*captured)
@@ -30,7 +30,7 @@ def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
 
 
 def check_host_call(host_call: Any) -> None:
-    """Checks what an `NPUEstimatorSpec` was given as `host_call`.
+    """Checks the `host_call` of an `NPUEstimatorSpec`.
 
     Raises:
       ValueError: it is not a pair of a function and its arguments.
@@ -83,10 +83,10 @@ class HostCallHook(tf.estimator.SessionRunHook):
         self._flush = [tf.raw_ops.FlushSummaryWriter(writer=op.inputs[0]) for op in self._open]
 
     def after_create_session(self, session, coord):
-        """Opens the writers, also after a session was lost and made again."""
+        """Opens the writers, also after a lost session was recreated."""
         del coord
         session.run(self._open)
 
     def end(self, session):
-        """Writes what is left."""
+        """Flushes the writers."""
         session.run(self._flush)

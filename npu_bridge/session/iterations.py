@@ -1,9 +1,9 @@
 """The option `iterations_per_loop`: one `session.run` of the training step trains N steps and fetches from the last.
 
-A script names its training step by grouping it as `IterationOp`. Whenever a session that trains in loops is asked for
-this op, all steps but the last are trained first, then the run goes on as it was asked for. So what is fetched is from
-the last step, as is what hooks see, and all other runs of the session are what they were. When data ends in the middle
-of a loop the error comes as in any run; the steps that were trained stay trained.
+A script names its training step by grouping it as `IterationOp`. When a session that trains in loops runs this op, it
+first trains all steps but the last, and then makes the run as asked for. So fetches and hooks see the last step, and
+all other runs of the session stay as they were. If data ends in the middle of a loop, the error is raised as in any
+run, and the steps made so far stay trained.
 
 The steps before the last run in a loop of the graph where the step can be copied into one (`graph/loop.py`), else one
 by one through a prepared call of the session, or, on several ranks, overlapping (`overlapped_steps.py`). One by one is
@@ -55,7 +55,7 @@ _LONGEST_STEP_SECS = 1e-3
 def name_step(train_op: Any) -> tf.Operation:
     """Groups a training step, an operation or a tensor, as the op named `IterationOp`, which sessions repeat.
 
-    That of a second step gets a number behind its name.
+    The op of a second step gets a number behind its name.
     """
     with tf.name_scope(""), tf.control_dependencies(None):
         op = tf.group(train_op, name=ITERATION_OP)
@@ -64,7 +64,7 @@ def name_step(train_op: Any) -> tf.Operation:
 
 
 def train_in_loops(session: Any, steps_per_run: int) -> None:
-    """Lets a session train several steps in each run that asks for an `IterationOp`; may be changed by calling again.
+    """Has a session train several steps in each run of an `IterationOp`; another call changes the number.
 
     Graph: what `put_in_loop` adds, at the first such run; also to a finalized graph.
     Ranks: local; all ranks need the same number.
@@ -80,13 +80,13 @@ def train_in_loops(session: Any, steps_per_run: int) -> None:
 
 
 def steps_per_run(session: Any) -> int:
-    """The training steps in one run of a session; 1 where nobody asked for more."""
+    """Returns the number of training steps in one run of a session; 1 by default."""
     loops = find_engine(session, _Loops)
     return loops.steps_per_run if loops is not None else 1
 
 
 def take_record(session: Any) -> config_pb2.RunMetadata | None:
-    """What TensorFlow recorded of the last overlapping steps of a run with a trace level; None if none overlapped."""
+    """Returns TensorFlow's record of the last overlapping steps of a run with a trace level; None without overlap."""
     loops = find_engine(session, _Loops)
     return loops.take_record() if loops is not None else None
 
@@ -112,7 +112,7 @@ class _Loops(SessionEngine):
             return self.inner.execute(session, request)
 
     def take_record(self):
-        """Gives a record away, of the first kind of steps that has one."""
+        """Returns and forgets the record of the first kind of steps that has one."""
         for steps in self._earlier_steps.values():
             if isinstance(steps, OverlappedSteps) and steps.record is not None:
                 record, steps.record = steps.record, None
@@ -120,7 +120,7 @@ class _Loops(SessionEngine):
         return None
 
     def _earlier_steps_of(self, session, request):
-        """What trains the steps before the last one of a run; None for a run that does not train."""
+        """Returns the object that trains the steps before the last one of a run; None if the run does not train."""
         fed = tuple(sorted(tensor.name for tensor in request.fed))
         kind = (tuple(element.name for element in request.asked), fed)
         if kind not in self._steps_of_run:
@@ -145,7 +145,7 @@ class _Loops(SessionEngine):
                 return _InGraph(_make_loop(graph, step, fed))
             except NotLoopableError as error:
                 reason, is_only_random = str(error), error.is_only_random
-        # Steps that wait, for other ranks or for a queue, are left to the pool.
+        # A step that waits for other ranks or for a queue stays in the pool.
         one_by_one = _OneByOne(names, fed, LoopThreads(None if is_only_random else POOL))
         if not _reason_against_copying(session) and transfers_of_gradients(computed_ops(step, fed)):
             return OverlappedSteps(
@@ -179,7 +179,7 @@ class _InGraph:
 
 
 class _OneByOne:
-    """Steps one by one through a call that is prepared once, or once for each choice of threads."""
+    """Steps one by one through a prepared call, one for each choice of threads."""
 
     def __init__(self, step: Sequence[str], fed: Sequence[str], threads: LoopThreads):
         self._step = step
@@ -206,9 +206,9 @@ class _OneByOne:
 class LoopThreads:
     """Chooses the threads for repeated small steps: TensorFlow's inter-op pool, or the calling thread alone.
 
-    Both are tried in turns, until it stays with the one whose best loop was faster; what is settled is not tried.
-    Handing a small operator to another thread takes longer than computing it: a step of 0.14 ms took 0.09 ms without
-    (2 cores, TensorFlow 2.15). Larger steps are better off with the pool. What is computed is the same.
+    Tries both in turns and keeps the one whose best loop was faster; `settled` is a choice made without trials.
+    Handing a small operator to another thread takes longer than computing it: a step of 0.14 ms took 0.09 ms in the
+    calling thread (2 cores, TensorFlow 2.15). Larger steps are faster with the pool. Results are the same.
     """
 
     def __init__(self, settled: int | None = None):
@@ -217,13 +217,13 @@ class LoopThreads:
         self._settled = settled
 
     def choose(self) -> int:
-        """For the next loop: `POOL` or `CALLER`."""
+        """Returns the choice for the next loop: `POOL` or `CALLER`."""
         if self._settled is not None:
             return self._settled
         return POOL if len(self._secs[POOL]) <= len(self._secs[CALLER]) else CALLER
 
     def took(self, choice: int, steps: int, secs: float) -> None:
-        """Tells how long a loop took. The first one, in which TensorFlow prepares the graph, does not count."""
+        """Notes how long a loop took, except the first one, in which TensorFlow prepares the graph."""
         if self._settled is not None:
             return
         if not self._has_warmed_up:
@@ -251,12 +251,12 @@ def _reason_against_copying(session):
 
 
 def _make_loop(graph, step, fed):
-    """The loop of these steps: a new one, or that of an earlier session."""
+    """Returns the loop of these steps: a new one, or the loop an earlier session made."""
     return _kept_or_made(graph, (step, fed), lambda: put_in_loop(graph, step, fed))[0]
 
 
 def _make_overlapped_loop(graph, step, fed, waits):
-    """The loop of these steps in which the next one begins early, and whether it is new: only then `waits` count."""
+    """Returns the loop in which the next step begins early, and whether it is new: only then `waits` count."""
     return _kept_or_made(graph, (step, fed, "overlapped"), lambda: put_in_overlapped_loop(graph, step, fed, waits))
 
 

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint to warm-start from: the caller's, the job file's or that of an environment variable."""
+"""Chooses the checkpoint to warm-start from: the one of the caller, the job file or an environment variable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def choose_start(warm_start_from: Any, job: JobStart) -> Any:
     Returns:
       `warm_start_from`, or a checkpoint, a folder with checkpoints, or the folder of a saved model; None for no start.
     Raises:
-      ValueError: there is no checkpoint where the job says.
+      ValueError: the path that the job names holds no checkpoint.
       RuntimeError: the job is for another number of ranks.
     """
     if job.rank_size is not None and job.rank_size != collective.current().size:

@@ -1,6 +1,6 @@
 """Creates and loads the variables of `iterations_per_loop`: how many steps one `session.run` makes.
 
-Scripts of this interface create and load them. Here the first counts, the others belong to the form.
+Scripts of this interface create and load all four. Here only the first one has an effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOP_VARIABLES = ("iterations_per_loop", "loop_cond", "zero", "one")
 
 
 def loop_variable(name: str) -> tf.Variable:
-    """One of `LOOP_VARIABLES`, an int64 scalar that is local and not trainable, made at the first call in a graph.
+    """Returns one of `LOOP_VARIABLES`, a local int64 scalar; the first call in a graph creates it, not trainable.
 
     Raises:
       RuntimeError: the graph has several of this name.
@@ -49,12 +49,12 @@ def loop_variable(name: str) -> tf.Variable:
 
 
 def create_loop_variables() -> dict[str, tf.Variable]:
-    """All four of the default graph, by name."""
+    """Returns the four variables of the default graph, by name."""
     return {name: loop_variable(name) for name in LOOP_VARIABLES}
 
 
 def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_per_run: int) -> None:
-    """Writes their values into a live session, and lets it train in loops from then on; hooks of it do not notice.
+    """Loads the variables in a live session, past its hooks, and has it train in loops from then on.
 
     `iterations_per_loop` gets one less than the training steps in a run.
     """

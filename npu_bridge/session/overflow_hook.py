@@ -1,4 +1,4 @@
-"""`dump_config` with `enable_dump_debug`: which operator made the first NaN or Inf of a step."""
+"""Implements `dump_config` with `enable_dump_debug`: finds the operator that made the first NaN or Inf of a step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from npu_bridge.session.precision import rounding
 from npu_bridge.session.tensor_watch import TensorWatch, find_places
 
 _LOG = logger(__name__)
-# Steps with an overflow that are looked into (ours): once a variable is NaN, every later step has one too.
+# The number of steps to report (ours): once a variable is NaN, every later step has one too.
 MOST_REPORTS = 20
 
 
 class Finding(NamedTuple):
-    """Where non-finite values came from.
+    """The origin of the non-finite values of a step.
 
     Attributes:
-      origin: the operator that made the first one out of finite inputs, or whose output was fed with one.
+      origin: the operator that made the first one from finite inputs, or whose output was fed with one.
       spoilt: names of all operators with such values, in the order they ran.
     """
 
@@ -37,11 +37,11 @@ class Finding(NamedTuple):
 
 
 class OverflowHook(TensorWatch):
-    """Looks at every step for NaN and Inf, names the operator that made the first, and writes what it had.
+    """Searches every step for NaN and Inf, names the operator that made the first, and writes its tensors.
 
-    The first one is that with finite inputs, earliest in an order in which every operator comes after those it
-    needs; constants are never blamed. Its inputs and outputs are written like a dump, with an `overflow.json`.
-    After 20 such steps nothing is looked at any more. All numbers of a step are fetched: expect it to be slow.
+    This operator is the earliest one with finite inputs, in an order in which every operator comes after those it
+    needs; constants are never named. Its inputs and outputs are written like a dump, with an `overflow.json`.
+    The search ends after 20 such steps. It fetches all numbers of a step: expect it to be slow.
 
     Ranks: local; each looks at its own numbers.
     """
@@ -51,11 +51,11 @@ class OverflowHook(TensorWatch):
         self._reports = 0
 
     def wanted(self, run: Run, step: int) -> list:
-        """Every number of the run."""
+        """Returns the names of all numeric tensors of the run."""
         return sorted(run.values)
 
     def seen(self, run: Run, step: int, values: dict) -> None:
-        """Judges one step and reports what it finds."""
+        """Reports the origin of non-finite values in one step."""
         finding = find_origin(run.ops, run.fed, values)
         if finding is None:
             return
@@ -84,14 +84,14 @@ class OverflowHook(TensorWatch):
 
 
 def find_origin(ops: Sequence[tf.Operation], fed: Iterable[tf.Tensor], values: dict) -> Finding | None:
-    """The operator that made the first NaN or Inf of a step; None when every number is finite.
+    """Returns the operator that made the first NaN or Inf of a step; None when every number is finite.
 
-    Where Inf is normal, in a mask say, no operator may have made one out of finite inputs; then the origin is
-    the first that made NaN out of inputs without NaN.
+    If Inf is an input, as in a mask, it can be that no operator made one from finite inputs. Then the origin is
+    the first operator that made NaN from inputs without NaN.
 
     Args:
       ops: the operators of the run, every one after those it needs.
-      fed: the tensors whose value was given.
+      fed: the tensors that were fed.
       values: numpy arrays by tensor name.
     """
     state = {name: _worst(value) for name, value in values.items()}
@@ -131,7 +131,7 @@ def describe(op: tf.Operation) -> str:
 
 
 def _place_in_script(op) -> str:
-    """File and line of the script that made an operator; empty when TensorFlow kept no record."""
+    """Returns file and line of the script that made an operator; empty when TensorFlow kept no record."""
     installed = os.path.dirname(os.path.dirname(tf.__file__))
     for frame in reversed(op.traceback or ()):
         if not frame.filename.startswith((installed, *own_packages())):

@@ -1,8 +1,8 @@
 """Trains steps of several ranks in a row: one by one, or so that the next begins while gradients are all-reduced.
 
-The second way hides the forward pass behind the all-reduce, which gains where the network is slow. So it is tried where
-ranks wait for the network after the backward pass, and all ranks stay with what was faster for them together. What is
-computed is the same, bit for bit.
+The second way hides the forward pass behind the all-reduce, which gains where the network is slow. So it is tried if
+ranks wait for the network after the backward pass, and all ranks keep the way that was faster for them together. The
+results are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ from npu_bridge.graph.overlapped_loop import OverlappedLoop
 from npu_bridge.graph.recorded import events_of
 
 _LOG = logger(__name__)
-# Ours: Python hears of a signal between two calls of the session, and a machine that is taken away gives half a minute.
+# Ours: Python handles a signal between two calls of the session, and a machine that is reclaimed gives half a minute.
 _LONGEST_CALL_SECS = 10.0
-# The last step of a call overlaps with none, so that few of them gain little.
+# The last step of a call overlaps with no other, so a call of few steps gains little.
 LEAST_STEPS = 4
 _TRIALS = 3
 _RECORDED_STEPS = 4
 
 
 class OverlappedSteps:
-    """Steps of one kind in one session, in whichever way is faster on all ranks together.
+    """Steps of one kind in one session, trained in the way that is faster on all ranks together.
 
-    The first call trains one by one, the second one begins with a step whose operators are timed, from which the order
-    of the all-reduces is planned. Then both ways have turns, and the faster one stays.
+    The first call trains one by one. The second begins with a step whose operators are timed, to plan the order of the
+    all-reduces. Then both ways take turns, and the faster one stays.
 
     Attributes:
-      is_recorded: the last overlapping steps of each call of `train` are recorded, once the trial is over.
-      record: what TensorFlow recorded of the last steps that overlapped; None for nothing.
+      is_recorded: whether to record the last overlapping steps of each call of `train`, once the trial is over.
+      record: TensorFlow's record of the last steps that overlapped; None without one.
     Args:
       step: the operators that make up a training step.
-      fed: names of tensors whose value is given with the run.
-      one_by_one: trains steps the other way: is called with the session, its engine, the number of steps and feeds.
-      make_loop: makes the loop, or gives that of an earlier session; is called with what waits for what.
+      fed: names of the tensors fed to the run.
+      one_by_one: trains steps one by one; called with the session, its engine, the number of steps and feeds.
+      make_loop: makes the loop, or returns the loop of an earlier session; called with the operators that each
+        all-reduce waits for.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class OverlappedSteps:
         def part(count):
             return [self._loop.op], {**feeds, self._loop.count.ref(): np.int64(count)}
 
-        # A trial would be slower for it.
+        # Recording would slow a trial down.
         recorded = min(steps, _RECORDED_STEPS) if self.is_recorded and self._overlaps else 0
         if steps > recorded:
             engine.execute(session, Request([], *part(steps - recorded)))
@@ -111,7 +112,7 @@ class OverlappedSteps:
             self.record = _recorded(session, engine, *part(recorded))
 
     def _prepare(self, session, engine, feeds):
-        """Trains a step that is timed; then all ranks make the loop, or none does."""
+        """Trains a step and times its operators; then all ranks make the loop, or none does."""
         start = time.perf_counter()
         record = _recorded(session, engine, self._step, feeds)
         secs = time.perf_counter() - start
@@ -137,7 +138,7 @@ class OverlappedSteps:
         try:
             self._loop, is_new = self._make_loop(waits)
         except (NotLoopableError, ValueError, TypeError, KeyError) as error:
-            # The other errors come from unforeseen graphs: they train without overlap.
+            # The other errors come from unforeseen graphs, which train without overlap.
             reason = str(error)
         told = gather_values([reason, is_new], "loops_of_overlapped_steps")
         reasons = [reason for reason, _ in told if reason]
@@ -156,7 +157,7 @@ class OverlappedSteps:
         return len(self._secs[True]) <= len(self._secs[False]) if self._overlaps is None else self._overlaps
 
     def _took(self, overlaps, steps, secs):
-        """Tells how long steps took. The first loop, for which TensorFlow prepares the graph, does not count."""
+        """Notes how long steps took. The first loop, for which TensorFlow prepares the graph, does not count."""
         if self._overlaps is not None or self._loop is None or steps < LEAST_STEPS:
             return
         self._secs[overlaps].append(secs / steps)
@@ -172,7 +173,7 @@ class OverlappedSteps:
 
 
 def _recorded(session, engine, targets, feeds):
-    """Runs operators; gives what TensorFlow recorded."""
+    """Runs operators and returns TensorFlow's record of the run."""
     options = config_pb2.RunOptions(trace_level=config_pb2.RunOptions.SOFTWARE_TRACE, output_partition_graphs=True)
     with run_options_buffer(options) as asked, empty_buffer() as told:
         engine.execute(session, Request([], list(targets), feeds, asked, told))

@@ -1,4 +1,4 @@
-"""`profiling_config`: a trace of the first steps that TensorBoard's profile page opens."""
+"""Implements `profiling_config`: traces the first steps for TensorBoard's profile page."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ProfilingHook(tf.estimator.SessionRunHook):
     """Traces the first session runs into the folder `output` of `profiling_options`, created when missing.
 
     The trace ends after `PROFILED_RUNS` runs, before a run that the script itself traces, with the session, when `end`
-    is called after an error, or, at the latest, with the process. With several ranks each writes to a folder
-    `rank_<n>` of its own.
+    is called after an error, or, at the latest, with the process. With several ranks each writes to its own folder
+    `rank_<n>`.
 
     Ranks: local.
     """
@@ -42,12 +42,12 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         self._is_over = False
 
     def after_create_session(self, session, coord):
-        """Sees the runs of the session itself, with what other hooks have asked of them."""
+        """Watches the runs of the session itself, which have the options that other hooks asked for."""
         del coord
         run_with_hooks(session, [_GivesWay(self)])
 
     def before_run(self, run_context):
-        """Starts the trace with the first run. TensorFlow marks the runs in it itself."""
+        """Starts the trace with the first run; TensorFlow marks the runs in it."""
         self.give_way(run_context)
         if self._stop is None and not self._is_over:
             self._secondary.attempt(self._start)
@@ -67,7 +67,7 @@ class ProfilingHook(tf.estimator.SessionRunHook):
             _LOG.info("profiling_config: %d session runs traced to %s.", self._runs, self._folder)
 
     def give_way(self, run_context):
-        """Ends the trace before a run of which the script asks for one: TensorFlow makes one at a time."""
+        """Ends the trace before a run that the script traces: TensorFlow makes one trace at a time."""
         options = run_context and run_context.original_args.options
         if options is not None and options.trace_level > options.NO_TRACE:
             self.end(None)

@@ -1,7 +1,7 @@
-"""Seeds for random operators that were made without one, in a graph and in the functions it holds.
+"""Gives seeds to random operators without one, in a graph and in the functions it holds.
 
-TensorFlow's deterministic kernels end a run at the first random operator without a seed. Each gets one of its own, made
-of the graph's seed, its name and the rank: two runs draw the same numbers, two operators or ranks do not.
+TensorFlow's deterministic kernels raise an error at the first random operator without a seed. Each gets a seed made of
+the graph's seed, its name and the rank: two runs draw the same numbers, two operators or ranks do not.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SUFFIX = "_seeded"
 
 
 def seed_operators(graph: tf.Graph, seed: int) -> list[str]:
-    """Gives every random operator without a seed one, and every dataset that shuffles.
+    """Gives a seed to every random operator, and every dataset that shuffles, without one.
 
     Args:
-      graph: also a finalized one; what a session has run of it keeps drawing as it did.
-      seed: of the graph.
+      graph: the graph, which may be finalized; operators that a session has run draw as before.
+      seed: the seed of the graph.
     Returns:
       The names of the operators, those in functions last.
-    Graph: adds changed copies of functions that hold such operators, and has these called instead.
+    Graph: adds changed copies of functions with such operators, and has them called in place of the originals.
     """
     number_of = functools.partial(_number_of, collective.current().rank)
     names, find = [], graph.get_operation_by_name
@@ -49,13 +49,13 @@ def seed_operators(graph: tf.Graph, seed: int) -> list[str]:
 
 
 def _number_of(rank: int, name: str) -> int:
-    """The second seed of an operator, above 0."""
+    """Computes the second seed of an operator, above 0."""
     return zlib.crc32(f"{rank} {name}".encode()) & 0x7FFFFFFF or 1
 
 
 @functools.cache
 def _where_seeds_are(type_name: str) -> tuple | None:
-    """The positions of the two inputs of a type that are seeds, () where they are attributes, else None."""
+    """Returns the positions of the two seeds among the inputs of a type; () for attributes, None without seeds."""
     definition = operator_definition(type_name)
     if definition is None:
         return None
@@ -85,8 +85,8 @@ def _changes(node: Any, find: Callable[[str], Any], seed: int, number: int) -> l
 
 
 def _seed_functions(graph, seed, number_of):
-    """The same in functions."""
-    # The numbers in their names count all functions of the process, and are not those of another run.
+    """Gives seeds to the random operators in functions; returns their names."""
+    # Sorted, not by name: the numbers in names count all functions of the process and differ between runs.
     definitions = sorted(
         function_definitions(graph), key=lambda each: [*map(int, re.findall(r"\d+", each.signature.name))]
     )
@@ -106,7 +106,7 @@ def _seed_functions(graph, seed, number_of):
 
 
 def _with_callers(changed, definitions):
-    """The changed functions and all that call one, by their names."""
+    """Returns the changed functions and their direct and indirect callers, by name."""
     while True:
         more = {
             each.signature.name: each
@@ -119,13 +119,13 @@ def _with_callers(changed, definitions):
 
 
 def _called(attributes):
-    """The functions that attributes of a node name; changing them changes the node."""
+    """Yields the functions that attributes of a node name; changing them changes the node."""
     for attribute in attributes:
         yield from [attribute.func] if attribute.HasField("func") else attribute.list.func
 
 
 def _call_instead(graph, changed):
-    """Adds functions under new names and has every operator call them that called those of the old ones."""
+    """Adds the functions under new names and has the operators that called the old ones call them."""
     for definition in changed.values():
         definition.signature.name += _SUFFIX
         for node in definition.node_def:

@@ -9,12 +9,12 @@ from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.graph.run import run_of
 
-# One more fetch makes TensorFlow prepare the run anew, so a scale that settles soon is not asked for its loss (ours).
+# One more fetch makes TensorFlow prepare the run anew, so the first skips in a row do not fetch the loss (ours).
 _SKIPS_BEFORE_LOSS = 5
 
 
 class SkipsHook(tf.estimator.SessionRunHook):
-    """Looks whether a step was skipped, at runs that decide it anyway; see `SkipsInARow`.
+    """A hook that notes skipped steps, in the runs that compute the decision anyway; see `SkipsInARow`.
 
     Graph: reads collections, adds nothing.
     Ranks: local; rank 0 warns.
@@ -31,7 +31,7 @@ class SkipsHook(tf.estimator.SessionRunHook):
         skipped, loss = latest.get(STEP_SKIPPED), latest.pop(UNSCALED_LOSS, None)
         if skipped is None:
             return None
-        # What says that a step is skipped may be no part of the step, but the opposite of what is.
+        # The run may compute only the opposite of the decision, its input.
         decided = {skipped.name}, {tensor.name for tensor in skipped.op.inputs} or {None}
         values = run_of(graph, asked.fetches, asked.feed_dict).values
         if not any(names <= values for names in decided):

@@ -17,16 +17,16 @@ class StopTogether(tf.estimator.SessionRunHook):
 
     A rank that stops alone leaves the others waiting for its gradients. So with several ranks a request does not stop
     the rank at once. The next training step passes it on, and then all ranks stop. On one rank it acts at once.
-    `NPUEstimator` does this by itself for hooks that may stop a training, such as those of
+    `NPUEstimator` wraps hooks that can stop a training in this one, such as those of
     `tf.estimator.experimental.stop_if_no_decrease_hook`.
 
-    Cost: on several ranks, a transfer of one number in each step.
+    Cost: on several ranks, an all-reduce of one number in each step.
 
     Args:
-      hooks: those that may call `run_context.request_stop()`; may be empty on ranks that have none.
+      hooks: hooks that can call `run_context.request_stop()`; empty on ranks without any.
     Attributes:
-      was_asked: a hook has asked, here or on another rank, and the training has stopped for it.
-      step: the global step after which it stopped, from `end` on; None if it did not, or nothing counts steps.
+      was_asked: a hook of some rank has asked, and the training has stopped for it.
+      step: the global step after which it stopped, from `end` on; None if it did not, or without a global step.
     Ranks: every rank needs the hook.
     Example:
       >>> with MonitoredTrainingSession(hooks=[StopTogether([stop_hook]), NPUBroadcastGlobalVariablesHook(0)]) as s:
@@ -40,7 +40,7 @@ class StopTogether(tf.estimator.SessionRunHook):
 
     @property
     def has_hooks(self) -> bool:
-        """Whether there are any on this rank."""
+        """Whether this rank has hooks."""
         return bool(self._hooks)
 
     def begin(self):
@@ -56,7 +56,7 @@ class StopTogether(tf.estimator.SessionRunHook):
                 use_resource=True,
                 name="stop_together",
             )
-            # A variable and not a value that is fed: a run that feeds something else is prepared anew.
+            # A variable, not a feed: TensorFlow prepares a run with other feeds anew.
             self._ask = own.assign(True).op
             self._goes_on = collective.current().all_true(tf.logical_not(own.read_value()), "stop_together")
 
@@ -115,9 +115,9 @@ class StopTogether(tf.estimator.SessionRunHook):
 
 
 def may_stop(hook: tf.estimator.SessionRunHook) -> bool:
-    """Returns whether the code of a hook can end a training by its own decision.
+    """Returns whether the code of a hook can end a training.
 
-    Hooks that count steps, which ranks do alike, and savers are left alone, as are the hooks of this package.
+    False for hooks that count steps, which end alike on all ranks, for savers, and for the hooks of this package.
     """
     if isinstance(hook, (tf.estimator.StopAtStepHook, tf.estimator.CheckpointSaverHook, StopTogether)):
         return False

@@ -25,10 +25,10 @@ _FILES = rb'^\{\n  "fragments": '  # how they begin
 class TailingHook(tf.estimator.SessionRunHook):
     """Runs `free_the_tail` over a graph, once, when its session begins or runs for the first time.
 
-    Graphs without gradient exchange, those of evaluations among them, stay as they are. What was done is logged by
-    rank 0, and written to `tailing.json` of a folder, if there is one.
+    Graphs without gradient exchange, such as those of evaluations, stay as they are. Rank 0 logs the changes, and
+    writes them to `tailing.json` of the folder, if it has one.
 
-    Ranks: collective: the graphs of all ranks get the same transfers.
+    Ranks: collective: the graphs of all ranks get the same all-reduces.
     """
 
     def __init__(self, folder: str | None = None):
@@ -50,7 +50,7 @@ class TailingHook(tf.estimator.SessionRunHook):
         with opened_for_changes(graph):  # a MonitoredSession finalizes it before its session exists
             report = free_the_tail(graph, ranks)
             graph.add_to_collection(_KEY, report)
-        # NPUOptimizer has built its own decision early; what is left to find are a script's checks.
+        # NPUOptimizer has built its own decision early; only the checks of a script remain to be found.
         is_built_in = of_graph.value_built("is_tailing_optimization", graph) is True and not report.has_changed
         if report.has_found_gradients and ranks.rank == 0:
             self._publish(report, logging.DEBUG if is_built_in else logging.INFO)
@@ -68,6 +68,6 @@ def _write(path: str, text: str) -> None:
 
 
 def report_of(graph: tf.Graph) -> TailingReport | None:
-    """Returns the report of the changes to a graph; None if none was tried."""
+    """Returns the report of the changes to a graph; None if `TailingHook` has not seen it."""
     reports = graph.get_collection(_KEY)
     return reports[0] if reports else None

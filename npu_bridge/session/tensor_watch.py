@@ -1,4 +1,4 @@
-"""A base class of hooks that fetch chosen tensors in chosen runs; dumps and overflow detection are such hooks."""
+"""Holds the base class of the hooks for dumps and overflow detection, which fetch chosen tensors in chosen runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class _Pending(NamedTuple):
 
 
 class TensorWatch(tf.estimator.SessionRunHook):
-    """Fetches tensors along with a run, hands their values to `seen`, and writes those that a subclass chooses.
+    """A hook that fetches tensors along with a run, passes their values to `seen`, and can write them.
 
-    Nothing is added to the graph and nothing is computed that the run would not compute. Steps count from 0 for
-    each kind of run (see `Run.purpose`), as long as this object lives. A TF 1 reference variable that is
-    updated in the same step may show its new value.
+    It adds nothing to the graph, and no computation to a run. Steps count from 0 for each kind of run (see
+    `Run.purpose`) during the life of this object. A TF 1 reference variable that is updated in the same step may
+    show its new value.
 
     Args:
       options: the options of the run.
@@ -46,7 +46,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         self._is_off = False
 
     def wanted(self, run: Run, step: int) -> list:
-        """Names of the tensors to look at, of `run.values`; subclasses say which."""
+        """Returns the names of the tensors to fetch, out of `run.values`; subclasses implement this."""
         raise NotImplementedError
 
     def seen(self, run: Run, step: int, values: dict) -> None:
@@ -76,7 +76,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
                 self._hand_over(pending, dict(zip(pending.names, run_values.results)))
 
     def stop(self) -> None:
-        """Looks at nothing any more."""
+        """Fetches nothing from now on."""
         self._is_off = True
 
     def name_of(self, run: Run) -> str:
@@ -101,7 +101,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
 
 
 def find_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
-    """(operator, side, slot, tensor) for the inputs and outputs of operators whose tensors have one of these names."""
+    """Yields (operator, side, slot, tensor) for the inputs and outputs of operators with one of these names."""
     for op in ops:
         for side in sides:
             for slot, tensor in enumerate(op.inputs if side == "input" else op.outputs):
