@@ -57,8 +57,8 @@ class OverlappedSteps:
       step: the operators that make up a training step.
       fed: names of the tensors fed to the run.
       one_by_one: trains steps one by one; called with the session, its engine, the number of steps and feeds.
-      make_loop: makes the loop, or returns the loop of an earlier session; called with the operators that each
-        all-reduce waits for.
+      make_loop: makes the loop, or returns the loop of an earlier session; called with the control dependencies that
+        order the all-reduces.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Mixed precision: which operator types compute in 16 bits, and switching to float32 in the middle of a training.
 
-`Precision` is what the options of a run ask for. `Precision.prepare` readies session settings, and `attach` (or
-`PrecisionHook`, where somebody else makes the sessions) lets a session follow. TensorFlow's own rewriter does the work,
-and `rewriter.py` steers it; a dtype that it cannot lower to here is imitated (`imitation.py`).
+`Precision` holds what the options of a run ask for. `Precision.prepare` changes session settings, and `attach` (or
+`PrecisionHook`, for sessions that others make) applies it to a session. TensorFlow's own rewriter does the work, and
+`rewriter.py` controls it; a dtype that it cannot lower to here is imitated (`imitation.py`).
 """
 
 from npu_bridge.session.precision.exemptions import KEEP_DTYPE, mark

@@ -1,7 +1,7 @@
 """`accelerate_train_mode`: computes at which step the low-precision part of a training ends, without TensorFlow.
 
-All of it is float32, rounded after each operation, as on the NPU stack: in double precision some thresholds come
-out one step off.
+All arithmetic is float32, rounded after each operation, as on the NPU stack: in double precision some thresholds
+would be one step off.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from npu_bridge.base.errors import message
 from npu_bridge.options.grammar import AccelerateTrainMode
 
-# The variables a trigger reads: what is aimed at, and what is reached so far. Checked in this order.
+# The variables a trigger reads: its goal, and the value reached so far. Checked in this order.
 VARIABLES = {"step": ("TOTAL_STEP", "STEP_NOW"), "loss": ("TARGET_LOSS", "LOSS_NOW")}
 _WHOLE = re.compile(r"\s*([0-9]+)\s*")
 _LARGEST_STEP = 2**32 - 1
 
 
 class Progress(NamedTuple):
-    """How far a training has come, in the terms of its trigger.
+    """The progress of a training, in the terms of its trigger.
 
     Attributes:
       goal: total steps, or the target loss.
@@ -33,11 +33,11 @@ class Progress(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a plan says before a run.
+    """The decision of a plan before a run.
 
     Attributes:
-      runs_left: runs that surely stay in low precision, this one included; 0 says switch now.
-      is_expected: whether the switch comes exactly at the threshold; loss triggers have no other way.
+      runs_left: runs that surely stay in low precision, this one included; 0 means switch now.
+      is_expected: whether the switch comes exactly at the threshold; always True for loss triggers.
     """
 
     runs_left: int
@@ -56,21 +56,21 @@ def read_progress(trigger: str, goal_text: str | None, now_text: str | None) -> 
 
 
 def step_threshold(total_steps: int, ratio: float) -> int:
-    """The step at which the original precision begins: total_steps * ratio in float32, cut to a whole number."""
+    """Returns the step at which the original precision begins: total_steps * ratio in float32, truncated."""
     return int(np.float32(total_steps) * np.float32(ratio))
 
 
 def loss_threshold(target_loss: float, ratio: float) -> np.float32:
-    """The loss at which the original precision begins, or below: target_loss * ratio in float32."""
+    """Returns the loss at or below which the original precision begins: target_loss * ratio in float32."""
     with np.errstate(over="ignore"):
         return np.float32(target_loss) * np.float32(ratio)
 
 
 def judge(plan: AccelerateTrainMode, progress: Progress, steps_per_run: int = 1) -> Verdict:
-    """Whether the switch is due before a run that starts at `progress`.
+    """Decides whether the switch is due before a run that starts at `progress`.
 
     By step: when the threshold is reached, or when this run is the last one, which must run in the original
-    precision. By loss: when a reported loss is at most the threshold; NaN never is.
+    precision. By loss: when a reported loss is at most the threshold; never for NaN.
     """
     if plan.trigger == "loss":
         return Verdict(0 if _loss_is_reached(plan, progress) else 1)
@@ -86,10 +86,10 @@ def judge(plan: AccelerateTrainMode, progress: Progress, steps_per_run: int = 1)
 def describe(
     plan: AccelerateTrainMode, progress: Progress, steps_per_run: int, original: str, low: str | None = None
 ) -> str:
-    """One line for people: which part of a training that starts at `progress` runs in which precision.
+    """Says in one line which part of a training that starts at `progress` runs in which precision.
 
     Args:
-      original: what follows the low precision, such as "float32".
+      original: the precision after the switch, such as "float32".
       low: the low precision, such as "bfloat16, imitated"; the plan's dtype by default.
     """
     low = low or plan.low_dtype

@@ -1,7 +1,7 @@
-"""Batch normalisation of Keras models in 16 bits altogether, and in float32 between layers of 16 bits.
+"""Holds batch normalisation for Keras models: entirely in 16 bits, and in float32 between layers of 16 bits.
 
-Keras keeps the four variables of a `BatchNormalization` in float32 under every policy, and computes on 16 bits with
-them. These layers do one or the other: everything in 16 bits, or everything in float32. Their configurations are those
+Keras keeps the four variables of a `BatchNormalization` in float32 under every policy, and applies them to 16-bit
+inputs. One of these layers does everything in 16 bits, the other everything in float32. Their configurations are those
 of Keras' layer, so a model can be rebuilt with either, and with Keras' own again.
 """
 
@@ -35,11 +35,11 @@ class BatchNormalizationIn16Bits(tf.keras.layers.BatchNormalization):
 
     @property
     def _param_dtype(self):
-        """What Keras makes the variables with."""
+        """The dtype in which Keras makes the variables."""
         return tf.as_dtype(self.variable_dtype)
 
     def call(self, inputs, training=None, mask=None):
-        """As in Keras: with the statistics of the batch in training, with the moving ones else."""
+        """Normalises as Keras does: with the statistics of the batch in training, else with the moving ones."""
         inputs = tf.cast(inputs, self.compute_dtype)
         training = tf.keras.backend.learning_phase() if training is None else training
         if not self.trainable:
@@ -85,7 +85,7 @@ class BatchNormalizationIn16Bits(tf.keras.layers.BatchNormalization):
         return inputs.shape.rank == 4 and list(self.axis) == [3]
 
     def _scale_and_offset(self, dtype):
-        """Gamma and beta, or what stands for one that the layer does not have."""
+        """Returns gamma and beta; ones or zeros for one that the layer does not have."""
         shape = self.moving_mean.shape
         scale = tf.ones(shape, dtype) if self.gamma is None else tf.cast(self.gamma, dtype)
         return scale, tf.zeros(shape, dtype) if self.beta is None else tf.cast(self.beta, dtype)
@@ -99,10 +99,10 @@ class BatchNormalizationIn16Bits(tf.keras.layers.BatchNormalization):
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class BatchNormalizationInFloat32(tf.keras.layers.BatchNormalization):
-    """`tf.keras.layers.BatchNormalization` that computes in float32 and hands its result on in another dtype.
+    """`tf.keras.layers.BatchNormalization` that computes in float32 and casts its result to another dtype.
 
     Args:
-      output_dtype: the dtype of its output, such as "float16", for layers that take it as it comes.
+      output_dtype: the dtype of its output, such as "float16", for layers that do not cast their inputs.
       **arguments: as for Keras' layer; its policy is float32.
     """
 
@@ -113,9 +113,9 @@ class BatchNormalizationInFloat32(tf.keras.layers.BatchNormalization):
         self.output_dtype = output_dtype
 
     def call(self, inputs, training=None, mask=None):
-        """As in Keras, and a cast."""
+        """Calls Keras' layer and casts the result."""
         return tf.cast(super().call(inputs, training=training, mask=mask), self.output_dtype)
 
     def get_config(self):
-        """What Keras saves."""
+        """Returns Keras' configuration with `output_dtype`."""
         return {**super().get_config(), "output_dtype": self.output_dtype}

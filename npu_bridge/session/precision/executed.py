@@ -1,8 +1,8 @@
-"""What TensorFlow has made of a precision that was asked for: read from the graphs it executes, not from settings.
+"""Counts the operators that TensorFlow has really lowered, in the graphs it executes.
 
 TensorFlow's rewriter may lower nothing: on a CPU without AVX512 it knows no bfloat16, and a graph may hold no operator
-of its lists. So the first training step that is to be lowered is asked for the graphs it was executed as, which changes
-neither the graph of the script nor the step.
+of its lists. So the first training step to be lowered returns the graphs that TensorFlow executed. This changes neither
+the graph of the script nor the step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from npu_bridge.base.tf_internals.sessions import (
     run_options_buffer,
 )
 
-# Of one dtype, but nothing is computed in them.
+# They have one dtype, but compute nothing.
 MOVING = frozenset({"Cast", "Const", "Identity", "IdentityN", "_Arg", "_Retval", "_Recv", "_Send", "Switch", "Merge"})
 
 
 class Executed(NamedTuple):
-    """How many floating-point operators of a step compute in the low dtype, and how many there are."""
+    """The number of a step's floating-point operators that compute in the low dtype, and of all of them."""
 
     lowered: int
     total: int
@@ -37,13 +37,13 @@ class Executed(NamedTuple):
 
 
 class Answer:
-    """Holds the graphs of a run once that is over."""
+    """The graphs that a run was executed as, present once the run is over."""
 
     def __init__(self):
         self.graphs: list[Any] = []
 
     def count(self, low_dtype: str) -> Executed | None:
-        """Its operators counted, those of functions it calls included; None where no graph was given."""
+        """Counts the operators, those in called functions included; returns None without a graph."""
         nodes = [node for graph in self.graphs for node in graph.node]
         nodes += [node for graph in self.graphs for function in graph.library.function for node in function.node_def]
         return count(nodes, low_dtype) if self.graphs else None
@@ -62,7 +62,7 @@ def asked_run(options: Any, metadata: Any) -> Iterator[tuple[Any, Any, Answer]]:
     """Yields options and metadata for a session's run, and the answer that holds its graphs afterwards.
 
     Args:
-      options, metadata: those of the run, as buffers or None; what is yielded says the same and asks for the graphs.
+      options, metadata: those of the run, as buffers or None; the yielded ones ask for the graphs as well.
     """
     answer = Answer()
     wanted = tf.compat.v1.RunOptions() if options is None else tf.compat.v1.RunOptions.FromString(read_content(options))
@@ -75,9 +75,9 @@ def asked_run(options: Any, metadata: Any) -> Iterator[tuple[Any, Any, Answer]]:
 
 @contextlib.contextmanager
 def asked_call() -> Iterator[Answer]:
-    """Yields the answer that holds, afterwards, the graphs of the functions built by calls inside.
+    """Yields the answer that holds, after the block, the graphs of the functions built by calls in it.
 
-    None of them where the script collects graphs itself: TensorFlow hands them over once.
+    It stays empty if the script collects graphs itself: TensorFlow returns them only once.
     """
     answer = Answer()
     if is_traced():

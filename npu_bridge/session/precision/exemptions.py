@@ -24,7 +24,7 @@ def mark(op: tf.Operation) -> None:
 
 
 def has_mark(op: tf.Operation) -> bool:
-    """Whether an operator was made in `keep_dtype_scope` or named to `keep_tensors_dtypes`."""
+    """Returns whether an operator was made in `keep_dtype_scope` or passed to `keep_tensors_dtypes`."""
     try:
         return bool(op.get_attr(KEEP_DTYPE))
     except ValueError:
@@ -32,15 +32,15 @@ def has_mark(op: tf.Operation) -> bool:
 
 
 def is_marked_node(node: Any) -> bool:
-    """Whether a `NodeDef`, in a function say, has that mark."""
+    """Returns whether a `NodeDef`, for example in a function, has the mark."""
     return KEEP_DTYPE in node.attr and bool(node.attr[KEEP_DTYPE].i)
 
 
 def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
-    """The dtype asked for by operator type.
+    """Returns the requested dtypes by operator type.
 
-    The rewriter knows types only: for the sake of one operator that is to be lowered its whole type is let in, and
-    `kept_ops` keeps the others out.
+    The rewriter knows types only: to lower one operator by name it has to allow the whole type, and `kept_ops` then
+    exempts the others.
     """
     asked = dict(dtypes.by_type)
     for name, dtype in dtypes.by_name.items():
@@ -52,7 +52,7 @@ def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
 def kept_ops(
     dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation], allowed: Collection[str] = ()
 ) -> list[tf.Operation]:
-    """Those of a run's operators that keep their dtype whatever the lists of types say; `allowed` names more types."""
+    """Returns the operators of a run that keep their dtype whatever the lists say; `allowed` adds to these lists."""
     ops = list(ops)
     let_in = {op.type for op in ops if dtypes.by_name.get(op.name, "float32") != "float32"} - set(dtypes.by_type)
     if policy.reach == "all":
@@ -73,12 +73,12 @@ def kept_ops(
 
 
 def _starting(ops: set[tf.Operation], allowed: Collection[str]) -> set[tf.Operation]:
-    """Those of the types from which mixed precision starts to lower."""
+    """Selects the operators of the types at which mixed precision starts to lower."""
     return {op for op in ops if op.type in MATRIX_TYPES or op.type in allowed}
 
 
 def _ops_of_updates(ops: list[tf.Operation]) -> set[tf.Operation]:
-    """Those that compute what optimizers keep, and numbers such as their rates: in 16 bits a decay of 0.999 is 1."""
+    """Selects the operators that compute optimizer states and rates: in 16 bits a decay of 0.999 is 1."""
     own = set(ops)
     noted = own.intersection(ops[0].graph.get_collection(UPDATES))
 
@@ -95,7 +95,7 @@ def _computes_in_float32(op: tf.Operation) -> bool:
 
 
 def _ops_of_loss_scale(ops: list[tf.Operation]) -> set[tf.Operation]:
-    """Those that compute with a loss scale: in float16 one above 65504 is infinite, and is so for ever."""
+    """Selects the operators that compute with a loss scale: in float16 one above 65504 stays infinite for ever."""
     graph, own = ops[0].graph, set(ops)
     states = [variable.handle for variable in graph.get_collection(LOSS_SCALE_STATE) if hasattr(variable, "handle")]
 
@@ -103,7 +103,7 @@ def _ops_of_loss_scale(ops: list[tf.Operation]) -> set[tf.Operation]:
         return [op for value in values for op in value.consumers() if op in own and control_flow_context(op) is None]
 
     def next_ops(op):
-        # As far as it is a number: what a gradient becomes, divided by it, is like any other tensor.
+        # Scalars only: a gradient divided by the scale is a tensor like any other.
         return consumers(value for value in op.outputs if value.dtype == tf.float32 and value.shape.rank == 0)
 
     found = search(consumers([*graph.get_collection(LOSS_SCALE), *states]), next_ops)

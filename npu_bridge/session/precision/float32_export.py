@@ -1,4 +1,4 @@
-"""Exports a 16-bit model or checkpoint in float32, for programs that go on with it."""
+"""Exports a 16-bit model or checkpoint in float32, for other programs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _WRITTEN_AS = {tf.float16: "float32", tf.bfloat16: "float32", tf.string: object}
 
 
 def export_float32(source: Any, path: str | None = None) -> Any:
-    """Everything that is kept in 16 bits, in float32: values are the same, names too.
+    """Converts a 16-bit model or checkpoint to float32; values and names stay the same.
 
     Args:
-      source: a Keras model; or the path of a checkpoint, or of a folder whose newest one is meant.
+      source: a Keras model; or the path of a checkpoint, or of a folder, for its newest one.
       path: where to write the checkpoint; only with a path as `source`.
     Returns:
       A new Keras model of stock layers; or the path of the new checkpoint.
     Raises:
-      ValueError: there is no checkpoint, `path` is missing or is that of the source, or a model cannot be rebuilt.
+      ValueError: there is no checkpoint, `path` is missing or equals `source`, or a model cannot be rebuilt.
     """
     if isinstance(source, tf.keras.Model):
         return with_dtypes(source, ModelDtypes(), _OWNER)

@@ -1,8 +1,8 @@
-"""Mixed precision for `tf.function` and compiled Keras models, in eager execution.
+"""Applies mixed precision to `tf.function` and compiled Keras models, in eager execution.
 
-TensorFlow builds the executor of a function when it is called with settings it has not been called with before, and the
-settings are those of the calling thread. The rewriter reads its lists from the environment at that moment. Where a
-dtype is imitated, rounded copies of functions are called in their place.
+TensorFlow builds the executor of a function when it is first called with new settings, which are those of the calling
+thread. The rewriter reads its lists from the environment at that moment. If a dtype is imitated, rounded copies of
+functions are called in their place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOLLOWS = "_npu_bridge_precision"  # of a function, the precision it follows
 
 @contextlib.contextmanager
 def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
-    """Inside, functions that this thread calls follow a policy of the training: its `configured` or its `low`."""
+    """Applies a policy, `configured` or `low`, to the functions that this thread calls in a block."""
     if precision.imitation is not None:
         with renamed_calls(functools.partial(precision.imitation.rename, policy)):
             yield
@@ -42,7 +42,7 @@ def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
 
 
 def call_low(precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True) -> Any:
-    """Calls a function under a policy of the training; the first one that trains is asked what it is executed as."""
+    """Calls a function under a policy of the training; counts the lowered operators of the first one that trains."""
     with low_precision(precision, policy):
         if not trains or not precision.is_to_be_asked(policy):
             precision.tell_plan()
@@ -58,18 +58,18 @@ def call_low(precision: Precision, policy: Policy, function: Callable, *inputs: 
 
 
 def follow(model: Any, precision: Precision) -> None:
-    """Lets `fit`, `evaluate` and `predict` of this Keras model compute in the configured policy; nothing else does."""
+    """Has `fit`, `evaluate` and `predict` of this Keras model, and nothing else, follow the configured policy."""
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         setattr(model, name, _making_low(getattr(model, name), precision, "train" in name))
 
 
 def _making_low(make: Callable, precision: Precision, trains: bool) -> Callable:
-    """A maker of functions whose calls follow the configured policy."""
+    """Wraps a method of Keras that makes functions, so that their calls follow the configured policy."""
 
     @functools.wraps(make)
     def made(*arguments, **keywords):
         function = make(*arguments, **keywords)
-        if getattr(function, _FOLLOWS, None) is precision:  # made before: Keras keeps what it was given
+        if getattr(function, _FOLLOWS, None) is precision:  # made before: Keras keeps the function
             return function
 
         def low(*inputs):
@@ -82,10 +82,10 @@ def _making_low(make: Callable, precision: Precision, trains: bool) -> Callable:
 
 
 def lower_functions(precision: Precision) -> None:
-    """From now on functions that this thread calls follow the configured policy.
+    """Has the functions that this thread calls from now on follow the configured policy.
 
-    Single operators, named or with inputs to round (`customize_dtypes`), are beyond it: functions are not seen before
-    they are built. Where nothing is lowered, nothing changes.
+    Rules for single operators, or for single inputs to round (`customize_dtypes`), have no effect: functions are not
+    seen before they are built. If nothing is lowered, nothing changes.
     """
     if precision.asks_for_single_operators:
         say_once(

@@ -12,16 +12,16 @@ from npu_bridge.session.precision.policy import Precision
 
 
 class PrecisionHook(tf.estimator.SessionRunHook):
-    """Attaches every new session of a loop, the ones made after a failure too.
+    """Attaches every new session of a loop, also after a failure.
 
     The settings of these sessions must have gone through `Precision.prepare`. Evaluation and prediction need the hook
-    as well when they use the same settings: it keeps the acceleration of a training away from them.
+    as well when they use the same settings: it keeps them out of the acceleration of a training.
 
     Args:
-      precision: of the training; give the same object to every loop of it.
-      is_training: whether the loop is the training. Only it decides what counts as a step: an evaluation may come in
-        the middle of it.
-      steps, max_steps: how far the loop goes, counted from where it starts or from 0. With either, a step trigger needs
+      precision: the precision of the training; give the same object to every loop of it.
+      is_training: whether the loop is the training. Only its runs count as steps: an evaluation can come in the middle
+        of it.
+      steps, max_steps: the last step of the loop, counted from its start or from 0. With either, a step trigger needs
         no variables: while neither `STEP_NOW` nor `TOTAL_STEP` is set, the global step after the last run counts.
     Ranks: local, except that an accelerated training decides together when to switch.
     """
@@ -36,7 +36,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         self._global_step = None
 
     def begin(self):
-        """Finds the global step; rounds values as asked, while no session knows the graph."""
+        """Finds the global step, and rounds values as asked before a session runs the graph."""
         self._global_step = global_step_of()
         self._precision.round_new_operators(tf.compat.v1.get_default_graph())
 
@@ -59,14 +59,14 @@ class PrecisionHook(tf.estimator.SessionRunHook):
 class PrecisionSummaryHook(tf.estimator.SessionRunHook):
     """Writes the scalar `precision/is_low` for TensorBoard: 1 while a training runs in low precision, else 0.
 
-    Written in the first run, in every n-th, and where it changes. Sessions that no precision follows get none.
+    It is written in the first run, in every n-th, and when it changes; only for attached sessions.
 
     Args:
-      summary_dir: folder of the event files; the one an Estimator writes to may be shared.
+      summary_dir: folder of the event files, which can be that of an Estimator.
       every_n_steps: runs between two entries, at least 1.
     Raises:
       ValueError: `every_n_steps` is below 1.
-    Ranks: local. Give it to rank 0 alone.
+    Ranks: local. Give it to rank 0 only.
     """
 
     TAG = "precision/is_low"
@@ -98,7 +98,7 @@ class PrecisionSummaryHook(tf.estimator.SessionRunHook):
         self._runs, self._shown = self._runs + 1, is_low
 
     def end(self, session):
-        """Sees that everything is in the file."""
+        """Flushes the file."""
         del session
         if self._shown is not None:
             tf.compat.v1.summary.FileWriterCache.get(self._summary_dir).flush()

@@ -1,6 +1,6 @@
 """Imitates a low dtype that TensorFlow cannot lower to here: float32 operators on rounded inputs, with rounded outputs.
 
-The same operators are rounded that TensorFlow's rewriter would lower (`lowering.py`), in the graphs of sessions
+It rounds the operators that TensorFlow's rewriter would lower (`lowering.py`), in the graphs of sessions
 (`rounding.py`) and in copies of functions (`rounded_functions.py`).
 """
 
@@ -28,7 +28,7 @@ from npu_bridge.session.precision.rounded_functions import RoundedFunctions
 from npu_bridge.session.precision.type_lists import TypeLists, lists_under
 
 _numbers = itertools.count()
-# Operators of loops and conditions, between which nothing may be inserted. Their readers round.
+# Operators of loops and conditions, between which nothing may be inserted. The operators behind them round.
 _FRAMES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
 
 
@@ -37,9 +37,9 @@ class Imitation:
 
     Args:
       low_dtype: "float16" or "bfloat16".
-      policies: those under which operators may be lowered.
-      variables: what the environment would tell TensorFlow's rewriter, by policy and graph; None for functions.
-      kept_ops: which of some operators keep their dtype under a policy.
+      policies: the policies under which operators may be lowered.
+      variables: returns the variables of TensorFlow's rewriter for a policy and a graph; None for functions.
+      kept_ops: returns the operators among those given that keep their dtype under a policy.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Imitation:
         number = next(_numbers)
         self._layers = {policy: f"{low_dtype}_{number}_{place}" for place, policy in enumerate(dict.fromkeys(policies))}
         self._functions: dict[Policy, RoundedFunctions] = {}
-        self._called: dict[str, Executed] = {}  # by function that was called eagerly
+        self._called: dict[str, Executed] = {}  # by name of the function called eagerly
         self._lock = threading.RLock()
 
     def round_new_operators(self, graph: tf.Graph) -> None:
-        """Rounds around operators of a graph, finalized or not, that were not looked at before.
+        """Rounds around the new operators of a graph, finalized or not.
 
         Graph: a guard for each policy, and two casts named `<operator>/rounded_...` behind it for each rounded value.
         """
@@ -72,7 +72,7 @@ class Imitation:
         return {} if layer is None else {layer.guard: np.bool_(True)}
 
     def elements(self, policy: Policy, graph: tf.Graph, elements: Iterable[Any]) -> list[Any]:
-        """Returns the tensors or operators that a run under a policy fetches, or runs, in place of some."""
+        """Returns the tensors or operators that a run under a policy fetches, or runs, in place of these."""
         layer = self._layer(policy, graph)
         if layer is None:
             return list(elements)
@@ -108,7 +108,7 @@ class Imitation:
         return functools.reduce(Executed.plus, self._called.values(), Executed(0, 0))
 
     def _round(self, policy, layer, ops, graph):
-        # To judge means to look at the whole graph. A script that adds an assignment in each step need not pay for it.
+        # The decision searches the whole graph: too slow for a script that adds an assignment in each step.
         is_computing = any(not op.op_def.is_stateful and any(map(_is_float32, op.inputs)) for op in ops)
         nodes = self._nodes(policy, graph) if is_computing else {}
         if is_computing:
@@ -129,7 +129,7 @@ class Imitation:
         rounding.round_calls(self._of_graph(policy, graph), layer, ops)
 
     def _nodes(self, policy, graph):
-        """All operators of a graph but those that round, by name."""
+        """Returns the operators of a graph by name, without those that round."""
         ops = [op for op in graph.get_operations() if not rounding.is_own(op)]
         kept = set(self._kept_ops(policy, ops))
         return {op.name: node_of_op(op, rounding.unrounded, op not in kept and not op.op_def.is_stateful) for op in ops}
@@ -138,7 +138,7 @@ class Imitation:
         return rounding.layers_of(graph).get(self._layers.get(policy))
 
     def _of_graph(self, policy, graph):
-        """The rounded functions of a graph, which are made of those it holds."""
+        """Returns the rounded functions of a graph, copies of the functions it holds."""
         found = graph.get_collection_ref(("npu_bridge", "rounded_functions", self._layers[policy]))
         if not found:
             found.append(self._new_functions(policy, graph, lambda name: function_definition(graph, name)))
@@ -153,7 +153,7 @@ class Imitation:
 
 
 def _guard(graph: tf.Graph, name: str) -> tf.Tensor:
-    """Makes the boolean that is fed to runs that round; in others TensorFlow folds it, and the rounding goes."""
+    """Makes the boolean that is fed to runs that round; in other runs TensorFlow folds it, and removes the rounding."""
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(None):
         guard = tf.constant(False, name=f"npu_bridge/rounded_to_{name}")
     rounding.mark_as_own(share_with_copies(guard.op), name)

@@ -1,9 +1,9 @@
-"""`AccelerateTrainCallback`: the switch of `accelerate_train_mode` for `model.fit`.
+"""`AccelerateTrainCallback`: applies `accelerate_train_mode` to `model.fit`.
 
-The train function is called with the rewriter switched on while the training is in low precision, and as it is from the
-switch on (`functions.py`): it is traced once and compiled twice, and variables, optimizer and iterator do not notice.
-Evaluation and prediction have functions of their own. Where eager execution is
-off, Keras trains in a session, which follows by itself; there this callback only tells it how far training has come.
+The train function is called with the rewriter on while the training is in low precision, and unchanged after the switch
+(`functions.py`): it is traced once and compiled twice; variables, optimizer and iterator stay the same. Evaluation and
+prediction have their own functions. Without eager execution Keras trains in a session, which follows by itself; there
+this callback only reports the progress.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _TRAINED = frozenset({"the variables of a Keras model"})
 
 
 class AccelerateTrainCallback(tf.keras.callbacks.Callback):
-    """Lets the first part of a `fit` compute in low precision, the rest as the model says.
+    """Runs the first part of a `fit` in low precision, and the rest in that of the model.
 
-    Steps count from the optimizer's `iterations`, so a training that is resumed goes on where it was. Once the switch
-    has happened it holds for every later `fit` with the same callback.
+    Steps count from the optimizer's `iterations`, so a resumed training continues the count. Once the switch has
+    happened it holds for every later `fit` with the same callback.
 
     Args:
       accelerate_train_mode: text as for the option of this name, such as "fast|step|0.9" or "fast1|loss|1.1".
-      total_step: steps of the whole training; by default those of this `fit` beside the ones done before.
-      final_loss: the loss aimed at; needed by a loss trigger.
-      loss: which of the logs a loss trigger looks at. Executed eagerly, Keras logs means over the epoch so far.
+      total_step: steps of the whole training; by default those done before and those of this `fit`.
+      final_loss: the target loss; needed by a loss trigger.
+      loss: the entry of the logs that a loss trigger reads. Executed eagerly, Keras logs means over the epoch so far.
     Raises:
       ValueError: the mode is not legal, or `final_loss` is missing; when training begins, the steps of an epoch are
         unknown and `total_step` is missing, the model runs eagerly, or the Keras session is not made for it.
@@ -54,7 +54,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         loss: str = "loss",
     ):
         super().__init__()
-        self._supports_tf_logs = True  # logs stay tensors until somebody needs a number
+        self._supports_tf_logs = True  # logs stay tensors until a number is needed
         key = {"experimental_accelerate_train_mode": accelerate_train_mode}
         self._options = read_session_config(with_entry(None, key))
         self._plan = parse_accelerate_train_mode(self._options.accelerate_train_mode)
@@ -70,11 +70,11 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
 
     @property
     def policy(self) -> Policy | None:
-        """What the latest training step followed, as it was executed; None before the first, or if a session knows."""
+        """The policy of the latest training step, as executed; None before the first, or if a session decides it."""
         return self._policy if self._precision is None else self._precision.as_executed(self._policy)
 
     def on_train_begin(self, logs=None):
-        """Takes its place in front of the train function, or looks whether the session follows."""
+        """Replaces the train function, or checks that the session follows the same plan."""
         if self._plan is None:
             return
         self._give_back()
@@ -92,7 +92,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             self.model.train_function = self._train
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Tells what is aimed at, before the first step."""
+        """Writes the variables of the goal before the first step."""
         self._steps_before_epoch = self._steps_done
         if self._plan is None or self._has_begun:
             return
@@ -105,11 +105,11 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             environment.write_variable("STEP_NOW", self._steps_done)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Says that the next step is one of this training."""
+        """Notes that the next step belongs to this training."""
         self._is_due = True
 
     def on_train_batch_end(self, batch, logs=None):
-        """Tells how far training has come."""
+        """Writes the variable of the progress."""
         self._is_due = False
         self._steps_done = self._steps_before_epoch + batch + 1
         if self._plan is None:
@@ -120,12 +120,12 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             environment.write_variable("LOSS_NOW", float(self._loss_in(logs or {})))
 
     def on_train_end(self, logs=None):
-        """Gives the train function back."""
+        """Restores the train function."""
         self._give_back()
 
     def _train(self, iterator):
-        """In place of the model's train function."""
-        if not self._is_due:  # a fit that failed left this here, and another one goes without the callback
+        """Calls the model's train function, in low precision until the switch."""
+        if not self._is_due:  # left by a fit that failed; the present one has no such callback
             return self._original(iterator)
         self._is_due = False
         had_happened = self._precision.switch.has_happened

@@ -1,8 +1,8 @@
-"""A Keras model in other dtypes than it was made in: with 16-bit layers, 16-bit variables, or float32 again.
+"""Changes the dtypes of a Keras model: to 16-bit layers, 16-bit variables, or back to float32.
 
 Functional and sequential models are rebuilt from their configuration, with other dtypes in it, and get the weights of
-the old one. Models of a class of their own cannot be; their layers get other policies where they are, before the
-variables are made.
+the old one. Subclassed models cannot be rebuilt; their layers get other policies in place, before the variables are
+made.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from npu_bridge.session.precision.batch_norm import BatchNormalizationIn16Bits, 
 
 _BATCH_NORMALIZATION = tf.keras.layers.BatchNormalization
 _OURS = (BatchNormalizationIn16Bits, BatchNormalizationInFloat32)
-# Layers that look numbers up, so these must not be rounded before.
+# Layers that look their inputs up in a table, so these must not be rounded before.
 _LOOKING_UP = ("Embedding", "Hashing", "CategoryEncoding", "IntegerLookup", "StringLookup", "Discretization")
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class _RoundedOrthogonal(tf.keras.initializers.Orthogonal):
-    """Keras' initializer for variables of bfloat16, which TensorFlow's decomposition does not know."""
+    """Keras' initializer for bfloat16 variables, a dtype that TensorFlow's decomposition does not know."""
 
     def __call__(self, shape, dtype=None, **kwargs):
         return tf.cast(super().__call__(shape, tf.float32, **kwargs), dtype)
 
 
 class ModelDtypes(NamedTuple):
-    """The dtypes that a model is to have.
+    """The target dtypes of a model.
 
     Attributes:
-      compute: what layers compute in: "float32", "float16" or "bfloat16".
-      variables: what variables are kept in; where they have more bits than `compute` they are cast at each use, and
-        are the master weights of the training.
+      compute: the compute dtype of layers: "float32", "float16" or "bfloat16".
+      variables: the dtype of variables; with more bits than `compute` they are cast at each use, and are the master
+        weights of the training.
       keeps_batchnorm: batch normalisation has float32 variables and computes in float32.
-      outputs: dtype of floating outputs; None for as they come.
+      outputs: dtype of floating outputs; None leaves them unchanged.
       of_layers: compute dtype of single layers, by the name of a layer or of its class.
     """
 
@@ -55,7 +55,7 @@ class ModelDtypes(NamedTuple):
     of_layers: Mapping[str, str] = {}
 
     def policy_of(self, name: str, class_name: str, is_batchnorm: bool) -> str:
-        """The name of the Keras policy of a layer."""
+        """Returns the name of the Keras policy for a layer."""
         compute = self.of_layers.get(name, self.of_layers.get(class_name, self.compute))
         if is_batchnorm and self.keeps_batchnorm:
             return "float32"
@@ -63,14 +63,15 @@ class ModelDtypes(NamedTuple):
 
 
 def with_dtypes(model: Any, dtypes: ModelDtypes, owner: str) -> Any:
-    """A model in other dtypes.
+    """Changes the dtypes of a model.
 
     Args:
-      model: a Keras model: functional or sequential, whose weights are taken over; or of a class of its own and not
-        built, which is changed itself.
-      dtypes, owner: what it is to have, and who asks.
+      model: a functional or sequential Keras model, whose weights are copied; or a subclassed model that is not built,
+        which is changed in place.
+      dtypes: its new dtypes.
+      owner: the caller's name in messages.
     Returns:
-      A new model, not compiled, with the names of the old one; or the same one when its class is its own.
+      A new model, not compiled, with the names of the old one; a subclassed model itself.
     Raises:
       TypeError: it is not a Keras model.
       ValueError: it cannot be rebuilt.
@@ -92,7 +93,7 @@ def _rebuilt(model, dtypes, owner):
     config = copy.deepcopy(model.get_config())
     layers = {layer.name: layer for layer in _list_layers(model)}
     for piece in _find_pieces(config):
-        # The layers are built when the model is. A TimeDistributed layer that was built from this holds another shape.
+        # Layers are built with the model. A TimeDistributed layer built from this entry would have another shape.
         piece.pop("build_config", None)
         _change(piece, dtypes, classes, layers, functions)
     try:
@@ -110,7 +111,7 @@ def _rebuilt(model, dtypes, owner):
 
 
 def _find_pieces(config: Any) -> Iterator[dict]:
-    """Every serialised object inside a configuration, those inside wrappers and models too."""
+    """Yields every serialised object in a configuration, those in wrappers and models too."""
     if isinstance(config, dict):
         if isinstance(config.get("config"), dict) and "class_name" in config:
             yield config
@@ -121,7 +122,7 @@ def _find_pieces(config: Any) -> Iterator[dict]:
 
 
 def _change(piece, dtypes, classes, layers, functions):
-    """Another dtype for one serialised layer; other objects have none."""
+    """Changes the dtype of one serialised layer; leaves other objects alone."""
     config, name = piece["config"], piece["class_name"].rpartition(">")[2]
     if name in ("Orthogonal", "OrthogonalInitializer") and dtypes.variables == "bfloat16":
         piece.update(class_name=_RoundedOrthogonal.__name__, module=__name__)
@@ -133,7 +134,7 @@ def _change(piece, dtypes, classes, layers, functions):
             config["dtype"] = dtypes.compute
         return
     if name == "Lambda" and config["name"] in layers:
-        # The function itself: what is saved of it has lost the module that it was written in.
+        # The function itself: its serialised form has lost the module it was defined in.
         key = f"function of {config['name']}"
         functions[key] = layers[config["name"]].function
         config.update(function=key, function_type="function")
@@ -161,7 +162,7 @@ def _is_looked_up(layer: Any) -> bool:
 
 
 def _with_outputs(model, dtype):
-    """The model with one more layer behind each floating output that has another dtype."""
+    """Adds a layer that casts behind each floating output of another dtype."""
     if dtype is None:
         return model
     if isinstance(model, tf.keras.Sequential):
@@ -218,7 +219,7 @@ def _list_layers(model: Any) -> list:
 
 
 def _tell_others(model, dtypes, owner):
-    """Says which variables have not become what they were to be: layers can have a mind of their own."""
+    """Warns which variables have not got the new dtype: some layers choose float32 themselves."""
     others = [
         variable.name
         for layer in model.submodules
@@ -242,7 +243,7 @@ def _is_meant(layer, dtypes):
 
 
 def _leave_layer_norm_alone(model, dtypes):
-    """Switches a pass of TensorFlow 2.15 off that replaces float16 layer normalisation by a kernel CPUs do not have."""
+    """Turns off a pass of TensorFlow 2.15 that replaces float16 layer normalisation by a kernel CPUs do not have."""
     names = {type(layer).__name__ for layer in model.submodules}
     if dtypes.compute == "float16" and "LayerNormalization" in names and rewriter.device_kind() == "CPU":
         tf.config.optimizer.set_experimental_options({"remapping": False})

@@ -1,4 +1,4 @@
-"""The levels O0 to O3 as a table of properties, and what becomes of them when a script replaces some."""
+"""Holds the levels O0 to O3 as a table of properties, and replaces those that a script overrides."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ BATCH_NORM_TYPES = ("FusedBatchNormV2", "FusedBatchNormV3", "FusedBatchNormGradV
 
 
 class Properties(NamedTuple):
-    """What a level says.
+    """The properties of a level.
 
     Attributes:
-      cast_model_type: the dtype of the model's layers: "float32", "float16", "bfloat16"; None for a model that stays
-        as it is.
+      cast_model_type: the dtype of the model's layers: "float32", "float16", "bfloat16"; None leaves the model
+        unchanged.
       patch_functions: operators are lowered by lists of operator types, one by one.
-      keep_batchnorm_fp32: batch normalisation stays in float32 where layers do not; None where it is not asked.
-      master_weights: variables stay in float32 where layers compute in 16 bits, and are cast at each use; None where
-        it is not asked.
+      keep_batchnorm_fp32: batch normalisation stays in float32 between 16-bit layers; None if it does not apply.
+      master_weights: variables stay in float32 while layers compute in 16 bits, and are cast at each use; None if it
+        does not apply.
       loss_scale: "dynamic", or the fixed scale; 1.0 scales nothing.
-      cast_model_outputs: the dtype of the model's floating outputs; None for as they come.
+      cast_model_outputs: the dtype of the model's floating outputs; None leaves them unchanged.
     """
 
     cast_model_type: str | None
@@ -41,7 +41,7 @@ class Properties(NamedTuple):
         return self.cast_model_type in LOW_DTYPES
 
     def precision_mode(self, low_dtype: str) -> str:
-        """The option `precision_mode_v2` that goes with them, where operators are lowered to `low_dtype`."""
+        """Returns the option `precision_mode_v2` of these properties, with operators lowered to `low_dtype`."""
         if not (self.patch_functions or self.is_cast):
             return "origin"
         if low_dtype == BFLOAT16:
@@ -49,7 +49,7 @@ class Properties(NamedTuple):
         return "fp16" if self.is_cast else "mixed_float16"
 
     def op_lists(self) -> OpLists:
-        """Operator types that do otherwise than this mode: batch normalisation, where it stays in float32."""
+        """Returns the lists of types that deviate from the mode: batch normalisation, if it stays in float32."""
         keeps_batchnorm = self.patch_functions or self.keep_batchnorm_fp32
         return OpLists().with_float(*BATCH_NORM_TYPES) if keeps_batchnorm else OpLists()
 
@@ -63,7 +63,7 @@ LEVELS = {
 
 
 def level_of(owner: str, level: Any) -> Properties:
-    """The properties of a level.
+    """Returns the properties of a level.
 
     Raises:
       ValueError: there is no such level.
@@ -76,7 +76,7 @@ def level_of(owner: str, level: Any) -> Properties:
 
 
 def properties_of(owner: str, level: str, overrides: dict[str, Any]) -> Properties:
-    """The properties of a level with some of them replaced, by name; None keeps what the level says.
+    """Returns the properties of a level with overrides by name; None keeps the property.
 
     Raises:
       TypeError: an override does not exist, or has the wrong type.
@@ -96,7 +96,7 @@ def properties_of(owner: str, level: str, overrides: dict[str, Any]) -> Properti
 
 
 def _check_together(owner: str, level: str, given: dict[str, Any], properties: Properties) -> None:
-    """Refuses what contradicts itself."""
+    """Raises ValueError if properties contradict each other."""
     if properties.patch_functions and level != "O1":
         raise _contradiction(
             owner, "patch_functions", given, level, "the whole model is cast, not operator by operator", "O1"
@@ -126,7 +126,7 @@ def _contradiction(owner: str, name: str, given: dict[str, Any], level: str, rea
 
 
 def read_dtype(owner: str, name: str, value: Any) -> str:
-    """The name of a floating dtype, given as text or as a dtype of TensorFlow or numpy."""
+    """Returns the name of a floating dtype, given as text or as a dtype of TensorFlow or numpy."""
     text = getattr(value, "name", None) or getattr(value, "__name__", None) or value
     if text not in ("float32", *LOW_DTYPES):
         expected = "float32, float16 or bfloat16"
@@ -135,14 +135,14 @@ def read_dtype(owner: str, name: str, value: Any) -> str:
 
 
 def read_truth(owner: str, name: str, value: Any) -> bool:
-    """True or False, or their text."""
+    """Reads True or False, also as text."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("True", "False")):
         return value in (True, "True")
     raise ValueError(message(owner, f"{name} is not a truth value", "True or False", shown(value), "Pass one of them."))
 
 
 def read_loss_scale(owner: str, name: str, value: Any) -> float | str:
-    """A number of at least 1, also as text, or "dynamic"."""
+    """Reads a number of at least 1, also as text, or "dynamic"."""
     if isinstance(value, str) and value == DYNAMIC:
         return DYNAMIC
     expected = 'a number of at least 1, its text, or "dynamic"'

@@ -1,10 +1,10 @@
-"""Lets a live session build each of its executors in the precision that holds at that moment.
+"""Has a live session build each of its executors in the current precision.
 
 TensorFlow keeps one executor for each set of fetches and targets, and builds it at the first run that asks for it. So
-a set that has not been built in the wanted precision is built ahead of its run, with the rewriter's lists in the
-environment just for that time. Another precision for a set that is built already needs another set: the same one and
-an operator that does nothing. An imitated dtype needs a value to be fed to the run, which makes another set, too.
-Nothing else changes in the session, which keeps its variables, iterators and the state of its random operators.
+the executor of a set is built ahead of its first run in a precision, with the rewriter's lists in the environment for
+that time only. To build a set again in another precision, an operator that does nothing is added to it. An imitated
+dtype feeds one more value to the run, which makes another set too. Nothing else changes in the session, which keeps
+its variables, iterators and the state of its random operators.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MISSING_POOL = 2**31 - 1
 
 
 class Build(NamedTuple):
-    """An executor that was built: under which policy, whether its run trains, and how long it took."""
+    """An executor that was built: its policy, whether its run trains, and how long the build took."""
 
     policy: Policy
     is_training: bool
@@ -45,9 +45,9 @@ class Build(NamedTuple):
 
 
 def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
-    """Lets a session follow the precision of a training; a session follows one.
+    """Has a session follow the precision of a training; a session follows only one.
 
-    Its settings must have gone through `Precision.prepare`. What it has run before keeps its executors as they are.
+    Its settings must have gone through `Precision.prepare`. Earlier runs keep their executors.
 
     Graph: adds one operator that does nothing, also to a finalized graph, when the precision can switch.
     """
@@ -62,21 +62,21 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
 
 
 def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
-    """The precision an attached session follows; None for other sessions."""
+    """Returns the precision an attached session follows; None for other sessions."""
     executors = find_engine(session, _Executors)
     return executors.precision if executors is not None else None
 
 
 def list_builds(session: tf.compat.v1.Session) -> list[Build]:
-    """The executors an attached session has built so far, in order; empty for other sessions."""
+    """Returns the executors an attached session has built so far, in order; empty for other sessions."""
     executors = find_engine(session, _Executors)
     return list(executors.builds) if executors is not None else []
 
 
 def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
-    """The policy the latest run that trains followed, as far as it was executed so.
+    """Returns the policy of the latest run that trains, as it was executed.
 
-    None before the first, and for sessions not attached.
+    Returns None before the first, and for sessions not attached.
     """
     executors = find_engine(session, _Executors)
     return executors.precision.as_executed(executors.last_training) if executors is not None else None
@@ -84,9 +84,9 @@ def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
 
 @contextlib.contextmanager
 def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
-    """Inside, all runs of an attached session that train the same follow the policy of the first; made for loops.
+    """Keeps one policy in a block for all runs of an attached session that train the same variables; for loops.
 
-    Ranks: the decision is joint as ever, but taken once.
+    Ranks: collective as ever, but the ranks decide once, before the first run.
     """
     executors = find_engine(session, _Executors)
     if executors is None:
@@ -101,7 +101,7 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
-    """Inside, runs of an attached session that do not train follow the policy of its latest run that did."""
+    """Gives the runs of an attached session that do not train, in a block, the policy of its latest run that did."""
     executors = find_engine(session, _Executors)
     if executors is None:
         yield
@@ -125,7 +125,7 @@ class _Executors(SessionEngine):
         self.graph = graph
         self.lock = threading.RLock()
         self.precision = precision
-        self._unscaled: Policy | None = None  # that of a training without loss scaling, until that is said
+        self._unscaled: Policy | None = None  # of a training without loss scaling, until the warning
         self._marker = _marker(graph) if precision.switch is not None else None
         self._kinds: dict[tuple, Run] = {}
         self._targets: dict[tuple, list[tf.Operation]] = {}
@@ -153,7 +153,7 @@ class _Executors(SessionEngine):
         return results
 
     def make_callable(self, session, fetches, feed_list, accept_options):
-        # A callable without a list of feeds would go past `execute`.
+        # A callable without a list of feeds would bypass `execute`.
         return self.inner.make_callable(session, fetches, [] if feed_list is None else feed_list, accept_options)
 
     def set_up_partial_run(self, session, fetches, feeds):
@@ -166,7 +166,7 @@ class _Executors(SessionEngine):
         return handle
 
     def prepare_call(self, session, callable_options):
-        """A function whose every call follows the precision of the moment; TF 1 Keras trains by such functions."""
+        """Prepares a function, with which TF 1 Keras trains; each call follows the current precision."""
         self.round_new_operators()
         kind = run_of_call(self.graph, callable_options)
         made: dict[Policy, Callable] = {}
@@ -183,11 +183,11 @@ class _Executors(SessionEngine):
                 return made[policy]
 
         if not kind.trained:
-            of_this_moment()  # so that what is wrong with it is said now
+            of_this_moment()  # raises errors now
         return lambda *arguments, **keywords: of_this_moment()(*arguments, **keywords)
 
     def _prepared(self, session, callable_options, kind, policy):
-        """A function of a CallableOptions that follows one policy."""
+        """Prepares a function from a CallableOptions that follows one policy."""
         options = type(callable_options)()
         options.CopyFrom(callable_options)
         feeds = self._feeds_of(policy)
@@ -204,11 +204,8 @@ class _Executors(SessionEngine):
         return lambda *arguments, **keywords: call(*arguments, *values, **keywords)
 
     def _request_for(self, session, request):
-        """The request with which a run gets the executor it should have, which is built if need be.
-
-        With it the policy, and what kind of run it is.
-        """
-        debug_options = b""  # the only run options an executor is built for
+        """Returns a request that uses the right executor, built if need be, with its policy and kind of run."""
+        debug_options = b""  # executors depend on these run options only
         if request.options is not None:
             given = tf.compat.v1.RunOptions.FromString(read_content(request.options))
             debug_options = given.debug_options.SerializeToString()
@@ -245,7 +242,7 @@ class _Executors(SessionEngine):
         return list(elements) if imitation is None else imitation.elements(policy, self.graph, elements)
 
     def _build_ahead(self, session, request, debug_options):
-        """Has TensorFlow build the executor of a run, and run nothing."""
+        """Has TensorFlow build the executor of a run without running it."""
         run_options = tf.compat.v1.RunOptions(inter_op_thread_pool=_MISSING_POOL)
         run_options.debug_options.MergeFromString(debug_options)
         with run_options_buffer(run_options) as options:
@@ -261,7 +258,7 @@ class _Executors(SessionEngine):
             self.precision.round_new_operators(self.graph)
 
     def policy_of(self, kind: Run) -> Policy:
-        """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
+        """Returns the policy of a run that is about to start. Can wait for other ranks, so not under the lock."""
         decided = self.decided if self.decided is not None else {}
         policy = decided.get(kind.trained)
         if policy is None:
@@ -271,7 +268,7 @@ class _Executors(SessionEngine):
         return policy
 
     def build(self, kind: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
-        """Builds an executor under a policy: gives what `build_with` returns for some targets beside the run's own."""
+        """Builds an executor under a policy; returns the result of `build_with`, called with additional targets."""
         precision = self.precision
         if kind.trained and policy == precision.configured and policy.low_dtype == FLOAT16:
             self._unscaled = None if _is_scaled(kind) else policy
@@ -298,13 +295,13 @@ class _Executors(SessionEngine):
 
 
 def _is_scaled(training: Run) -> bool:
-    """Whether a training scales its loss; stock and hand-made scales go by their names."""
+    """Returns whether a training scales its loss; finds stock and hand-made scales by their names."""
     names = (op.name.lower() for op in training.ops)
     return bool(training.ops[0].graph.get_collection(LOSS_SCALE)) or any("loss_scale" in name for name in names)
 
 
 def _tell_of_small_gradients() -> None:
-    """Says once, on rank 0, that a training in float16 scales no loss."""
+    """Warns once, on rank 0, that a training in float16 does not scale its loss."""
     problem = "this training computes in float16, where small gradients become zero"
     fix = "Write NPUOptimizer(optimizer, ExponentialUpdateLossScaleManager(2**15, 1000), is_loss_scale=True)."
     if environment.probable_rank() == 0:
@@ -312,7 +309,7 @@ def _tell_of_small_gradients() -> None:
 
 
 def _marker(graph: tf.Graph) -> tf.Operation:
-    """The operator that does nothing; made once in a graph."""
+    """Returns the operator that does nothing; the first call in a graph makes it."""
     try:
         return graph.get_operation_by_name(MARKER)
     except KeyError:

@@ -1,8 +1,8 @@
 """Decides which operators mixed precision lowers, by the same rules as TensorFlow's rewriter.
 
-The rewriter knows a dtype on some processors only, and decides when TensorFlow builds an executor. This decides on any
-machine, of operators as they stand in a graph or in the definition of a function. Types lead from operator to operator
-along float32 values alone.
+The rewriter knows a dtype on some processors only, and decides when TensorFlow builds an executor. This module decides
+on any machine, for the operators in a graph or in the definition of a function. It follows float32 values only from
+operator to operator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Node(NamedTuple):
 
     Attributes:
       type: its operator type.
-      sources: by input position, the producer's name and which of its outputs is read.
+      sources: by input position, the producer's name and the index of its output.
       inputs, outputs: positions of the float32 values that have the low dtype once the operator is lowered.
       may_change: whether it may be lowered at all.
     """
@@ -43,8 +43,8 @@ def lowered(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> froz
     """Returns the names of the operators that are lowered.
 
     Args:
-      nodes: all operators by name; sources that are not among them are passed over.
-      lists: types by what becomes of them.
+      nodes: all operators by name; sources that are not among them are ignored.
+      lists: the lists of operator types.
       low_dtype: "float16" or "bfloat16".
     """
     before: dict[str, list[str]] = {name: [] for name in nodes}
@@ -60,7 +60,7 @@ def lowered(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> froz
         return {name for name in among if nodes[name].type in types}
 
     def reached(starts: Collection[str], ways: Iterable[Mapping[str, list[str]]], inside: Collection[str]) -> set[str]:
-        """Everything on the way from some operators through those of `inside`, and the starts."""
+        """Returns the starts and every operator that the ways reach from them through `inside`."""
         return set(search(starts, lambda name: [other for way in ways for other in way[name] if other in inside]))
 
     can_change = {name for name, node in nodes.items() if node.may_change and (node.inputs or node.outputs)}
@@ -68,11 +68,11 @@ def lowered(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> froz
     if not allowed:
         return frozenset()
     clear, infer = of_type(lists.clear), of_type(lists.infer)
-    # Denied types deny the infer types that follow them, also through clear ones.
+    # Denied types deny the infer types behind them, also through clear ones.
     before_infer = reached(of_type(lists.deny) | infer, [before], clear)
     denied = reached(of_type(lists.deny), [after], before_infer)
     open_ones = can_change - denied
-    # Between two allowed operators everything is lowered that follows its neighbours.
+    # Infer and clear types between two allowed operators are lowered.
     behind = reached(allowed, [after], (clear | infer) & open_ones - allowed)
     result = allowed | reached(allowed, [before], behind)
     if low_dtype == BFLOAT16:  # infer types right behind lowered operators, too
@@ -109,7 +109,7 @@ def positions(arguments: Sequence[Any], attribute: Callable[[str], Any]) -> list
 
 @functools.cache
 def low_attributes(op_type: str) -> frozenset[str]:
-    """Returns the dtype attributes of an operator type that a low dtype may stand in.
+    """Returns the dtype attributes of an operator type that can take a low dtype.
 
     The parameters of batch normalisation (attribute U) stay in float32.
     """
@@ -121,7 +121,7 @@ def low_attributes(op_type: str) -> frozenset[str]:
 
 
 def node_of_op(op: tf.Operation, source: Callable[[tf.Tensor], tf.Tensor], may_change: bool) -> Node:
-    """Returns an operator of a graph as a node; `source` gives the tensor that an input stands for."""
+    """Returns an operator of a graph as a node; `source` returns the original of an input tensor."""
     definition, attributes = op.op_def, low_attributes(op.type)
 
     def low_ones(arguments, tensors):
@@ -140,7 +140,7 @@ def node_of_op(op: tf.Operation, source: Callable[[tf.Tensor], tf.Tensor], may_c
 
 
 def _reads_a_variable(name: str, nodes: Mapping[str, Node]) -> bool:
-    """Whether an operator hands on a variable of TensorFlow 1, which is read without an operator that reads."""
+    """Returns whether an operator passes on a TF 1 reference variable, which no read operator precedes."""
     node = nodes[name]
     if node.type not in _HANDING_ON or not node.sources or node.sources[0][0] not in nodes:
         return False

@@ -6,7 +6,7 @@
       "white-list": {"to-add": ["AddV2"], "to-remove": ["Conv2D"]}
     }
 
-A type is *allowed* (may be reduced), *denied* (never is) or *following* (does as the operators before it).
+A type is *allowed* (may be reduced), *denied* (never is) or *following* (follows the operators before it).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STRING_OR_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*')
 
 
 class Mixlist(NamedTuple):
-    """Operator types by what becomes of them; a type is in at most one of the sets."""
+    """Operator types by list; a type is in at most one of the sets."""
 
     allowed: frozenset[str] = frozenset()
     denied: frozenset[str] = frozenset()
@@ -33,13 +33,13 @@ class Mixlist(NamedTuple):
 
 
 def read_mixlist(path: str) -> Mixlist:
-    """Reads such a file.
+    """Reads a mixlist file.
 
     Args:
-      path: of a JSON file, which may hold `//` comments.
+      path: path of a JSON file, which can hold `//` comments.
     Raises:
       ValueError: the file cannot be read, is not JSON, has other keys, holds something else than lists of
-        names, or asks contrary things of one type.
+        names, or contradicts itself about a type.
     """
     try:
         with open_file(path) as file:

@@ -1,4 +1,4 @@
-"""Translates `precision_mode` and `precision_mode_v2` into a policy: which operators may compute in which dtype."""
+"""Translates `precision_mode` and `precision_mode_v2` into a policy: the operators to lower, and their dtype."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _IMITATED = ", imitated"
 
 
 def dtype_words(low_dtype: str | None, is_imitated: bool) -> str:
-    """Returns a dtype as people read it: "float32", "bfloat16" or "bfloat16, imitated"."""
+    """Returns a dtype for people to read: "float32", "bfloat16" or "bfloat16, imitated"."""
     return f"{low_dtype or 'float32'}{_IMITATED if is_imitated else ''}"
 
 
 class Policy(NamedTuple):
-    """Which operators of a float32 graph compute in a lower precision.
+    """The operators of a float32 graph that compute in a lower precision, and this precision.
 
     Variables, and the operators that update them, keep their own dtype under every policy.
 
     Attributes:
-      reach: "nothing"; "mixed": the operators TensorFlow's mixed precision lists allow, and what follows them;
-        "matrix": matrix products and convolutions alone, added up in float32, their results rounded to the low dtype
-        and back; "all": every operator with a kernel in the low dtype.
+      reach: "nothing"; "mixed": the operators that TensorFlow's lists for mixed precision allow, and those that follow
+        them; "matrix": only matrix products and convolutions, summed in float32, their results rounded to the low
+        dtype and back; "all": every operator with a kernel in the low dtype.
       low_dtype: "float16" or "bfloat16"; None when the reach is "nothing".
       is_imitated: whether operators compute in float32, with inputs and outputs rounded to the low dtype.
     """
@@ -35,7 +35,7 @@ class Policy(NamedTuple):
 
     @property
     def dtype_words(self) -> str:
-        """The dtype that people read: "float32", "bfloat16" or "bfloat16, imitated"."""
+        """The dtype for people to read: "float32", "bfloat16" or "bfloat16, imitated"."""
         return dtype_words(self.low_dtype, self.is_imitated)
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ ORIGINAL = Policy("nothing", None)
 _POLICIES = {
     None: ORIGINAL,
     "must_keep_origin_dtype": ORIGINAL,
-    "allow_fp32_to_bf16": ORIGINAL,  # only where float32 has no kernel, and TensorFlow has one for everything
+    "allow_fp32_to_bf16": ORIGINAL,  # lowers only operators without a float32 kernel, and TensorFlow has all of these
     "allow_fp32_to_fp16": Policy("matrix", FLOAT16),
     "force_fp16": Policy("all", FLOAT16),
     "force_fp32": Policy("matrix", FLOAT16),  # the old, misleading name of cube_fp16in_fp32out
@@ -70,14 +70,14 @@ _PERMISSIONS = ("allow_fp32_to_fp16",)
 
 
 def configured_mode(options: TrainingOptions) -> str | None:
-    """The precision mode as configured, in whichever of the two spellings; None when neither is set."""
+    """Returns the configured precision mode, from either of the two options; None when neither is set."""
     return options.precision_mode_v2 or options.precision_mode
 
 
 def policy_of(options: TrainingOptions, gains_from_float16: bool) -> Policy:
-    """The policy of the configured mode.
+    """Returns the policy of the configured mode.
 
-    Only on a device that computes faster in float16 a mode that merely permits float16 uses it.
+    A mode that merely permits float16 uses it only on a device that computes faster in it.
     """
     mode = configured_mode(options)
     if mode in _PERMISSIONS and not gains_from_float16:
@@ -86,5 +86,5 @@ def policy_of(options: TrainingOptions, gains_from_float16: bool) -> Policy:
 
 
 def is_permission(options: TrainingOptions) -> bool:
-    """Whether the configured mode leaves the choice to us."""
+    """Returns whether the configured mode only permits a lower precision."""
     return configured_mode(options) in _PERMISSIONS

@@ -1,7 +1,7 @@
-"""Variables of a TF 1 graph that are kept in 16 bits, while the graph computes on them as on float32 ones.
+"""Keeps variables of a TF 1 graph in 16 bits, while the graph uses them as float32.
 
-What `tf.get_variable` and layers of `tf.layers` are given is the variable cast to float32, so nothing else in a model
-has to change. Where the mode of the session computes in 16 bits, TensorFlow's rewriter takes that cast out again.
+`tf.get_variable` and layers of `tf.layers` get the variable cast to float32, so nothing else in a model has to change.
+If the mode of the session computes in 16 bits, TensorFlow's rewriter removes this cast again.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 import tensorflow as tf
 
-# Methods by which moving averages and the like change a variable.
+# Methods with which moving averages and the like change a variable.
 _ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 
 
 @contextlib.contextmanager
 def stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> Iterator[None]:
-    """Inside, float32 variables that `tf.get_variable` makes are kept in "float16" or "bfloat16".
+    """Stores the float32 variables that `tf.get_variable` makes in a block in "float16" or "bfloat16".
 
-    They begin with the values of the float32 ones, rounded; those that `stays` knows by name remain as they are.
-    `tf.Variable` is not concerned, nor are Keras layers.
+    They start with the rounded values of the float32 ones; variables whose name `stays` accepts remain float32.
+    `tf.Variable` and Keras layers are not affected.
 
     Graph: a cast for each variable.
     """
@@ -48,7 +48,7 @@ def stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> 
 
 
 def _rounding(initializer: Any, shape: Any, dtype: str) -> Any:
-    """An initializer that draws in float32: not all of them can in 16 bits."""
+    """Wraps an initializer to draw in float32 and round: not all initializers can draw in 16 bits."""
     if initializer is None:
         initializer = tf.compat.v1.glorot_uniform_initializer()
     if isinstance(initializer, type):
@@ -61,7 +61,7 @@ def _rounding(initializer: Any, shape: Any, dtype: str) -> Any:
 
 
 def _as_float32(variable: Any) -> tf.Tensor:
-    """The value of a variable, which can also be assigned to, as moving averages are."""
+    """Returns the float32 value of a variable, to which moving averages can also assign."""
     value = tf.cast(variable, tf.float32)
 
     def assign(method):

@@ -1,4 +1,4 @@
-"""`register_float_function` and its kin: a script moves operator types between the lists of mixed precision.
+"""`register_float_function` and its siblings: move operator types between the lists of mixed precision.
 
     register_float_function("Softmax")      # in the default graph: sessions of this graph follow
     lists = OpLists().with_half("Softmax")  # or as a value, for `from_opt_level` and `modify_mixlist`
@@ -25,12 +25,12 @@ _KEY = ("npu_bridge", "op_lists")  # TensorFlow exports collections with text ke
 
 
 class OpLists(NamedTuple):
-    """Operator types by what becomes of them; a type is in one set at most, the last word counts.
+    """Operator types by list; a type is in one set at most: a later call moves it.
 
     Attributes:
-      half: compute in the low dtype.
-      floats: keep their dtype.
-      promote: are lowered only between operators that are, and stay in float32 behind one that stays.
+      half: types that compute in the low dtype.
+      floats: types that keep their dtype.
+      promote: types that are lowered only between lowered operators, and stay in float32 behind one that stays.
     """
 
     half: frozenset[str] = frozenset()
@@ -38,15 +38,15 @@ class OpLists(NamedTuple):
     promote: frozenset[str] = frozenset()
 
     def with_half(self, *op_types: str) -> OpLists:
-        """These lists with some types in the low dtype; `ValueError` for what is not an operator type to lower."""
+        """Returns the lists with some types in the low dtype; `ValueError` for a type that cannot be lowered."""
         return self._with("register_half_function", "half", op_types)
 
     def with_float(self, *op_types: str) -> OpLists:
-        """These lists with some types in their own dtype; errors as `with_half`."""
+        """Returns the lists with some types in their own dtype; errors as `with_half`."""
         return self._with("register_float_function", "floats", op_types)
 
     def with_promote(self, *op_types: str) -> OpLists:
-        """These lists with some types that follow their inputs; errors as `with_half`."""
+        """Returns the lists with some types that follow their inputs; errors as `with_half`."""
         return self._with("register_promote_function", "promote", op_types)
 
     def register(self, graph: tf.Graph | None = None) -> None:
@@ -54,7 +54,7 @@ class OpLists(NamedTuple):
         _update(graph, lambda lists: lists.with_half(*self.half).with_float(*self.floats).with_promote(*self.promote))
 
     def as_mixlist(self) -> Mixlist:
-        """The same in the terms of mixed precision."""
+        """Converts the lists to a `Mixlist`."""
         return Mixlist(allowed=self.half, denied=self.floats, following=self.promote)
 
     def write_mixlist(self, path: str) -> None:
@@ -67,7 +67,7 @@ class OpLists(NamedTuple):
         write_whole(path, json.dumps(content, indent=2) + "\n")
 
     def write_operator_dtypes(self, path: str, low_dtype: str) -> None:
-        """Writes a file for the option `customize_dtypes`, which goes with every precision mode; no `promote` there."""
+        """Writes a file for the option `customize_dtypes`, which fits every precision mode; it lacks `promote`."""
         dtypes = {**dict.fromkeys(sorted(self.floats), "float32"), **dict.fromkeys(sorted(self.half), low_dtype)}
         rules = (f"OpType::{name}:InputDtype:{dtype},OutputDtype:{dtype}\n" for name, dtype in dtypes.items())
         write_whole(path, "".join(rules))
@@ -82,7 +82,7 @@ class OpLists(NamedTuple):
 
 
 def register_half_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Lets operators of a type compute in the low dtype, whatever TensorFlow's lists say.
+    """Has operators of a type compute in the low dtype, whatever TensorFlow's lists say.
 
     Call it before the first run of a session that computes them; a later call for the same type wins.
 
@@ -97,18 +97,18 @@ def register_half_function(op_type: str, graph: tf.Graph | None = None) -> None:
 
 
 def register_float_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Lets operators of a type keep their dtype; else as `register_half_function`."""
+    """Has operators of a type keep their dtype; otherwise as `register_half_function`."""
     _update(graph, lambda lists: lists.with_float(op_type))
 
 
 def register_promote_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Lets operators of a type follow their inputs, in float32 unless all are lowered; else as
+    """Has operators of a type follow their inputs, in float32 unless all are lowered; otherwise as
     `register_half_function`."""
     _update(graph, lambda lists: lists.with_promote(op_type))
 
 
 def registered(graph: tf.Graph) -> OpLists:
-    """The lists of a graph; empty when nobody registered anything."""
+    """Returns the lists of a graph; empty if none are registered."""
     kept = graph.get_collection_ref(_KEY)
     return kept[0] if kept else OpLists()
 

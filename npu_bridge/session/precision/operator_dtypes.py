@@ -1,11 +1,11 @@
-"""`customize_dtypes`: reads a file that gives the dtype of single operators, or of all of one type.
+"""`customize_dtypes`: reads a file that sets the dtype of single operators, or of all of one type.
 
 # by name, which wins, and by type
 dense/MatMul::InputDtype:float32,float32,OutputDtype:float32
 OpType::MatMulV2:InputDtype:float16,float16,float32,OutputDtype:float32
 
-Where all floating inputs and outputs have one dtype, the operator computes in it. Where they differ, it computes in
-float32, and what the rule names in fewer bits is rounded to that: a product of float16 values with float32 sums, say.
+If all floating inputs and outputs have one dtype, the operator computes in it. If they differ, it computes in float32,
+and rounds the values for which the rule names a 16-bit dtype: a product of float16 values with float32 sums, say.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _RULE = re.compile(
 )
 _DTYPES = {"float16": "float16", "fp16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 _DTYPES.update({"float32": "float32", "fp32": "float32", "float": "float32"})
-# Inputs that are no floating numbers may be listed too; nothing is asked of them.
+# Inputs that are not floating numbers can be listed too; their dtypes have no effect.
 _OTHERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "string")
-# Operators that an NPU's compiler names otherwise, where leaving out a V2 or a D at the end is not enough.
+# Operators for which an NPU's compiler has other names, that differ in more than a V2 or a D at the end.
 _OTHER_TYPES = {
     "DepthwiseConv2D": "DepthwiseConv2dNative",
     "DepthwiseConv2DBackpropFilter": "DepthwiseConv2dNativeBackpropFilter",
@@ -37,19 +37,19 @@ _OTHER_TYPES = {
 
 
 class Rounding(NamedTuple):
-    """What is rounded around an operator: the low dtype by position, None for what stays."""
+    """The low dtypes to which inputs and outputs of an operator are rounded, by position; None rounds nothing."""
 
     inputs: tuple[str | None, ...]
     outputs: tuple[str | None, ...]
 
 
 class OperatorDtypes(NamedTuple):
-    """What a file asks for.
+    """The rules of a file.
 
     Attributes:
-      by_name, by_type: the dtype to compute in, "float32", "float16" or "bfloat16", by operator name and by the type
-        TensorFlow calls it.
-      rounding_by_name, rounding_by_type: what is rounded around those whose inputs and outputs differ.
+      by_name, by_type: the dtype to compute in, "float32", "float16" or "bfloat16", by operator name and by
+        TensorFlow's operator type.
+      rounding_by_name, rounding_by_type: the rounding of operators whose inputs and outputs differ.
     """
 
     by_name: dict[str, str]
@@ -64,10 +64,10 @@ class OperatorDtypes(NamedTuple):
 
 
 def read_operator_dtypes(path: str) -> OperatorDtypes:
-    """Reads such a file.
+    """Reads a file of rules.
 
-    Operator types may be those of an NPU's compiler (`MatMulV2`, `Conv2DBackpropInputD`). For one with more inputs than
-    TensorFlow's the last ones, such as a bias, say nothing.
+    Operator types may be those of an NPU's compiler (`MatMulV2`, `Conv2DBackpropInputD`). If such a type has more
+    inputs than TensorFlow's, the dtypes of the last ones, such as a bias, are ignored.
 
     Raises:
       ValueError: the file cannot be read, a line is not a rule, or a dtype is unknown.
@@ -105,7 +105,7 @@ def read_operator_dtypes(path: str) -> OperatorDtypes:
 
 
 def _asked(where: str, inputs: str, outputs: str) -> tuple[str, Rounding | None]:
-    """The dtype to compute in, and what is rounded when not everything has it."""
+    """Returns the dtype to compute in, and the rounding if dtypes differ."""
     asked = Rounding(_listed(where, inputs), _listed(where, outputs))
     dtypes = {dtype for dtype in (*asked.inputs, *asked.outputs) if dtype is not None}
     if not dtypes:
@@ -119,7 +119,7 @@ def _asked(where: str, inputs: str, outputs: str) -> tuple[str, Rounding | None]
 
 
 def _listed(where: str, text: str) -> tuple[str | None, ...]:
-    """The floating dtypes of a list by position; None for what is not a floating number."""
+    """Reads the floating dtypes of a list by position; None for other dtypes."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in _DTYPES and word not in _OTHERS:
@@ -129,7 +129,7 @@ def _listed(where: str, text: str) -> tuple[str | None, ...]:
 
 
 def _tensorflow_type(name: str) -> str:
-    """What TensorFlow calls operators of a type; the name itself, with a line, when it has none such."""
+    """Returns TensorFlow's name of an operator type; without one, the name itself, with a line in the log."""
     shorter = re.sub(r"(V\d+)?D?$", "", name)
     for candidate in (name, re.sub("D$", "", name), shorter, _OTHER_TYPES.get(name), _OTHER_TYPES.get(shorter)):
         if candidate and operator_definition(candidate) is not None:

@@ -7,8 +7,8 @@
 | O2 | all that have float16 | float32 | dynamic |
 | O3 | all that have float16 | float16 | none |
 
-Variables and their updates are float32 in every level, so no level needs a second copy of the weights; where O3 stands
-for float16 variables elsewhere, it does not here.
+Variables and their updates are float32 in every level, so no level needs a second copy of the weights. Elsewhere O3
+means float16 variables, here it does not.
 Source: the levels of mixed-precision training with PyTorch, in the terms of TensorFlow's rewriter.
 """
 
@@ -36,11 +36,11 @@ _DYNAMIC = {
 
 
 class LossScale(NamedTuple):
-    """Which loss-scale manager goes with a level.
+    """The loss-scale manager of a level.
 
     Attributes:
-      manager: name of the manager's class; None when the loss is not to be scaled.
-      arguments: what to make it with.
+      manager: name of the manager's class; None for no loss scale.
+      arguments: arguments of its constructor.
     """
 
     manager: str | None
@@ -48,12 +48,12 @@ class LossScale(NamedTuple):
 
 
 class OptLevel(NamedTuple):
-    """What a level stands for.
+    """The settings of a level.
 
     Attributes:
       level: "O0" to "O3".
       precision_mode_v2: the option of this name.
-      op_lists: operator types that do otherwise than the mode.
+      op_lists: operator types that deviate from the mode.
       loss_scale: the loss-scale manager to use.
     """
 
@@ -63,11 +63,11 @@ class OptLevel(NamedTuple):
     loss_scale: LossScale
 
     def options(self, folder: str | None = None) -> dict[str, str]:
-        """The level as arguments of `NPURunConfig`; the session's `parameter_map` knows them by the same names.
+        """Returns the level as arguments of `NPURunConfig`; they have the same names in `parameter_map`.
 
         Args:
-          folder: where to write the file that carries `op_lists`; it is made if need be. None leaves the lists out;
-            `op_lists.register(graph)` gives them to a graph instead.
+          folder: folder for the file with `op_lists`, created if missing. None leaves the lists out; then
+            `op_lists.register(graph)` can give them to a graph.
         """
         options = {"precision_mode_v2": self.precision_mode_v2}
         if folder is None or self.op_lists == OpLists():
@@ -76,21 +76,21 @@ class OptLevel(NamedTuple):
         if self.precision_mode_v2.startswith("mixed"):
             options["modify_mixlist"] = os.path.join(folder, f"mixlist_{self.level}.json")
             self.op_lists.write_mixlist(options["modify_mixlist"])
-        else:  # only mixed precision takes a mixlist
+        else:  # only mixed precision reads a mixlist
             options["customize_dtypes"] = os.path.join(folder, f"dtypes_{self.level}.txt")
             self.op_lists.write_operator_dtypes(options["customize_dtypes"], FLOAT16)
         return options
 
 
 def from_opt_level(level: str, **overrides: Any) -> OptLevel:
-    """What `opt_level` says, in the options of this library.
+    """Translates `opt_level` to the options of this library.
 
     Args:
       level: "O0", "O1", "O2" or "O3".
-      **overrides: parts of the level to replace; None keeps what the level says.
+      **overrides: parts of the level to replace; None keeps the part.
         loss_scale: "dynamic", or a number of at least 1 or its text for a fixed scale; 1.0 scales nothing.
         low_dtype: "float16" or, under O1, "bfloat16".
-        keep_batchnorm_fp32: True or False, or their texts; under O2 and O3, the others keep it anyway.
+        keep_batchnorm_fp32: True or False, or their texts; only under O2 and O3, as the others keep it anyway.
         half_types, float_types, promote_types: under O1, operator types as for `register_half_function` and its
           siblings.
     Raises:

@@ -1,4 +1,4 @@
-"""`Precision`: the mixed precision that the options of a run ask for, and the policy of each of its session runs."""
+"""`Precision`: the mixed precision that options ask for, and the policy of each session run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from npu_bridge.session.precision.op_lists import OpLists, registered
 from npu_bridge.session.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
 from npu_bridge.session.precision.switch import Switch
 
-# Step times of BERT tiny, as parts of those in float32: medians of `benchmarks/precision_switch.py --model bert`.
+# Step times of BERT tiny relative to float32: medians of `benchmarks/precision_switch.py --model bert`.
 _COSTS = {FLOAT16: 1.6, BFLOAT16: 1.4}
 
 
 def check_files(options: TrainingOptions) -> None:
-    """Reads the files that options of precision name, so that what is wrong with them is said now.
+    """Reads the files that options of precision name, to raise their errors early.
 
     Raises:
-      ValueError: a file cannot be read, or does not hold what it should.
+      ValueError: a file cannot be read, or its contents are not legal.
     """
     if options.modify_mixlist:
         read_mixlist(options.modify_mixlist)
@@ -38,16 +38,16 @@ def check_files(options: TrainingOptions) -> None:
 
 
 class Precision:
-    """The precision of one training: of all sessions it has, one after the other.
+    """The precision of one training, with all its successive sessions.
 
-    Whether the switch of an accelerated training has happened is kept here, so a session that takes over from one
-    that failed, and a second call of `train`, go on where they were.
+    It holds whether the switch of an accelerated training has happened, so that a session that follows a failed one,
+    and a second call of `train`, do not start again in low precision.
 
     Attributes:
       configured: the policy of the configured mode.
       low: the policy of the low-precision part of an accelerated training; None without one.
       switch: when that part ends; None without one.
-      low_dtype: the dtype some operators are lowered to, None when everything keeps the dtype it has.
+      low_dtype: the dtype some operators are lowered to; None when every operator keeps its dtype.
       imitation: rounds values to that dtype where TensorFlow does not lower to it; None where it does.
 
     Args:
@@ -72,11 +72,11 @@ class Precision:
 
     @property
     def is_active(self) -> bool:
-        """Whether sessions have to be prepared and attached at all."""
+        """Whether sessions have to be prepared and attached."""
         return self.low_dtype is not None or self._dtypes.rounds
 
     def prepare(self, session_config: Any) -> None:
-        """Changes a ConfigProto so that sessions made with it can follow; nothing changes when nothing is lowered."""
+        """Changes a ConfigProto so that its sessions can follow the precision; does nothing if nothing is lowered."""
         if self.low_dtype is None:
             return
         if self.imitation is not None:
@@ -91,7 +91,7 @@ class Precision:
             text = "precision: float16 kernels are used, which take many times as long on a CPU as float32 kernels on"
             say_once(logging.WARNING, f"{text} rounded values. Unset {rewriter.IMITATION} for the faster way.")
         for name in self._looks_inside:
-            # The rewriter leaves alone what is fetched, and this option fetches every number it looks at.
+            # The rewriter does not lower fetched operators, and this option fetches every tensor it examines.
             say_once(
                 logging.WARNING,
                 f"{name}: operators that are looked at keep their dtype, so these steps do not compute in "
@@ -102,7 +102,7 @@ class Precision:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
     def policy_of_run(self, trained: frozenset[str]) -> Policy:
-        """The policy of a run that is about to start; only runs that train are accelerated.
+        """Returns the policy of a run that is about to start; only runs that train are accelerated.
 
         Args:
           trained: names of the variables it trains, empty when it does not train.
@@ -121,8 +121,8 @@ class Precision:
         return policy.low_dtype is not None and self._executed is None
 
     def note_executed(self, policy: Policy, executed: Executed | None) -> None:
-        """Takes what the first training step under a policy was executed as, and says if nothing of it was lowered."""
-        self._executed = executed or Executed(1, 1)  # not known; then what was asked for is believed
+        """Notes the count of the first training step under a policy, and warns if none of its operators is lowered."""
+        self._executed = executed or Executed(1, 1)  # without a count, it is assumed to be lowered
         if self.is_in_vain and environment.probable_rank() == 0:
             text = (
                 f"precision: {policy.low_dtype} was asked for, and none of the {self._executed.total} operators of "
@@ -132,23 +132,23 @@ class Precision:
         self.tell_plan()
 
     def tell_plan(self) -> None:
-        """Tells the plan of an accelerated training that has begun, if it was not told yet."""
+        """Logs the plan of an accelerated training that has begun, once."""
         if self.switch is not None:
             self.switch.tell_plan(self.is_in_vain)
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether a training step was asked, and computes nothing in the low dtype."""
+        """Whether the operators of a training step were counted and none computes in the low dtype."""
         return self._executed is not None and not self._executed.lowered
 
     def as_executed(self, policy: Policy | None) -> Policy | None:
-        """What a training step under a policy really computes in, as far as it is known."""
+        """Returns the policy that a training step really follows: the original one if it lowers nothing."""
         return ORIGINAL if policy is not None and self.is_in_vain else policy
 
     def variables(self, policy: Policy, graph: tf.Graph | None) -> dict[str, str]:
-        """What the environment has to say while an executor of a graph is built under a policy.
+        """Returns the environment variables to set while an executor of a graph is built under a policy.
 
-        Without a graph it is for functions that are not there yet: they may hold operators of every type.
+        Without a graph they are for functions yet to come, which can hold operators of every type.
         """
         if graph is None:
             types = () if policy.reach == "mixed" else dir(tf.raw_ops)
@@ -170,7 +170,7 @@ class Precision:
             self.imitation.round_new_operators(graph)
 
     def kept_ops(self, policy: Policy, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
-        """The operators of a run that keep their dtype under a policy."""
+        """Returns the operators of a run that keep their dtype under a policy."""
         ops = sorted(ops, key=lambda op: op.name)
         lists = [self._mixlist, *([registered(ops[0].graph).as_mixlist()] if ops else [])]
         return exemptions.kept_ops(self._dtypes, policy, ops, frozenset().union(*(each.allowed for each in lists)))
@@ -190,7 +190,7 @@ class Precision:
         return plan
 
     def _new_imitation(self) -> Imitation | None:
-        """What rounds values to the low dtype, where TensorFlow lowers nothing to it, or not all that a file names."""
+        """Makes the imitation of the low dtype, if TensorFlow cannot lower to it or lacks a type that a file names."""
         dtype = self.low_dtype
         if dtype is None:
             return None

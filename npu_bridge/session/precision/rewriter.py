@@ -1,19 +1,19 @@
-"""Settings of TensorFlow's auto-mixed-precision graph rewriter: its switches and its lists of operator types.
+"""Sets the switches and the operator lists of TensorFlow's auto-mixed-precision graph rewriter.
 
-When a session builds an executor, the rewriter goes over a copy of the graph, inserts casts and changes the dtype of
-operators. What it may change is read from the environment at that moment, so one session can build executors of
-different precision. Facts about TensorFlow 2.15:
+When a session builds an executor, the rewriter inserts casts in a copy of the graph and changes the dtype of operators.
+It reads its lists from the environment at that moment, so one session can build executors of different precision. Facts
+about TensorFlow 2.15:
 
 - Only operator types of the allow list start a change; with none of them in the graph, the graph stays as it is, node
   for node. Infer-list types follow the operators before them, clear-list types join two changed neighbours, deny-list
   types never change. A type in two lists is an error.
-- Operators that are fetched, or run as a target of their own, are left alone.
+- Operators that are fetched, or are targets of a run, are left alone.
 - Operators on reference variables, stateful ones, and ones without a kernel in the low dtype are left alone.
-- float16 kernels of CPUs add up in float16, and products are many times slower, on CPUs with float16 units too, which
-  TensorFlow's products do not use: with `avx512_fp16` one of 128 x 128 took 17 times as long as a float32 product of
-  rounded values, one of 1024 x 1024 150 times, with oneDNN and without. So they run where a variable asks for them;
-  otherwise float16 is imitated (`imitation.py`).
-- bfloat16 is lowered on CPUs alone, by oneDNN, where the processor has AVX-512. Everywhere else it is imitated.
+- float16 kernels of CPUs add up in float16, and products are many times slower. TensorFlow's products do not use the
+  float16 units of CPUs that have some: with `avx512_fp16` one of 128 x 128 took 17 times as long as a float32 product
+  of rounded values, one of 1024 x 1024 150 times, with oneDNN and without. So float16 kernels run only if a variable
+  asks for them; otherwise float16 is imitated (`imitation.py`).
+- bfloat16 is lowered only on CPUs with AVX-512, by oneDNN. Everywhere else it is imitated.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ MATRIX_TYPES = frozenset(
         "MatMul",
     }
 )
-# Never forced into a list: what only moves values between frames (the rewriter colours loops as a whole), has no
-# single dtype, or holds its value as an attribute.
+# Never forced into a list: types that only move values between frames (the rewriter colours loops as a whole), have
+# no single dtype, or hold their value as an attribute.
 _LEFT_ALONE = frozenset(
     {
         "Cast",
@@ -84,7 +84,7 @@ _LEFT_ALONE = frozenset(
 
 
 class Lists(NamedTuple):
-    """Operator types put into one list each; `removed` ones are taken out of all, as far as they are in one."""
+    """Operator types to put into one list each; `removed` ones are taken out of the list they are in."""
 
     allow: frozenset[str] = frozenset()
     infer: frozenset[str] = frozenset()
@@ -93,19 +93,19 @@ class Lists(NamedTuple):
 
 
 def device_kind() -> str:
-    """ "GPU" when TensorFlow sees one, else "CPU"."""
+    """Returns "GPU" when TensorFlow sees one, else "CPU"."""
     return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
 
 
 def lowers(low_dtype: str) -> bool:
-    """Whether TensorFlow's rewriter lowers operators to this dtype here; otherwise it is imitated."""
+    """Returns whether TensorFlow's rewriter lowers operators to this dtype here; otherwise it is imitated."""
     if device_kind() == "GPU":
         return ("GPU", low_dtype) in _SWITCHES
     return not is_imitation_on() if low_dtype == FLOAT16 else _lowers_bfloat16()
 
 
 def lacks_kernel(op_type: str, low_dtype: str) -> bool:
-    """Whether operators of a type compute on this machine's devices, but not in a low dtype."""
+    """Returns whether operators of a type have a kernel on this machine's devices, but none in a low dtype."""
     return has_kernel(op_type, tf.float32, device_kind()) and not has_kernel(
         op_type, tf.as_dtype(low_dtype), device_kind()
     )
@@ -113,7 +113,7 @@ def lacks_kernel(op_type: str, low_dtype: str) -> bool:
 
 @functools.cache
 def _lowers_bfloat16() -> bool:
-    """Asks the rewriter: it depends on the processor, on oneDNN, and on the build of TensorFlow."""
+    """Tries the rewriter: the answer depends on the processor, on oneDNN, and on the build of TensorFlow."""
     config = tf.compat.v1.ConfigProto()
     name = _SWITCHES["CPU", BFLOAT16]
     rewrites = config.graph_options.rewrite_options
@@ -134,12 +134,12 @@ def _lowers_bfloat16() -> bool:
 
 
 def switch_on(session_config: Any, low_dtype: str) -> None:
-    """Lets sessions with these settings run the rewriter for a dtype that it lowers to here."""
+    """Has sessions with these settings run the rewriter for a dtype that it lowers to here."""
     rewrites = session_config.graph_options.rewrite_options
     name = _SWITCHES[device_kind(), low_dtype]
     setattr(rewrites, name, RewriterConfig.ON)
     if rewrites.optimizers and name not in rewrites.optimizers:
-        rewrites.optimizers.append(name)  # where passes are listed, only those listed run, whatever is on
+        rewrites.optimizers.append(name)  # with a list of passes only those listed run, whatever is on
     if rewrites.disable_meta_optimizer:
         problem, got = f"nothing will run in {low_dtype}", "disable_meta_optimizer is set"
         say_once(logging.WARNING, message("precision_mode", problem, "TensorFlow's rewriter on", got, "Unset it."))
@@ -152,10 +152,10 @@ def make_lists(
     asked_types: dict[str, str],
     registered: Mixlist | None = None,
 ) -> Lists:
-    """The lists that make the rewriter follow a policy.
+    """Makes the lists with which the rewriter follows a policy.
 
     Args:
-      policy: what is wanted.
+      policy: the policy to follow.
       types: operator types of the graph.
       mixlist: changes the user made to the lists of mixed precision.
       asked_types: dtype by operator type; wins over everything else.
@@ -182,18 +182,18 @@ def make_lists(
 
 
 def is_imitation_on() -> bool:
-    """Whether a CPU computes float16 by float32 kernels on rounded values: unless a user's variable says otherwise."""
+    """Returns whether a CPU imitates float16 by float32 kernels on rounded values; a variable can turn this off."""
     said = environment.read_variable(IMITATION)
     return said is None or said.lower() not in ("0", "false")
 
 
 def variables_of(lists: Lists) -> dict[str, str]:
-    """What the environment has to say while an executor is built, on top of what it says already."""
+    """Returns the environment variables that give an executor these lists, added to their present values."""
     wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
     everywhere = lists.allow | lists.infer | lists.deny | lists.removed
     variables = {IMITATION: "0"}
     for name in _LISTS:
-        # A denied type may stay denied; every other list loses what another list has got.
+        # A removed type may stay denied; every other list loses the types of the others.
         lost = everywhere - wanted[name] - (lists.removed if name == "DENYLIST" else frozenset())
         for change, changed in (("ADD", wanted[name]), ("REMOVE", lost)):
             variable = f"{PREFIX}{name}_{change}"
@@ -203,13 +203,13 @@ def variables_of(lists: Lists) -> dict[str, str]:
 
 
 def types_in(graph: tf.Graph) -> frozenset[str]:
-    """The operator types of a graph and of the functions it holds."""
+    """Returns the operator types of a graph and of the functions it holds."""
     inside = {node.op for function in function_definitions(graph) for node in function.node_def}
     return frozenset(inside.union(op.type for op in graph.get_operations()))
 
 
 def has_floating_type(name: str) -> bool:
-    """Whether there is an operator type of this name with an input that may be float16 as well as float32."""
+    """Returns whether an operator type of this name exists, with an input that can be float16 as well as float32."""
     definition = operator_definition(name)
     if definition is None:
         return False
@@ -223,7 +223,7 @@ def has_floating_type(name: str) -> bool:
 
 
 def _computes(name: str) -> bool:
-    """Whether operators of a type take and give numbers and keep no state."""
+    """Returns whether operators of a type have typed inputs and keep no state."""
     if name in _LEFT_ALONE or "TensorList" in name:
         return False
     definition = operator_definition(name)

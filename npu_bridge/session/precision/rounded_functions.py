@@ -1,4 +1,4 @@
-"""Copies of functions in which what mixed precision lowers is rounded to 16 bits."""
+"""Copies functions, and rounds the operators that mixed precision lowers in them to 16 bits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from npu_bridge.session.precision.lowering import Node, low_attributes, lowered,
 from npu_bridge.session.precision.type_lists import EXACT, TypeLists
 
 _FLOAT32 = tf.float32.as_datatype_enum
-# Operators that run functions as a part of the step they stand in; those of datasets are not among them.
+# Operators that run functions as a part of their step; operators of datasets do not.
 _CALLING = frozenset(
     {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"}
 ) | frozenset({"StatelessWhile", "While"})
 _COMPILED = ("_XlaMustCompile", "_tf_compile")
-# By these TensorFlow finds another form of the same layer, which would not be rounded.
+# With these TensorFlow finds another implementation of the same layer, which would not be rounded.
 _IMPLEMENTATION = ("api_implements", "api_preferred_device")
 
 
@@ -33,20 +33,20 @@ def calls_of(op: tf.Operation) -> list[str]:
 
 
 class _Place(NamedTuple):
-    """An operator of a definition: as a node, and how the definition calls its outputs."""
+    """An operator of a definition: as a node, and the names of its outputs in the definition."""
 
     node: Node
     outputs: tuple[str, ...]
 
 
 class RoundedFunctions:
-    """Makes rounded copies of functions, each once, with those that they call.
+    """A maker of rounded copies of functions and of the functions they call, each copied once.
 
     Args:
-      find: gives the FunctionDef of a name, or None.
-      lists, low_dtype: what is lowered, and to which dtype.
-      is_exempt: whether a `NodeDef` keeps its dtype.
-      suffix: makes the names of the copies differ from those of other parties.
+      find: returns the FunctionDef of a name, or None.
+      lists, low_dtype: the operator types to lower, and their dtype.
+      is_exempt: returns whether a `NodeDef` keeps its dtype.
+      suffix: a unique ending for the names of the copies.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class RoundedFunctions:
         self._new: list[Any] = []  # definitions made since the last `take_new`
 
     def rounded(self, name: str) -> str:
-        """Returns the name of the rounded copy of a function; its own name where there is nothing to round."""
+        """Returns the name of the rounded copy of a function; its own name if it has nothing to round."""
         if name not in self._names:
-            self._names[name] = name  # a function that calls itself calls itself as it is
+            self._names[name] = name  # a recursive call stays unrounded
             definition = self._find(name)
             if definition is not None and not _is_compiled(definition):
                 self._names[name] = self._copied(name, definition)
         return self._names[name]
 
     def count(self, name: str) -> Executed:
-        """Returns how many floating-point operators of a function are rounded, of how many, those it calls included."""
+        """Returns the number of rounded and of all floating-point operators of a function and those it calls."""
         return self._counts.get(name, Executed(0, 0))
 
     def take_new(self) -> list[Any]:
@@ -118,12 +118,12 @@ class RoundedFunctions:
 
 
 class _Rounding:
-    """Puts pairs of casts around the operators of one definition."""
+    """The insertion of pairs of casts around the operators of one definition."""
 
     def __init__(self, definition: Any, places: Mapping[str, _Place], found: frozenset[str], low_dtype: str):
         self._definition, self._places, self._found, self._low_dtype = definition, places, found, low_dtype
-        self._rounded: dict[str, str] = {}  # by value, its rounded one
-        self._replaced: dict[str, str] = {}  # outputs that everybody reads rounded
+        self._rounded: dict[str, str] = {}  # rounded values, by value
+        self._replaced: dict[str, str] = {}  # outputs that all operators read rounded
         self._exact: set[str] = set()  # values that need no rounding
         self._casts: list[Any] = []
 
@@ -195,7 +195,7 @@ def _places(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> dict[str,
 
 
 def _outputs(node: Any) -> tuple[str, ...]:
-    """Returns how a definition calls the outputs of one of its operators."""
+    """Returns the names of an operator's outputs in its definition."""
     definition = operator_definition(node.op)
     if definition is None:
         return ()
@@ -213,7 +213,7 @@ def _low(node, definition, part):
 
 
 def _attributes(node: Any, definition: Any) -> Callable[[str], Any]:
-    """Returns a function that gives an attribute of a `NodeDef`: a number, a dtype or a list of dtypes."""
+    """Returns a function that reads an attribute of a `NodeDef`: a number, a dtype or a list of dtypes."""
 
     def value_of(name):
         found = node.attr.get(name)

@@ -1,10 +1,10 @@
 """Rounds inputs and outputs of operators to 16 bits, while the operators compute in float32.
 
-Pairs of casts, to the low dtype and back, go into the graph itself, before a session gets to see the operators:
-TensorFlow ignores later changes. So the graph shows the rounding.
+Pairs of casts, to the low dtype and back, go into the graph itself, before a session runs the operators: TensorFlow
+ignores later changes. So the graph shows the rounding.
 
 A guard, a boolean scalar, chooses at each run between the rounded value and the exact one: sessions that do not feed it
-compute as if nothing had been put in. Operators that call functions run with rounded copies of these under a guard.
+compute without rounding. Operators that call functions run with rounded copies of these under a guard.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from npu_bridge.session.precision.type_lists import EXACT
 
 _KEY = ("npu_bridge", "rounded_values")  # TensorFlow exports collections with text keys only
 _LAYER = "_npu_bridge_rounds"  # an attribute of operators that round: the layer they belong to
-_WORD = "/rounded_"  # in the name of each of them
+_WORD = "/rounded_"  # in the name of each operator that rounds
 _OUTPUT = f"{_WORD}output_"
 _LOOPS = ("StatelessWhile", "While")
 BY_RULES = "rules"  # the layer of `customize_dtypes`, which has no guard
 
 
 class Layer:
-    """The rounding that one party has put into a graph.
+    """The rounding that one module has put into a graph.
 
     Attributes:
-      name: which party it is, as marked on its operators.
-      guard: boolean scalar that switches the rounding on; None where it is always on.
-      seen_ops: how many operators of the graph were looked at.
-      replaced: by reference of an original output, the tensor that others read in its place.
+      name: name of the layer, as marked on its operators.
+      guard: boolean scalar that turns the rounding on; None if it is always on.
+      seen_ops: the number of operators of the graph that are processed.
+      replaced: by reference of an original output, the tensor that consumers read in its place.
       found: names of the operators around which it rounds.
-      calls: by operator that calls functions, and by reference of its outputs, what a run asks for in its place.
+      calls: by operator that calls functions, and by reference of its outputs, the element a run asks for in its place.
     """
 
     def __init__(self, name: str, guard: tf.Tensor | None):
@@ -76,7 +76,7 @@ class Layer:
                 self._round_outputs(op, rule)
 
     def replace_calls(self, op: tf.Operation, functions: Mapping[str, str]) -> None:
-        """Has an operator that calls functions call others, by name, under the guard."""
+        """Has an operator call other functions, by name, under the guard."""
         name = f"{op.name}{_WORD}call"
         with _where(op):
             pairs = [
@@ -96,7 +96,7 @@ class Layer:
                 )
             readers = [list(tensor.consumers()) for tensor in op.outputs]
             waiting = control_outputs(op)
-            # Inputs that a loop got with its gradient cannot be changed; it waits for the pivot as a whole.
+            # Inputs added to a loop with its gradient cannot be changed; the loop waits for the pivot as a whole.
             for position, pair in enumerate(pairs if op.type not in _LOOPS else ()):
                 update_input(op, position, pair.output_false)
             add_control_inputs(op, [plain.op])
@@ -142,7 +142,7 @@ class Layer:
             self._redirect(tensor, self._rounded(tensor, dtype, op, f"output_{position}"), consumers)
 
     def _redirect(self, tensor, replacement, consumers):
-        """Has consumers of a tensor, and those that are to come, read another one."""
+        """Has present and future consumers of a tensor read another one."""
         self.replaced[tensor.ref()] = replacement
         for consumer in consumers:
             for place, taken in enumerate(consumer.inputs):
@@ -150,7 +150,7 @@ class Layer:
                     update_input(consumer, place, replacement)
 
     def _rounded(self, tensor, dtype, op, which):
-        """The value as it is after a trip to the low dtype, made where the operator is: its device, loop, condition."""
+        """Casts a value to the low dtype and back, on the device and in the loop or condition of an operator."""
         name = f"{op.name}{_WORD}{which}"
         with _where(op):
             if self.guard is None:
@@ -170,9 +170,9 @@ class Layer:
 
 
 def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
-    """Rounds what a file asks for around operators of a graph, finalized or not, that were not looked at before.
+    """Rounds as a file asks around the new operators of a graph, finalized or not.
 
-    The rules that come first hold for a graph; it is changed once.
+    The rules of the first call hold for a graph: each operator is changed once.
 
     Graph: two casts named `<operator>/rounded_...` for each rounded value.
     """
@@ -190,7 +190,7 @@ def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
 def new_operators(
     graph: tf.Graph, name: str, make_guard: Callable[[], tf.Tensor | None]
 ) -> Iterator[tuple[Layer, Sequence[tf.Operation]]]:
-    """Yields a layer of a graph and the operators that it has not looked at; inside, the graph is open for changes."""
+    """Yields a layer of a graph and the operators new to it; in the block the graph can be changed."""
     layers = layers_of(graph)
     if name not in layers:
         with opened_for_changes(graph):
@@ -215,22 +215,22 @@ def layers_of(graph: tf.Graph) -> dict[str, Layer]:
 
 
 def is_own(op: tf.Operation) -> bool:
-    """Whether an operator was put in to round a value, or is a copy of one that was."""
+    """Returns whether an operator was inserted to round a value, or is a copy of such an operator."""
     return _layer_of(op) is not None
 
 
 def operator_behind(op: tf.Operation) -> tf.Operation:
-    """Returns the operator whose values another one rounds; any other as it is."""
+    """Returns the operator whose values this one rounds; the operator itself if it does not round."""
     return op.graph.get_operation_by_name(op.name[: op.name.rindex(_WORD)]) if is_own(op) else op
 
 
 def mark_as_own(op: tf.Operation, layer: str) -> None:
-    """Notes of an operator, whose name has `/rounded_` in it, that a layer has put it in."""
+    """Marks an operator, whose name has `/rounded_` in it, as inserted by a layer."""
     set_attribute(op, _LAYER, tf.compat.v1.AttrValue(s=layer.encode()))
 
 
 def unrounded(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor that a rounded one was made of; any other as it is."""
+    """Returns the tensor from which a rounded one was made; an unrounded one itself."""
     while tensor.op.type in ("Cast", "Merge", "Switch") and is_own(tensor.op):
         tensor = tensor.op.inputs[0]
     return tensor
@@ -247,7 +247,7 @@ def round_calls(functions: RoundedFunctions, layer: Layer, ops: Iterable[tf.Oper
 
 @contextlib.contextmanager
 def _where(op: tf.Operation) -> Iterator[None]:
-    """Makes operators where another one is, under names that are complete."""
+    """Opens the device and control-flow context of an operator, without a name scope, for new operators."""
     graph = op.graph
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(op.device or None):
         with inside_control_flow_context(graph, control_flow_context(op)):

@@ -1,4 +1,4 @@
-"""The switch of an accelerated training to its configured precision, decided before each run, and its progress hook."""
+"""Holds the switch of an accelerated training to its configured precision, and the hook that reports its progress."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BALLOT = "npu_bridge_precision_ballot"
 
 
 class Switch:
-    """Whether a training has left its low precision; once it has, it never goes back.
+    """The one-way switch of a training from low to original precision.
 
-    How far the training has come is read from the environment before every run (`STEP_NOW` and `TOTAL_STEP`, or
-    `LOSS_NOW` and `TARGET_LOSS`), which `TellMeStepOrLossHook` or the script writes. Ranks decide together: the
-    switch comes when it is due on every rank, so they never compute one step in different precisions.
+    It reads the progress from the environment before every run (`STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and
+    `TARGET_LOSS`), which `TellMeStepOrLossHook` or the script writes. Ranks decide together: the switch comes when it
+    is due on every rank, so they never compute one step in different precisions.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Switch:
         self._runs_to_skip = 0
 
     def count_steps_with(self, fallback: Callable[[], Progress] | None) -> None:
-        """Names who knows the progress of a step trigger when neither of its variables is set."""
+        """Sets the function that returns the progress of a step trigger when neither of its variables is set."""
         self._fallback = fallback if self.plan.trigger == "step" else None
 
     def is_over(self, training: frozenset[str]) -> bool:
-        """Whether a run that is about to start runs in the original precision.
+        """Returns whether a run that is about to start runs in the original precision.
 
-        The first run of a training, told apart from others of the process by what it trains, is always in low
-        precision, as long as no switch has happened.
+        Before the switch, the first run of a training is always in low precision. Trainings of a process are told
+        apart by the variables they train.
 
         Raises:
           ValueError: before the first run, the variables of the trigger are missing or unusable.
@@ -81,13 +81,13 @@ class Switch:
             return True
 
     def tell_plan(self, is_in_vain: bool = False) -> None:
-        """Tells people, once a training has begun, which of its steps are in which precision, unless none is in it."""
+        """Logs, once a training has begun, which of its steps are in which precision, unless none is lowered."""
         text, self._plan_text = self._plan_text, ""
         if text and not is_in_vain:
             self._say("precision: %s.", text)
 
     def report(self, secs: float, what_took: str = "building it") -> None:
-        """Tells people that the switch has happened, and how long the new executor took."""
+        """Logs that the switch has happened, and how long the new executor took."""
         texts = {trigger: environment.read_variable(now) for trigger, (_, now) in VARIABLES.items()}
         where = ", ".join(f"{trigger} {text}" for trigger, text in texts.items() if text)
         self._say(
@@ -118,7 +118,7 @@ class Switch:
         return environment.read_variable(goal), environment.read_variable(now)
 
     def _agree(self, runs_left: int) -> int:
-        """The most runs that any rank has left. Until those are over nobody needs to ask again."""
+        """Returns the most runs that any rank has left; the ranks exchange numbers again only after those."""
         communicator = collective.current()
         if communicator.size == 1:
             return runs_left
@@ -171,7 +171,7 @@ class ProgressVariablesHook(tf.estimator.SessionRunHook):
             name = asked if isinstance(asked, str) else asked.name
             variable = variables.get(name[:-2] if name.endswith(":0") else name)
             if variable is not None:
-                # Fetched with the run, it might be its value before the update or after it.
+                # Not fetched with the run, which could return the value before or after the update.
                 self._variables[key] = variable
                 continue
             try:
@@ -184,7 +184,7 @@ class ProgressVariablesHook(tf.estimator.SessionRunHook):
                 ) from error
 
     def after_create_session(self, session, coord):
-        # A resumed training starts further on than step 0.
+        # A resumed training starts after step 0.
         if "STEP_NOW" in self._variables:
             environment.write_variable("STEP_NOW", session.run(self._variables["STEP_NOW"]))
 

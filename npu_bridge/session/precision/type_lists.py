@@ -1,12 +1,12 @@
-"""The lists of operator types by which mixed precision decides, as TensorFlow's rewriter has them.
+"""Holds the lists of operator types for mixed precision, as TensorFlow's rewriter has them.
 
-- *allow*: lowered wherever they stand; everything else is lowered for their sake.
+- *allow*: always lowered; other types are lowered because of these.
 - *infer*: lowered between lowered operators; in bfloat16 right behind one, too.
 - *clear*: choose, move or compare values, so they are lowered where their neighbours are.
 - *deny*: never lowered, nor is an infer type that follows one.
 
-Source: the lists that TensorFlow 2.15 writes to `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH`. Those of kernels
-that only GPUs have are left out. Later versions have moved a few types; these lists hold with them, too, so that an
+Source: the lists that TensorFlow 2.15 writes to `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH`, without the types
+that only GPUs have. Later versions have moved a few types; these lists apply there too, so that an
 imitated training gives the same numbers.
 """
 
@@ -76,11 +76,11 @@ _ALSO = {
         deny=_types(""),
     ),
 }
-# Those of the clear list whose results may need more bits than their inputs: they add up or interpolate.
+# Types of the clear list whose results can need more bits than their inputs: they add up or interpolate.
 _ADDING = frozenset({name for name in _BOTH.clear if name.startswith("MaxPool") and "Grad" in name}) | _types(
     "MirrorPadGrad ResizeBilinear ResizeNearestNeighborGrad ScatterNd"
 )
-# Hand on values of their inputs as they are: of rounded inputs, the outputs need no rounding.
+# Types that pass on values of their inputs unchanged: after rounded inputs, the outputs need no rounding.
 EXACT = (_BOTH.clear | _ALSO[FLOAT16].clear | _ALSO[BFLOAT16].clear) - _ADDING
 
 
