@@ -1,4 +1,4 @@
-"""Saves checkpoints in the background: variables go to memory at once, and from there to the disk in a thread."""
+"""Saves checkpoints in the background: copies variables to memory, and from there to the disk in a thread."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["BackgroundSaver", "BackgroundWriter", "size_of_variables"]
 
 
 class BackgroundWriter:
-    """Writes copies in memory to the disk in a thread, one at a time."""
+    """A thread that writes copies in memory to the disk, one at a time."""
 
     def __init__(self):
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
     def start(self, copies: MemoryCheckpoints, path: str, write: Callable[[], object]) -> None:
-        """Begins to write; the copy stays until that is done.
+        """Begins to write; the copy stays until this is done.
 
         Args:
-          copies: those of the training.
-          path: of the one that is written.
+          copies: the copies of the training.
+          path: path of the copy to write.
           write: writes it to the disk.
         """
         in_use = contextlib.ExitStack()
-        in_use.enter_context(copies.used(path))  # from now on, and not only when the thread runs
+        in_use.enter_context(copies.used(path))  # here already, as the thread can start later
         self._thread = threading.Thread(target=self._run, args=(copies, in_use, write), name="npu_bridge checkpoint")
         self._thread.start()
 
@@ -46,7 +46,7 @@ class BackgroundWriter:
         self.check()
 
     def check(self) -> None:
-        """Raises what writing in the background has raised, once."""
+        """Raises an error of the thread, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -57,21 +57,21 @@ class BackgroundWriter:
                 write()
         except Exception as error:  # is raised by `check`, in the thread that trains
             self._error = error
-        if folder_of_job() is None:  # nobody goes on from there
+        if folder_of_job() is None:  # no restart would use them
             copies.forget()
 
 
 class BackgroundSaver:
-    """Saves as `CarefulSaver`, while the training goes on.
+    """A saver like `CarefulSaver` that saves while the training goes on.
 
-    What is saved is the state at the time of `save`. There is one save at a time: the next one waits for the one
-    before. An older checkpoint is removed when the new one is on the disk and was read back from there.
+    It saves the state at the time of `save`. A save waits for the one before. An older checkpoint is removed once the
+    new one is on the disk and has been read back.
 
     Args:
-      copies: where state is kept in memory meanwhile; None, or too little memory, makes the training wait.
-      hold: on the folder of the checkpoints.
+      copies: copies in memory; with None, or too little memory, the training waits for the disk.
+      hold: the hold on the folder of the checkpoints.
     Attributes:
-      waits: `save` returns when everything is on the disk.
+      waits: whether `save` returns only when everything is on the disk.
     """
 
     def __init__(self, copies: MemoryCheckpoints | None, hold: Hold | None = None):
@@ -81,7 +81,7 @@ class BackgroundSaver:
         self.waits = True
 
     def of(self, saver: Any) -> BackgroundSaver:
-        """Saves by this `tf.compat.v1.train.Saver` from now on, which keeps count of its checkpoints."""
+        """Sets the `tf.compat.v1.train.Saver` to save with, which counts its checkpoints."""
         self._saver, self.saver_def = saver, saver.saver_def
         return self
 
@@ -89,12 +89,12 @@ class BackgroundSaver:
         """Saves variables as `tf.compat.v1.train.Saver.save`, or begins to.
 
         Raises:
-          CheckpointNotSavedError: there is no space; perhaps there was none for the save before.
-          FolderHeldError: another job has taken the folder over.
+          CheckpointNotSavedError: there is no space, for this save or the one before.
+          FolderHeldError: another job has taken over the folder.
         """
         try:
             self.wait()
-        finally:  # what the save before has raised is raised behind this one
+        finally:  # the error of the save before is raised after this save has begun
             if not self._begin(session, save_path, global_step, write_meta_graph):
                 CarefulSaver(self._saver, self._hold).save(session, save_path, global_step, write_meta_graph)
         if self.waits:
@@ -105,11 +105,11 @@ class BackgroundSaver:
         self._writer.wait()
 
     def check(self) -> None:
-        """Raises what a save in the background has raised, once."""
+        """Raises an error of a save in the background, once."""
         self._writer.check()
 
     def _begin(self, session, save_path, global_step, write_meta_graph):
-        """Copies the variables to memory, and starts the thread; False where that is not possible."""
+        """Copies the variables to memory, and starts the thread; returns False if this is not possible."""
         names, saver = self.saver_def, self._saver
         is_plain = type(saver).save is tf.compat.v1.train.Saver.save and names.version == names.V2
         if self._copies is None or not is_plain:
@@ -128,9 +128,9 @@ class BackgroundSaver:
 
     def _write(self, saver, copying, save_path, global_step, write_meta_graph):
         graph, careful = copying.graph, CarefulSaver(saver, self._hold)
-        # Making the file of a graph takes longer than writing it, and holds Python back.
+        # Making the file of a graph takes longer than writing it, and blocks Python.
         is_new = self._meta_graph is None or self._meta_graph[0] != graph.version
-        with graph.as_default():  # this thread has none of its own
+        with graph.as_default():  # this thread has no default graph
             prefix = careful.save(copying, save_path, global_step, write_meta_graph and is_new)
         if write_meta_graph and is_new:
             with tf.io.gfile.GFile(f"{prefix}.meta", "rb") as file:
@@ -140,7 +140,7 @@ class BackgroundSaver:
 
 
 class _CopyingSession(session_interface()):  # type: ignore[misc]  # a class of TensorFlow, looked up
-    """What a saver takes for a session: its save operator copies a checkpoint that is there already."""
+    """A session for a saver, in which the save operator copies an existing checkpoint."""
 
     def __init__(self, graph: tf.Graph, path: str):
         self._graph, self._path = graph, path
@@ -156,7 +156,7 @@ class _CopyingSession(session_interface()):  # type: ignore[misc]  # a class of 
 
 
 def size_of_variables(graph: tf.Graph) -> int:
-    """How many bytes the variables of a graph take, less those whose shape is not known."""
+    """Computes the bytes of a graph's variables, without those of unknown shape."""
     variables = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     sizes = [(variable.shape.num_elements() or 0) * variable.dtype.base_dtype.size for variable in variables]
     return sum(sizes)

@@ -1,4 +1,4 @@
-"""`GlobalBatches`: every update gets the same rows, and every row comes once an epoch, whatever the number of ranks."""
+"""`GlobalBatches`: gives every update the same rows, and each row once an epoch, with any number of ranks."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ UPDATES_DEALT = "updates_dealt"  # the variable's name, also in checkpoints
 
 
 class GlobalBatches:
-    """Deals the rows of a data set out to ranks, so that a training is the same with any number of them.
+    """A distribution of the rows of a data set over ranks that makes a training the same with any number of ranks.
 
-    Rows stand in one endless order: epoch after epoch, each a permutation of all rows that depends on `seed` and the
-    number of the epoch alone. Update number n is made of the `batch` rows from n * `batch` on. They are cut into
-    micro-batches of `micro` rows, which the ranks there are share out: with 8 of them, each of 4 ranks adds up two, of
-    3 ranks two add up three and one two, of 16 ranks half have nothing to do. The mean over all rows is the same each
-    time, but for rounding. A training that goes on with update n, after a restart with more or fewer ranks, goes on
-    with its rows: none is left out and none comes twice.
+    Rows have one endless order: epoch after epoch, each a permutation of all rows that depends only on `seed` and the
+    number of the epoch. Update number n uses the `batch` rows from n * `batch` on. They are cut into micro-batches of
+    `micro` rows, which the ranks share: of 8 micro-batches, each of 4 ranks adds up two; of 3 ranks, two add up three
+    and one two; of 16 ranks, half have nothing to do. The mean over all rows is the same each time, except for
+    rounding. A training that resumes at update n with more or fewer ranks continues with the rows of this update: no
+    row is left out or comes twice.
 
     Give the optimizer the stages of `stages()`, and train on batches of `dataset` or `indices`. Every rank makes the
-    same number of runs for an update (`batches_per_update`); a rank whose share is smaller repeats rows, which then do
-    not count.
+    same number of runs for an update (`batches_per_update`); a rank with a smaller share repeats rows, which do not
+    count.
 
     Args:
-      rows: of the data set.
+      rows: the number of rows of the data set.
       batch: rows of one update, over all ranks.
-      micro: rows that a rank computes at once; a divisor of `batch`. By default all of them are one micro-batch.
-      seed: of the permutations; None leaves the rows in their order.
+      micro: rows that a rank computes at once; a divisor of `batch`. By default `batch`.
+      seed: seed of the permutations; None leaves the rows in their order.
     Raises:
       TypeError: a number is not an integer.
       ValueError: a number is below 1, or `micro` does not divide `batch`.
@@ -74,20 +74,20 @@ class GlobalBatches:
 
     @property
     def batches_per_update(self) -> int:
-        """Batches that each rank computes for one update, with the ranks there are now."""
+        """Batches that each rank computes for one update, with the present number of ranks."""
         return -(-(self.batch // self.micro) // collective.current().size)
 
     def stages(self) -> list:
-        """New stages by which an optimizer makes one update of these batches, and counts updates."""
+        """Makes new stages with which an optimizer makes one update of these batches, and counts updates."""
         share = _Share(self.batch // self.micro, collective.current().size, collective.current().rank)
         return [*([] if share.is_whole else [_AccumulateShares(share)]), _CountUpdates()]
 
     def indices(self, after: Any = None) -> tf.data.Dataset:
-        """The numbers of the rows that this rank computes, without end: int64 tensors of shape [micro].
+        """Returns an endless dataset of row numbers for this rank: int64 tensors of shape [micro].
 
         Args:
-          after: where the training goes on, from whose next update on rows are dealt: the folder of its checkpoints, or
-            a Keras model after `ResumeCallback.restore`. None begins with the first one.
+          after: the training to continue with its next update: the folder of its checkpoints, or a Keras model after
+            `ResumeCallback.restore`. None begins with the first update.
         Ranks: collective, unless `after` is None.
         """
         start, ranks = 0 if after is None else updates_dealt(after), collective.current()
@@ -95,17 +95,17 @@ class GlobalBatches:
         return tf.data.Dataset.from_generator(lambda: self.shares(start, ranks.rank, ranks.size), output_signature=spec)
 
     def dataset(self, arrays: Any, after: Any = None) -> tf.data.Dataset:
-        """Batches of this rank, without end.
+        """Returns an endless dataset of batches for this rank.
 
         Args:
-          arrays: an array with `rows` rows, or a structure of such; kept in the graph as constants, so for more than a
-            gigabyte map `indices` to rows yourself.
-          after: as of `indices`.
+          arrays: an array with `rows` rows, or a structure of such arrays; kept in the graph as constants, so for more
+            than a gigabyte map `indices` to rows yourself.
+          after: as in `indices`.
         Returns:
           A data set of the same structure, with `micro` rows of each array.
         Raises:
           ValueError: an array has another number of rows.
-        Ranks: as of `indices`.
+        Ranks: as in `indices`.
         """
         for array in tf.nest.flatten(arrays):
             if len(array) != self.rows:
@@ -114,18 +114,18 @@ class GlobalBatches:
         return self.indices(after).map(lambda numbers: tf.nest.map_structure(lambda a: tf.gather(a, numbers), arrays))
 
     def shares(self, start: int, rank: int, size: int) -> Iterator[np.ndarray]:
-        """The numbers of rows that a rank computes, micro-batch by micro-batch, without end.
+        """Yields the row numbers of a rank, micro-batch by micro-batch, without end.
 
         Args:
           start: the first update.
-          rank, size: which rank of how many.
+          rank, size: the rank, and the number of ranks.
         """
         count = self.batch // self.micro
         epoch, order = -1, np.arange(self.rows)
         update = start
         while True:
             for own in range(-(-count // size)):
-                # A rank that has no more of this update repeats its last micro-batch, or the last one of all.
+                # A rank whose share is used up repeats the last micro-batch of the update.
                 number = min(own * size + rank, count - 1)
                 places = np.arange(self.micro) + (update * self.batch + number * self.micro)
                 numbers = np.empty(self.micro, np.int64)
@@ -144,11 +144,11 @@ class GlobalBatches:
 
 
 def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
-    """How many updates a training has had rows for, by what rank 0 has of it; the same on all ranks.
+    """Returns for how many updates a training has had rows, as rank 0 knows; the same on all ranks.
 
     Args:
-      after: the folder of its checkpoints, of which the latest one counts, or a compiled Keras model. Where an
-        optimizer has no stages of `GlobalBatches`, or had none so far, it is the number of its steps.
+      after: the folder of its checkpoints, for the latest one, or a compiled Keras model. If the optimizer has, or
+        had, no stages of `GlobalBatches`, its steps count.
     Raises:
       DamagedCheckpointError: the latest checkpoint is damaged; in a job that the launcher starts again, only if no
         other one is intact.
@@ -158,7 +158,7 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
     if not isinstance(after, (str, os.PathLike)):
         stages = [stage for pipeline in list_pipelines(after.optimizer) for stage in pipeline.stages]
         counts = [stage.state()["dealt"].updates for stage in stages if isinstance(stage, _CountUpdates)]
-        # Each step was an update. Where there were more, a training without a count was restored.
+        # Each step was an update. More steps than updates: a training without a count was restored.
         dealt = gather_values(max(int(after.optimizer.iterations), *map(int, counts), 0), "updates_dealt")[0]
         for count in counts:
             count.assign(dealt)
@@ -178,11 +178,11 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
 
 
 def _steps_so_far() -> tf.Tensor:
-    """What a count begins with: the steps before it, where a checkpoint of a training without it was restored."""
+    """Returns the first value of a count: the steps of a restored checkpoint that has no count, else 0."""
     step = None if tf.executing_eagerly() else global_step_of()
     if not isinstance(step, tf.Variable):
         return tf.zeros([], tf.int64)
-    is_known = tf.compat.v1.is_variable_initialized(step)  # not so in a training that begins
+    is_known = tf.compat.v1.is_variable_initialized(step)  # False in a new training
     return tf.cond(is_known, lambda: tf.cast(step, tf.int64), lambda: tf.zeros([], tf.int64))
 
 
@@ -190,8 +190,8 @@ class _Share:
     """The micro-batches of an update that one rank computes.
 
     Attributes:
-      runs: batches that every rank computes for an update, and `own` how many of them count on this rank.
-      weight: of each that counts, in the mean over runs and ranks.
+      runs: batches that every rank computes for an update; `own` of them count on this rank.
+      weight: weight of each that counts, in the mean over runs and ranks.
       is_whole: one batch on each rank is an update.
     """
 
@@ -203,9 +203,9 @@ class _Share:
 
 
 class _AccumulateShares(Accumulate):
-    """Adds up the share of this rank; batches that do not count have no weight.
+    """The stage that adds up the share of this rank; batches that do not count have no weight.
 
-    A training that goes on is dealt all rows of an update, also where a checkpoint was saved in the middle of one.
+    A resumed training gets all rows of an update, also if a checkpoint was saved in the middle of one.
     """
 
     begins_anew = True
@@ -226,13 +226,13 @@ class _AccumulateShares(Accumulate):
 
     def before_reduce(self, step):
         if step.divisor is not None and self._share.weight > 1.0:
-            # A share of finite gradients has to stay finite while it is scaled, else more ranks would skip more steps.
+            # Scaling must keep a share of finite gradients finite, else more ranks would skip more steps.
             step.divisor = step.divisor * lossless_prescale(self._share.weight)
         super().before_reduce(step)
 
 
 class _CountUpdates(Stage):
-    """Counts updates that rows were dealt for, skipped ones included; the count is saved with the model."""
+    """The stage that counts updates, skipped ones included; the count is saved with the model."""
 
     def __init__(self):
         self._module: tf.Module | None = None

@@ -1,7 +1,7 @@
-"""Checkpoints in memory: the newest state of a training, in a folder of memory that outlives its process.
+"""Keeps the newest state of a training in a folder in memory, which outlives its process.
 
-A job that is started again goes on from there if it is newer than what is on the disk; and what is saved to the disk in
-the background is copied from there.
+A restarted job resumes from there if this copy is newer than the checkpoint on the disk. Saves in the background copy
+from there to the disk.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = ["CopyInterval", "MemoryCheckpoints", "memory_checkpoints", "take_memo
 
 _LOG = logger(__name__)
 _NAME = "model.ckpt"
-# Of the memory that is free: an old copy, a new one, and as much for others.
+# Free memory needed, in sizes of a copy: an old copy, a new one, and as much for others.
 _TIMES_FREE = 3
-# Of a training's time, for copies. A checkpoint costs as much again, and the sum is to stay below 1 %.
+# Share of a training's time for copies. A checkpoint costs as much again, and the sum is to stay below 1 %.
 _SHARE = 0.005
 _FIRST_AFTER_RUNS = 10
 
 
 class CopyInterval:
-    """How many runs lie between two copies: so many that copies take 0.5 % of the time.
+    """The number of runs between two copies, chosen so that copies take 0.5 % of the time.
 
-    Ranks: collective: what rank 0 has measured counts for all.
+    Ranks: collective: all use the measurements of rank 0.
     """
 
     def __init__(self):
@@ -54,17 +54,17 @@ class CopyInterval:
         self.begin()
 
     def begin(self) -> None:
-        """Counts from here."""
+        """Starts to count."""
         self._made, self._since = 0, time.monotonic()
 
     def count_run(self) -> bool:
-        """Counts a run; whether a copy is due after it."""
+        """Counts a run; returns whether a copy is due after it."""
         self._made += 1
         return self._made >= self.runs
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """A block in which a copy is made; then the interval is known for the next one."""
+        """Measures a block that makes a copy, and sets the interval before the next one."""
         began = time.monotonic()
         secs_per_run = (began - self._since) / self._made
         yield
@@ -74,7 +74,7 @@ class CopyInterval:
         self.runs = int(self._agreed.run(np.int64(max(1, math.ceil(cost / (_SHARE * secs_per_run))))))
 
     def close(self) -> None:
-        """Ends what it has begun."""
+        """Closes the session in which ranks agree."""
         self._agreed.close()
 
 
@@ -82,7 +82,7 @@ class MemoryCheckpoints:
     """The copies of one training's state in the memory of this machine, of which the newest is kept.
 
     Args:
-      folder: where they are; made when the first is written.
+      folder: folder of the copies, created with the first one.
     """
 
     def __init__(self, folder: str):
@@ -93,11 +93,11 @@ class MemoryCheckpoints:
         """Writes a copy, and removes older ones.
 
         Args:
-          save: writes a checkpoint to a path that it is given.
+          save: writes a checkpoint to a given path.
           step: the global step.
-          size_bytes: how large it will be.
+          size_bytes: its expected size.
         Returns:
-          The path of the checkpoint; None if memory is too short.
+          The path of the checkpoint; None if memory is too small.
         """
         own = os.getpid()
         place, unfinished = (os.path.join(self._folder, name) for name in (f"{step}-{own}", f"{UNFINISHED}{own}"))
@@ -121,7 +121,7 @@ class MemoryCheckpoints:
         return path
 
     def newest(self) -> tuple[int, str] | None:
-        """The global step and the path of the newest copy that another process of this job has left."""
+        """Returns the global step and the path of the newest copy of another process of this job."""
         found = []
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):
@@ -132,7 +132,7 @@ class MemoryCheckpoints:
 
     @contextlib.contextmanager
     def used(self, path: str) -> Iterator[None]:
-        """A block in which a copy stays, also when there is a newer one."""
+        """Keeps a copy in a block, even if a newer one is written."""
         place = os.path.dirname(path)
         self._used.add(place)
         try:
@@ -141,28 +141,28 @@ class MemoryCheckpoints:
             self._used.discard(place)
 
     def forget(self) -> None:
-        """Removes the copies of this process and of those that have ended: the training has ended."""
+        """Removes the copies of this process and of ended ones, at the end of a training."""
         self._remove(lambda step, process: process == os.getpid() or not os.path.exists(f"/proc/{process}"))
         with contextlib.suppress(OSError):
             if not os.listdir(self._folder):
                 _remove(self._folder)
 
     def _remove(self, is_outdated, but=""):
-        """Removes copies by their step and process; another rank of this machine may write here, too."""
+        """Removes copies by their step and process; another rank of this machine can write here too."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 place, (step, _, process) = os.path.join(self._folder, name), name.rpartition("-")
-                step_number = int(step) if step.isdecimal() else -1  # of one that is not finished
+                step_number = int(step) if step.isdecimal() else -1  # -1: unfinished
                 if place != but and place not in self._used and is_outdated(step_number, int(process)):
                     _remove(place)
 
 
 def memory_checkpoints(model_dir: str, of_job: bool = False) -> MemoryCheckpoints | None:
-    """Those of the training in a folder, in the memory of the job, or else of this process.
+    """Returns the copies of the training in a folder, in the memory of the job, or else of this process.
 
     Args:
-      model_dir: where checkpoints on the disk are.
-      of_job: None in place of those of this process alone.
+      model_dir: folder of the checkpoints on the disk.
+      of_job: return None rather than copies of this process alone.
     """
     root = folder_of_job()
     if root is None and not of_job:
@@ -175,7 +175,7 @@ def memory_checkpoints(model_dir: str, of_job: bool = False) -> MemoryCheckpoint
 
 
 def take_memory_checkpoint(model_dir: str | None) -> None:
-    """Makes the state that an earlier start of this job has kept in memory the newest checkpoint, if it is newer.
+    """Makes the state in memory of an earlier start of this job the newest checkpoint, if it is newer.
 
     A checkpoint that is damaged does not count.
 

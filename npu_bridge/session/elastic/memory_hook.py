@@ -1,4 +1,4 @@
-"""`MemoryCheckpointHook`: copies a training's state to memory as often as that costs next to nothing."""
+"""`MemoryCheckpointHook`: copies a training's state to memory as often as 0.5 % of the time allows."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["MemoryCheckpointHook"]
 
 
 class MemoryCheckpointHook(tf.estimator.SessionRunHook):
-    """Keeps a copy of all variables in memory, so that a rank or host that is lost costs few steps.
+    """A hook that keeps a copy of all variables in memory, so that the loss of a rank or host costs few steps.
 
-    It works in a job that is started again: by `npu-run --min-np`, `--hosts-from` or `--restarts`; in others it does
+    It works in a job that is restarted by `npu-run --min-np`, `--hosts-from` or `--restarts`; in others it does
     nothing. Rank 0 and the first rank of each other host write their variables to memory every N runs. N comes from
-    the measured cost of a copy, so that copies take 0.5 % of the time. Where ranks keep state of their own (`TopK`,
-    sharded slots), only the host of rank 0 has copies. The next start goes on from a copy if it is newer than the
-    checkpoints on the disk. At the end of the training copies are removed: put the hook behind the saver, so that the
-    last checkpoint is on the disk by then.
+    the measured cost of a copy, so that copies take 0.5 % of the time. If ranks keep their own state (`TopK`, sharded
+    slots), only the host of rank 0 has copies. The next start resumes from a copy if it is newer than the checkpoints
+    on the disk. Copies are removed at the end of the training: put the hook behind the saver, so that the last
+    checkpoint is on the disk by then.
 
     Args:
       checkpoint_dir: the folder of the checkpoints on the disk.
       sync: the hook that brings ranks together before they save, if there is one; it comes before this one.
-      scaffold: the `Scaffold` whose saver says what is saved; by default the saver of the graph does.
+      scaffold: the `Scaffold` whose saver defines the saved variables; by default the saver of the graph.
     Raises:
-      ValueError: in `begin`, when ranks keep state of their own and there is no `sync`.
+      ValueError: in `begin`, if ranks keep their own state and `sync` is None.
     Ranks: collective; give it to every rank.
     Example:
       >>> hooks = [StopHook(), MemoryCheckpointHook("out")]
@@ -53,7 +53,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
 
     @property
     def every_n_runs(self) -> int | None:
-        """Runs between two copies, as decided last; None where none are made."""
+        """Runs between two copies, as decided last; None without copies."""
         return self._interval and self._interval.runs
 
     def begin(self):

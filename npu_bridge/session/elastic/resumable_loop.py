@@ -1,4 +1,4 @@
-"""`ResumableLoop`: a loop of one's own in TensorFlow 2 that ends after a whole update when asked to, and goes on."""
+"""`ResumableLoop`: a custom loop in TensorFlow 2 that ends after a whole update when asked to, and resumes."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _KEPT = 2  # checkpoints
 
 
 class ResumableLoop:
-    """A training loop of one's own that saves model and optimizer; a later run goes on from there.
+    """A custom training loop that saves model and optimizer; a later run resumes from there.
 
-    When it is made, rank 0 loads the latest checkpoint, if there is one, and all ranks get its values. Rank 0 saves.
-    When a scheduler wants the machine back (SIGTERM), or the job changes its size, all ranks complete the update they
-    are in, rank 0 saves, and the process ends with exit code 75. With several ranks that needs `npu-run`. In a job that
-    is started again (`npu-run --min-np`, `--restarts`), rank 0 also keeps a copy in memory every N updates, as often as
-    that takes 0.5 % of the time; a damaged checkpoint is left out, with a line in the log.
+    Its constructor loads the latest checkpoint, if any, on rank 0, and gives all ranks its values. Rank 0 saves. When a
+    scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their update, rank 0
+    saves, and the process ends with exit code 75. With several ranks this needs `npu-run`. In a restarted job
+    (`npu-run --min-np`, `--restarts`), rank 0 also keeps a copy in memory every N updates, which takes 0.5 % of the
+    time; a damaged checkpoint is left out, with a line in the log.
 
     Args:
-      folder: of the checkpoints.
-      model: what is trained: a Keras model of any generation, or a `tf.Module`.
-      optimizer: of Keras, of any generation; `iterations` counts its updates.
-      every_n_steps: updates between two checkpoints; None saves at the end alone.
+      folder: folder of the checkpoints.
+      model: the model to train: a Keras model of any generation, or a `tf.Module`.
+      optimizer: a Keras optimizer of any generation; `iterations` counts its updates.
+      every_n_steps: updates between two checkpoints; None saves only at the end.
     Raises:
       TypeError: `every_n_steps` is not an integer.
       ValueError: it is below 1; eager execution is off; the model has no weights yet.
-      DamagedCheckpointError: the latest checkpoint is damaged; in a job that the launcher starts again, only if no
-        other one is intact.
+      DamagedCheckpointError: the latest checkpoint is damaged; in a job that the launcher restarts, only if no other
+        one is intact.
     Ranks: collective; make it on every rank.
     Example:
       >>> loop = ResumableLoop("out", model, optimizer, every_n_steps=100)
@@ -82,7 +82,7 @@ class ResumableLoop:
         self._saved = self._copied = self._reached()
 
     def until(self, steps: int) -> Iterator[int]:
-        """Gives the number of updates made so far, before each batch, until there are `steps`; then saves.
+        """Yields the number of updates made so far, before each batch, until it is `steps`; then saves.
 
         A `break`, or an error, leaves the loop without saving.
 
@@ -105,7 +105,7 @@ class ResumableLoop:
             self._request.leave(self._reached())
 
     def _copy_if_due(self, interval, copies):
-        """Keeps a copy in memory if enough updates have been made."""
+        """Writes a copy to memory if enough updates have been made."""
         reached = self._reached()
         if reached > self._copied and not self._is_waiting() and interval.count_run():
             with interval.measured():
@@ -115,7 +115,7 @@ class ResumableLoop:
         self._copied = reached
 
     def _is_over(self, steps):
-        """Whether no batch is to follow; saves when it is time, between two updates."""
+        """Returns whether the loop ends here; saves between two updates when due."""
         reached = self._reached()
         is_last = reached >= steps or self._request.is_due
         if self._is_waiting():
@@ -129,7 +129,7 @@ class ResumableLoop:
         return is_last
 
     def _is_waiting(self):
-        """Whether batches were added up that no update has had."""
+        """Returns whether accumulated batches wait for their update."""
         return any(map(int, batches_waiting(self._optimizer)))
 
     def _reached(self):

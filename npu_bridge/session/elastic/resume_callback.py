@@ -1,4 +1,4 @@
-"""`ResumeCallback`: a `fit` that was interrupted goes on where its model was saved last."""
+"""`ResumeCallback`: resumes an interrupted `fit` from the last save of its model."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from npu_bridge.session.optimizer_numbers import optimizer_numbers
 _DONE = "batches_done.txt"  # in the file of the model
 _NUMBERS = "optimizer_numbers.json"  # likewise
 _COUNTERS, _BEST_WEIGHTS = "counters_of_callbacks.json", "best_weights/{}/{}"  # likewise
-# By which Keras' callbacks decide; all but ModelCheckpoint begin them anew when a fit begins.
+# Keras' callbacks decide by these; all but ModelCheckpoint reset them when a fit begins.
 _COUNTED = ("best", "wait", "cooldown_counter", "best_epoch")
 
 
 class ResumeCallback(tf.keras.callbacks.Callback):
-    """Saves the model every few steps and at the end of training; a later run goes on from there.
+    """A callback that saves the model every few steps and at the end of training; a later run resumes from there.
 
-    Rank 0 saves, in one move: whenever the job is killed, there is a whole file, that of `model.save`. `restore` loads
+    Rank 0 saves, in one move: whenever the job is killed, there is a whole file of `model.save`. `restore` loads
     weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them to the others.
-    Numbers of the optimizer that were set during training, as `LearningRateScheduler` sets the rate, are set again, and
-    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` go on counting. An epoch is saved after
-    they have seen its end, wherever in the list this callback is.
-    When a scheduler wants the machine back (SIGTERM), or the job changes its size, all ranks complete the step they are
-    in, the model is saved, and the process ends with exit code 75. With several ranks that needs `npu-run`.
+    Numbers of the optimizer that callbacks such as `LearningRateScheduler` have set are set again, and
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` go on counting. An epoch is saved
+    after they have seen its end, wherever in the list this callback is.
+    When a scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their step, the
+    model is saved, and the process ends with exit code 75. With several ranks this needs `npu-run`.
 
-    The model is saved to memory, and copied to the disk in the background; it is read back before it takes the place of
-    the one before. In a job that is started again (`npu-run --min-np`, `--restarts`), rank 0 also keeps a copy in
-    memory every N batches, as often as that takes 0.5 % of the time, and `restore` takes it if it is newer.
+    The model is saved to memory, and copied to the disk in the background; the new file is read back before it
+    replaces the old one. In a restarted job (`npu-run --min-np`, `--restarts`), rank 0 also keeps a copy in memory
+    every N batches, which takes 0.5 % of the time, and `restore` uses it if it is newer.
 
     Args:
-      path: of the saved model, ending in ".keras".
-      every_n_steps: steps between two times it is saved; None for the end of each epoch.
+      path: path of the saved model, ending in ".keras".
+      every_n_steps: steps between two saves; None saves at the end of each epoch.
     Raises:
-      ValueError: `path` ends otherwise, or `every_n_steps` is below 1.
+      ValueError: `path` has another ending, or `every_n_steps` is below 1.
     Ranks: collective; give it to every rank.
     Example:
       >>> resume = ResumeCallback("out/model.keras", every_n_steps=100)
@@ -67,25 +67,25 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         if every_n_steps is not None:
             every_n_steps = check_count("ResumeCallback", "every_n_steps", every_n_steps, "Leave it out for epochs.")
         self._every_n_steps = every_n_steps
-        # Batches of the model, of them since it was saved last, and the number of the latest one in its epoch.
+        # Batches of the model, batches since the last save, and the number of the latest one in its epoch.
         self._done, self._unsaved, self._batch = 0, 0, -1
         self._request = of_this_process()
         self._copies = self._interval = None
         self._callbacks: list = []  # of this fit
-        self._counters: dict = {}  # which the first epoch goes on from
+        self._counters: dict = {}  # restored values, for the first epoch
         # Called after the others, which change numbers at the end of an epoch.
         self._last = tf.keras.callbacks.LambdaCallback(on_epoch_end=self._end_epoch, on_train_end=self._end_training)
         self._writer = BackgroundWriter()
         self._heeding = contextlib.ExitStack()
-        weakref.finalize(self, self._heeding.close)  # `fit` may end with an error
+        weakref.finalize(self, self._heeding.close)  # `fit` can end with an error
 
     def restore(self, model: tf.keras.Model) -> int:
-        """Loads what was saved into a compiled model, if anything was.
+        """Loads the saved state, if there is one, into a compiled model.
 
         Returns:
           The batches that this model was trained on, skipped steps included; the same on every rank.
         Raises:
-          ValueError: the optimizer is a legacy one; the model has no weights yet, as it knows no shape of its input.
+          ValueError: the optimizer is a legacy one; the model has no weights yet, as its input shape is not known.
         Ranks: collective.
         """
         optimizer = model.optimizer
@@ -122,7 +122,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._copies = memory_checkpoints(self._path) if collective.current().rank == 0 else None
         self._interval = CopyInterval() if is_kept_by_job() else None
         self._callbacks = callbacks_in_training()
-        if self._last in self._callbacks:  # a list of the caller's own, which serves several fits
+        if self._last in self._callbacks:  # a list of the caller that serves several fits
             self._callbacks.remove(self._last)
         self._callbacks.append(self._last)
 
@@ -138,7 +138,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._request.begin_run()
 
     def on_train_batch_end(self, batch, logs=None):
-        steps, self._batch = batch - self._batch, batch  # several in one execution, perhaps
+        steps, self._batch = batch - self._batch, batch  # an execution can make several steps
         self._done, self._unsaved = self._done + steps, self._unsaved + steps
         if self._every_n_steps and self._unsaved >= self._every_n_steps:
             self._save()
@@ -168,7 +168,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._end()
 
     def _end(self):
-        """Waits until everything is on the disk, and needs no copies any more."""
+        """Waits until everything is on the disk, and removes the copies in memory."""
         self._heeding.close()
         self._writer.wait()
         if self._interval is not None:
@@ -178,7 +178,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             self._copies.forget()
 
     def _newest(self):
-        """The newest file there is, and the batches it was trained on; None for those where it does not say."""
+        """Returns the newest file, or None, and the batches it was trained on; None if it does not say."""
         found = [(_read_done(self._path), self._path)] if os.path.exists(self._path) else []
         copies = memory_checkpoints(self._path, of_job=True)
         kept = copies and copies.newest()
@@ -190,7 +190,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         return (found[0][1], found[0][0]) if found else (None, 0)
 
     def _copy(self):
-        """Saves the model to memory on rank 0; gives the path, None where that is not possible."""
+        """Saves the model to memory on rank 0; returns the path, None if this is not possible."""
         sync_if_needed(self.model.optimizer)
         if self._copies is None:
             return None
@@ -214,7 +214,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._writer.start(self._copies, path, lambda: self._copy_to_disk(path, unfinished))
 
     def _write(self, path):
-        """Saves the model, how many batches it was trained on, and what Keras leaves out."""
+        """Saves the model, the number of batches it was trained on, and the numbers that Keras leaves out."""
         self.model.save(f"{path}.keras")
         counters = {}
         with zipfile.ZipFile(f"{path}.keras", "a") as saved:
@@ -239,10 +239,10 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
 
 def _read_done(path):
-    """The batches that a saved model was trained on; None if somebody else has saved it."""
+    """Reads the number of batches that a saved model was trained on; None if another program saved it."""
     with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
         return int(saved.read(_DONE)) if _DONE in saved.namelist() else None
-    return None  # whoever loads it says what is wrong
+    return None  # loading the file raises the error
 
 
 def _read(path, name):
@@ -251,18 +251,18 @@ def _read(path, name):
 
 
 def _counting(callbacks):
-    """Returns callbacks that decide by counters, by a name that they have in every run of a script."""
+    """Returns callbacks that decide by counters, by a name that is the same in every run of a script."""
     found: dict = {}
     for callback in callbacks:
         if any(name in vars(callback) for name in _COUNTED):
             kind = type(callback).__name__
-            # Other ranks may lack those of another kind.
+            # Numbered by class: other ranks can lack callbacks of another class.
             found[f"{kind}_{sum(type(each).__name__ == kind for each in found.values())}"] = callback
     return found
 
 
 def _best_weights(path, key, model):
-    """Returns weights that a callback keeps, which rank 0 reads from a path, on every rank."""
+    """Returns on every rank the weights that a callback keeps, which rank 0 reads from a path."""
     weights = model.get_weights()  # of the same dtypes and shapes
     if path is not None:
         with zipfile.ZipFile(path) as saved:

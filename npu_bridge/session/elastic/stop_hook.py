@@ -17,24 +17,23 @@ from npu_bridge.session.elastic.stop_request import of_this_process
 
 __all__ = ["StopHook"]
 
-# An update of several batches is completed first; one that takes more runs than this is left open, and saved like that.
+# An update of several batches is completed first; if it takes more runs than this, it is saved incomplete.
 _MOST_RUNS_MORE = 1000
 
 
 class StopHook(tf.estimator.SessionRunHook):
-    """Ends a training in good order when a scheduler wants the machine back (SIGTERM), or the job changes its size.
+    """A hook that ends a training in order when a scheduler reclaims the machine (SIGTERM) or the job changes size.
 
-    All ranks complete the step they are in, and all batches of an update (`Accumulate`), savers save it, and the
-    process ends with exit code 75, which says that the same command goes on from there. Whoever starts the job again
-    can tell it from a failure. A second signal ends the process at once. `NPUEstimator` has such a hook by itself. With
-    several ranks it needs `npu-run`.
+    All ranks complete their step, and all batches of an update (`Accumulate`), savers save it, and the process ends
+    with exit code 75: not a failure, the same command resumes the training. A second signal ends the process at once.
+    `NPUEstimator` has such a hook by itself. With several ranks it needs `npu-run`.
 
     Args:
-      leaves: whether the process is left when the session has ended; if not, `was_stopped` tells what has happened.
+      leaves: whether the process exits when the session has ended; if not, see `was_stopped`.
     Attributes:
-      was_stopped: whether the training has ended for it.
-      step: the global step after which it has ended; None if it has not, or nothing counts steps.
-    Ranks: every rank needs it; nothing is sent.
+      was_stopped: whether this hook has ended the training.
+      step: the global step after which it has ended; None if it has not, or without a global step.
+    Ranks: every rank needs it; it adds no collective.
     Example:
       >>> with MonitoredTrainingSession(checkpoint_dir="out", hooks=[StopHook()]) as session:
     """
@@ -86,7 +85,7 @@ class StopHook(tf.estimator.SessionRunHook):
         self._request.leave(self.step)
 
     def _leave_after_other_hooks(self):
-        """Some that save may come behind this one; a session raises at its end what its coordinator was told."""
+        """Passes the exit to the session's coordinator, which raises it after later hooks, such as savers."""
         try:
             self.leave()
         except SystemExit:
@@ -95,10 +94,10 @@ class StopHook(tf.estimator.SessionRunHook):
             self._coordinator.request_stop(sys.exc_info())
 
     def close(self):
-        """Leaves signals to whoever had them before; called at the end, and by whoever notices an error."""
+        """Restores the handling of signals; called at the end and after an error."""
         self._heeding.close()
 
     def _is_within_update(self, session):
-        """Whether some optimizer has added up batches that wait for others."""
+        """Returns whether an optimizer has accumulated batches of an incomplete update."""
         counters = [counter for pipeline in pipelines_in(session.graph) for counter in batches_waiting(pipeline)]
         return any(session.run(counters))

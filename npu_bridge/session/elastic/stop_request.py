@@ -1,10 +1,10 @@
-"""Whether this process was asked to end after a whole step, and after which one: the same one on every rank.
+"""Receives requests to end this process after a whole step, the same one on every rank.
 
-A scheduler that takes a machine away sends SIGTERM some time before. A rank alone hears the signal itself. Of several
-ranks each may be in another step by then, and one that ended too early would leave the others waiting for its
-gradients. So the launcher hears the signal for all. It asks every rank to begin no further run, hears from each how
-many it has begun, and tells all of them one more than the largest of these numbers: after that many runs they end.
-While nobody asks, this costs no transfer.
+A scheduler that reclaims a machine sends SIGTERM some time before. A single rank handles the signal itself. Several
+ranks can be in different steps, and a rank that ended too early would leave the others waiting for its gradients. So
+the launcher handles the signal for all. It asks every rank to begin no further run, gets from each the number of runs
+begun, and sends all of them one more than the largest of these numbers: after that many runs they end. Without a
+request this costs no collective.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Callable
 
 __all__ = ["STOPPED_EXIT_CODE", "StopRequest", "of_this_process"]
 
-# EX_TEMPFAIL: the job can be started again, and goes on.
+# EX_TEMPFAIL: the job can be started again, and resumes.
 STOPPED_EXIT_CODE = 75
 
 
 class StopRequest:
-    """What one process knows about its end. Training runs are counted from the start of the process.
+    """The request to end one process. Training runs are counted from the start of the process.
 
-    Methods may be called from any thread; `heeded` and `begin_run` belong to the thread that trains.
+    Methods can be called from any thread; `heeded` and `begin_run` only from the thread that trains.
     """
 
     def __init__(self):
@@ -36,18 +36,18 @@ class StopRequest:
         self._last: int | None = None
 
     def attach(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """From now on a launcher decides; `send` takes messages to it."""
+        """Leaves the decision to a launcher from now on; `send` sends it messages."""
         self._send = send
 
     @contextlib.contextmanager
     def heeded(self, size: int) -> Iterator[None]:
-        """A block in which a training counts its runs, and ends when it is asked to.
+        """Handles requests in a block, in which a training counts its runs.
 
         Args:
-          size: number of ranks. Nothing is heeded where several ranks have no launcher of ours, as nobody could make
-            them agree; nor where the script has a handler of its own for the signal.
+          size: number of ranks. Requests are ignored on several ranks without this launcher, which could not agree,
+            and if the script has its own handler for the signal.
         """
-        is_main = threading.current_thread() is threading.main_thread()  # which alone may set a handler
+        is_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
         is_free = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if self._heeds or not is_free or (size > 1 and self._send is None):
             yield
@@ -60,13 +60,13 @@ class StopRequest:
             self._note_heeding(False)
 
     def begin_run(self) -> None:
-        """Counts a training run; after `hold`, it does not begin before the last one is known."""
+        """Counts a training run; after `hold`, waits until the number of the last run is known."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             self._begun += 1
 
     def hold(self) -> None:
-        """Lets no further run begin, and tells the launcher how many have begun."""
+        """Stops further runs from beginning, and sends the launcher the number of runs begun."""
         with self._changed:
             self._is_held = True
             begun = self._begun
@@ -74,28 +74,28 @@ class StopRequest:
             self._send({"begun": begun})
 
     def end_after(self, last: int) -> None:
-        """Lets runs begin again, up to the one with this number."""
+        """Allows runs again, up to this number."""
         with self._changed:
             self._last, self._is_held = last, False
             self._changed.notify_all()
 
     @property
     def is_due(self) -> bool:
-        """Whether all runs were made that should be; ask between two runs."""
+        """Whether the last run has been made; for use between two runs."""
         return self._last is not None and self._begun >= self._last
 
     def leave(self, step: int | None) -> None:
-        """Ends the process with the exit code that says so, once what there is to save is saved.
+        """Ends the process with exit code 75; to be called after the last save.
 
         Args:
-          step: the global step that was reached; None where nothing counts steps.
+          step: the global step that was reached; None without one.
         """
         if self._send is not None:
             self._send({"stopped_after": step})
         raise SystemExit(STOPPED_EXIT_CODE)
 
     def end_at_once(self) -> None:
-        """Kills this process and what it has started; a signal would wait for a call into TensorFlow to return."""
+        """Kills this process and its children; a handled signal would wait for a call into TensorFlow to return."""
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -114,12 +114,12 @@ class StopRequest:
 
 @contextlib.contextmanager
 def _at_sigterm(heard: Callable[[], None]) -> Iterator[None]:
-    """In this block of the main thread the first SIGTERM calls `heard`; a second one ends the process at once."""
+    """Calls `heard` at the first SIGTERM in a block of the main thread; a second one ends the process at once."""
     owner = os.getpid()
 
     def handle(number, frame):
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() != owner:  # a process that the script has forked
+        if os.getpid() != owner:  # a child that the script has forked
             os.kill(os.getpid(), number)
         heard()
 
@@ -127,7 +127,7 @@ def _at_sigterm(heard: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # not the main thread: a hook that was left over is collected in any
+        with contextlib.suppress(ValueError):  # not the main thread: a leftover hook can be collected in any thread
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -135,5 +135,5 @@ _OF_THIS_PROCESS = StopRequest()
 
 
 def of_this_process() -> StopRequest:
-    """The one of this process."""
+    """Returns the request object of this process."""
     return _OF_THIS_PROCESS
