@@ -1,6 +1,6 @@
-"""Reports of a training run: progress line, history file, page, picture, curves, timeline and summary.
+"""Reports on a training run: progress line, history file, page, picture, curves, timeline and summary.
 
-Pictures and files are made without TensorFlow too, so the names are imported when they are asked for.
+Pictures and files are made without TensorFlow too, so names are imported on first use.
 """
 
 from npu_bridge.base.lazy import attributes

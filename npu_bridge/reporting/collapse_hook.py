@@ -1,4 +1,4 @@
-"""Hooks that end a training in which every step is skipped, or in which a step with a NaN loss is applied."""
+"""Holds hooks that end a training in which every step is skipped, or a step with a NaN loss is applied."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CONCISE_HEALTH = 3  # of `DebugNumericSummaryV2`: identity, size, and the count
 
 
 class LossScaleCollapseError(RuntimeError):
-    """Every step is skipped, and no other loss scale would change that."""
+    """Every step is skipped, and no other loss scale would help."""
 
 
 class _LocalValues(NamedTuple):
-    """Results of the operators that one run needs on this rank alone: the loss, and the worst value of each tensor."""
+    """Results of the operators of a run that need no other rank: the loss, and the worst value of each tensor."""
 
     ops: tuple
     fed: list
@@ -39,18 +39,18 @@ class _LocalValues(NamedTuple):
 
 
 class LossScaleCollapseHook(StepHook):
-    """Raises when step after step is skipped at a loss scale that has nowhere to go.
+    """A hook that raises when step after step is skipped at a loss scale that cannot become smaller.
 
-    That is a moving scale which has come down to 1, or one that never moves. As long as a scale is on its way down,
-    skipped steps are normal. Before it raises, one more batch is computed without an update, to tell whether the loss
-    or only its gradients are bad, and which operator made the first NaN or Inf.
+    This is a dynamic scale that has come down to 1, or a fixed one. While a scale is on its way down, skipped steps are
+    normal. Before it raises, one more batch is computed without an update, to find out whether the loss or only its
+    gradients are bad, and which operator made the first NaN or Inf.
 
     Args:
-      most_in_a_row: session runs that may be skipped one after the other.
+      most_in_a_row: the number of consecutive session runs that may be skipped.
     Raises:
       ValueError: `most_in_a_row` is below 1.
-      LossScaleCollapseError: after a step, when all of that came true.
-    Ranks: all see the same skipped steps and raise after the same one; each looks at its own numbers.
+      LossScaleCollapseError: after a step, when this has happened.
+    Ranks: all see the same skipped steps and raise after the same one; each examines its own numbers.
     Example: est.train(input_fn, hooks=[LossScaleCollapseHook(most_in_a_row=1000)]) waits longer than the default 100.
     """
 
@@ -61,12 +61,12 @@ class LossScaleCollapseHook(StepHook):
         self._feeds = None
 
     def after_run(self, run_context, run_values):
-        """Keeps what the run was fed with, which one more run needs as well."""
+        """Keeps the feeds of the run for one more run."""
         self._feeds = run_context.original_args.feed_dict
         super().after_run(run_context, run_values)
 
     def on_step(self, session, observation: Observation) -> None:
-        """Looks how many steps were skipped since the scale last moved."""
+        """Raises if too many steps were skipped since the scale last moved."""
         if self._skips.count >= self._most_in_a_row and self._is_at_its_end(session.graph):
             raise LossScaleCollapseError(self._explanation(session))
 
@@ -95,9 +95,9 @@ class LossScaleCollapseHook(StepHook):
         )
 
     def _look(self, session):
-        """Computes a batch as far as it goes without other ranks, which may fail where this one does not.
+        """Computes the part of a batch that needs no other ranks, as another rank may fail where this one does not.
 
-        TensorFlow keeps the dtype of what is fetched. So operators are fetched that look at what others compute.
+        TensorFlow does not lower fetched operators. So it fetches added operators that check the outputs of others.
 
         Graph: an operator for each tensor, also in a finalized graph: the training is about to end.
         """
@@ -118,7 +118,7 @@ class LossScaleCollapseHook(StepHook):
 
 
 class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
-    """The one of `tf.estimator`, with the step and what to do."""
+    """The error of `tf.estimator` for a NaN loss, with the step and a fix."""
 
     def __init__(self, step: int):
         super().__init__()
@@ -130,10 +130,10 @@ class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
 
 
 class NanLossHook(tf.estimator.SessionRunHook):
-    """Ends a training whose loss is NaN in a step that was not skipped; a skipped one has changed nothing.
+    """A hook that ends a training whose loss is NaN in a step that was not skipped; a skipped one changes nothing.
 
     Args:
-      hook: a `tf.estimator.NanTensorHook`, which does so for every step.
+      hook: a `tf.estimator.NanTensorHook`, which ends it after any step.
     Raises:
       NanLossDuringTrainingError: (of `tf.estimator`) after such a step.
     Ranks: local.
@@ -144,17 +144,17 @@ class NanLossHook(tf.estimator.SessionRunHook):
         self._skipped = self._global_step = None
 
     def begin(self):
-        """Looks up who decides about the step, if anybody does."""
+        """Finds the tensor that tells whether the step is skipped, if there is one."""
         deciding = tf.compat.v1.get_collection(STEP_SKIPPED)
         self._skipped = deciding[-1] if deciding else []
         self._global_step = global_step_of()
 
     def before_run(self, run_context):
-        """Asks for the loss, and whether the step is skipped."""
+        """Fetches the loss, and whether the step is skipped."""
         return tf.estimator.SessionRunArgs([self._skipped, self._hook.before_run(run_context).fetches])
 
     def after_run(self, run_context, run_values):
-        """Looks at the loss of a step that was not skipped."""
+        """Checks the loss of a step that was not skipped."""
         skipped, loss = run_values.results
         try:
             if not skipped:
@@ -165,7 +165,7 @@ class NanLossHook(tf.estimator.SessionRunHook):
 
 
 def _without_transfers(run) -> tuple:
-    """The operators of a run that need nothing from other ranks."""
+    """Returns the operators of a run that need nothing from other ranks."""
     fed = {tensor.op for tensor in run.fed}
     local = dict.fromkeys(fed)
     for op in run.ops:

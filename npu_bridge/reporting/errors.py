@@ -7,11 +7,11 @@ from typing import Any
 
 
 class MissingExtraError(ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the message names the extra that installs it."""
 
 
 def imported(module: str, who: str, extra: str) -> Any:
-    """A module of an optional package, or a `MissingExtraError` that says who wants it."""
+    """Imports a module of an optional package, or raises a `MissingExtraError` that names the user, `who`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Tells of an evaluation: one line, an entry of the history, and the page made anew."""
+"""Reports an evaluation: prints one line, adds an entry to the history, and rewrites the page."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["BatchesHook", "report_evaluation"]
 
 
 class BatchesHook(tf.estimator.SessionRunHook):
-    """Counts the batches of an evaluation, and the seconds from its first batch to its last.
+    """A hook that counts the batches of an evaluation, and the seconds from its first batch to its last.
 
     Attributes:
-      batches, secs: of the latest evaluation.
+      batches, secs: numbers of the latest evaluation.
     """
 
     def __init__(self):
         self.batches, self.secs = 0, 0.0
 
     def after_create_session(self, session, coord):
-        """Begins to count."""
+        """Starts to count."""
         self.batches, self._began = 0, time.monotonic()
 
     def after_run(self, run_context, run_values):
@@ -49,15 +49,15 @@ def report_evaluation(
     stream: TextIO | None = None,
     is_over: bool = True,
 ) -> None:
-    """Prints what an evaluation came to, and adds it to the history and the page of its training.
+    """Prints the results of an evaluation, and adds them to the history and the page of its training.
 
     An `NPUEstimator` does this by itself.
 
     Args:
-      folder: of the training.
-      metrics: what `evaluate` returns, with `global_step`.
-      history: of the training. None: the one in the folder, if there is one.
-      name: of the evaluation.
+      folder: folder of the training.
+      metrics: the result of `evaluate`, with `global_step`.
+      history: history of the training. None: the one in the folder, if there is one.
+      name: name of the evaluation.
       counted: a hook that was among those of `evaluate`.
       stream: where to print. None: `sys.stdout`, looked up now.
       is_over: False while a training goes on, which makes the page when it ends.

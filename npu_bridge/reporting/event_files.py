@@ -1,4 +1,4 @@
-"""The writer of TensorBoard's event files that all hooks of a folder share, and that ends no training."""
+"""Writes TensorBoard's event files through one writer for all hooks of a folder; its errors end no training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["BeginEventsHook", "EventFiles"]
 
 
 class EventFiles:
-    """Has the methods of `tf.compat.v1.summary.FileWriter`; what cannot be written is left out.
+    """A writer with the methods of `tf.compat.v1.summary.FileWriter` that drops an entry that cannot be written.
 
-    TensorFlow's own writer has a thread, which ends with a traceback when a disk is full: who writes next gets its
-    error, in the middle of a training, and whatever comes then is dropped without a word. Here room is tried before
-    anything is handed to it, everything is written at once, and one that has failed is replaced.
+    TensorFlow's own writer has a thread, which ends with a traceback when a disk is full: the next entry raises its
+    error, in the middle of a training, and later entries are dropped silently. This writer first tests for room on the
+    disk, flushes every entry, and replaces a writer of TensorFlow that has failed.
 
     Args:
-      folder: of the event files, on a file system of this machine.
+      folder: folder of the event files, on a file system of this machine.
     """
 
     def __init__(self, folder: str):
@@ -35,9 +35,9 @@ class EventFiles:
 
     @classmethod
     def of(cls, folder: str) -> Any:
-        """The one of a folder, which TensorFlow's hooks then get, too; of a remote one, TensorFlow's writer."""
+        """Returns the writer of a folder, shared with TensorFlow's hooks; TensorFlow's own for a remote folder."""
         if "://" in folder:
-            with tf.Graph().as_default():  # in eager code there is no such writer
+            with tf.Graph().as_default():  # eager code has no such writer
                 return tf.compat.v1.summary.FileWriterCache.get(folder)
         shared = shared_event_writer(folder)
         if isinstance(shared, cls):
@@ -54,16 +54,16 @@ class EventFiles:
             self._secondary.attempt(self._open, graph)
 
     def own(self, owner: Any, tags: Iterable[str]) -> None:
-        """From now on summaries with these tags come from one owner alone; those of others are left out."""
+        """Reserves these tags for one owner from now on; summaries of others with these tags are dropped."""
         self._owner, self._owned = owner, frozenset(tags)
 
     def give_up(self, owner: Any) -> None:
-        """Ends that."""
+        """Ends the reservation of an owner."""
         if owner is self._owner:
             self.own(None, ())
 
     def add_own(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
-        """Adds summaries, each with its step, in one go; gives whether they are in the file, or need not be."""
+        """Adds summaries with their steps; returns True if they are in the file or another owner has the tags."""
         return self._owner not in (None, owner) or self._attempt("add_summary", *entries)
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:
@@ -78,23 +78,23 @@ class EventFiles:
         self._attempt("add_summary", (summary, global_step))
 
     def __getattr__(self, name: str) -> Any:
-        """`add_graph` and so on."""
+        """Returns the other methods that add entries, such as `add_graph`."""
         if not name.startswith("add_"):
             raise AttributeError(f"a writer of event files has no {name!r}")
         return lambda *arguments, **keywords: self._attempt(name, arguments, **keywords)
 
     def get_logdir(self) -> str:
-        """The folder."""
+        """Returns the folder."""
         return self._folder
 
     def reopen(self) -> None:
-        """Nothing is to be done: the next entry opens it."""
+        """Does nothing: the next entry opens the file."""
 
     def flush(self) -> None:
-        """Nothing is to be done: every entry is in the file when the method that adds it returns."""
+        """Does nothing: every entry is in the file when the method that adds it returns."""
 
     def close(self) -> None:
-        """Closes the file; another entry would go to a new one."""
+        """Closes the file; the next entry opens a new one."""
         if self._writer is not None:
             self._secondary.attempt(self._writer.close, now=True)
             self._writer = None
@@ -116,12 +116,12 @@ class EventFiles:
 
     def _open(self, graph: tf.Graph | None = None) -> None:
         check_room(self._folder)
-        with tf.Graph().as_default():  # in eager code there is no such writer
+        with tf.Graph().as_default():  # eager code has no such writer
             self._writer = tf.compat.v1.summary.FileWriter(self._folder, graph)
 
 
 class BeginEventsHook(tf.estimator.SessionRunHook):
-    """Begins the file of events of a folder with the graph; to be first among hooks, which then write to it."""
+    """A hook that begins the event file of a folder with the graph; it must precede hooks that write to the file."""
 
     def __init__(self, folder: str):
         self._folder = folder

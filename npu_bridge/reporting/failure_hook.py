@@ -1,4 +1,4 @@
-"""`FailureHook`: puts the error that stops a training into its report, while it is on its way to whoever handles it."""
+"""`FailureHook`: adds the error that stops a training to its report, while the error propagates."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _OF_OTHER_RANKS = ("HorovodInternalError", "Horovod has been shut down", "Connec
 
 
 class FailureHook(tf.estimator.SessionRunHook):
-    """Makes `report.html` of a training that an error stops, with the error in it.
+    """A hook that makes `report.html` of a training that an error stops, with the error in it.
 
-    Every `ReportHook` has one inside, and an `NPUEstimator` has it on ranks above 0. What cannot be written is told in
-    the log. The error is raised as it is.
+    Every `ReportHook` contains one, and an `NPUEstimator` has it on ranks above 0. A file that cannot be written is
+    logged. The error is raised unchanged.
 
     Args:
-      folder: of the training.
+      folder: folder of the training.
       prepare: called before the page is made, with the global step.
-      history: of the training. None: it is read from the folder.
+      history: history of the training. None: it is read from the folder.
       stream: where rank 0 prints the path of the page. None: `sys.stdout`, looked up then.
     Graph: adds nothing.
-    Ranks: local. One that has no `report.json` in its folder writes nothing.
+    Ranks: local. A rank without `report.json` in its folder writes nothing.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class FailureHook(tf.estimator.SessionRunHook):
         self._global_step = None
 
     def begin(self):
-        """Looks up the step."""
+        """Finds the global step."""
         self._global_step = global_step_of()
 
     def after_create_session(self, session, coord):
-        """Waits for the session to be closed."""
+        """Watches for the end of the session."""
         add_engine(session, _UntilClosed(self._tell))
 
     def _tell(self, session, error: BaseException) -> None:
         step = None
         if self._global_step is not None and not is_remote(session):
-            with contextlib.suppress(Exception):  # the error may have broken the session, too
+            with contextlib.suppress(Exception):  # the error can have broken the session too
                 step = int(run_quietly(session, [self._global_step])[0])
         if self._prepare is not None:
             self._prepare(step)
@@ -68,13 +68,13 @@ class FailureHook(tf.estimator.SessionRunHook):
 
 
 class _UntilClosed(SessionEngine):
-    """Tells of the error by which a session is left."""
+    """A session engine that calls a function with the error that ends the session."""
 
     place = Place.HOOKS
 
     def __init__(self, tell: Callable[[Any, BaseException], None]):
         self._tell = tell
-        self._handled = sys.exc_info()[1]  # one that the script is handling while it trains
+        self._handled = sys.exc_info()[1]  # an error that the script is handling while it trains
 
     def close(self, session):
         error = sys.exc_info()[1]
@@ -91,10 +91,10 @@ def report_failure(
     """Notes an error in `report.json` and makes the page.
 
     Args:
-      folder: of the training.
-      error: one that is being handled.
+      folder: folder of the training.
+      error: an error that is being handled.
       step: global step that was reached.
-      history: of the training, on rank 0; elsewhere it is read.
+      history: history of the training, on rank 0; other ranks read it.
       stream: where rank 0 prints the path of the page. None: nowhere.
     Raises:
       OSError: a file cannot be written.
@@ -102,7 +102,7 @@ def report_failure(
     """
     rank = collective.current().rank
     if rank > 0 and isinstance(error, KeyboardInterrupt):
-        return  # rank 0 is interrupted, too
+        return  # rank 0 is interrupted too
     is_secondary = any(words in f"{type(error).__name__} {error}" for words in _OF_OTHER_RANKS)
     if page.note_failure(folder, page.describe_failure(error, step, rank, is_secondary)) or rank == 0:
         made = page.write_page(folder, history=None if rank else history)
@@ -111,7 +111,7 @@ def report_failure(
 
 
 def stops_training(error: BaseException) -> bool:
-    """Whether a training has not come to its end by this."""
+    """Returns whether an error stops a training before its end."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return not isinstance(error, (*_PLAIN_ENDS, GeneratorExit))

@@ -1,4 +1,4 @@
-"""`History`: a file with loss, loss scale and skipped steps of every training step, also across restarts."""
+"""`History`: a file with loss, loss scale and skips of every training step, also across restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npu_bridge.base.reading import open_file, parse_json, whole_number
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.terminal import logger
 
-HISTORY_FILE = "history.jsonl"  # in the folder of a training, unless given another name
+HISTORY_FILE = "history.jsonl"  # default name in the folder of a training
 _FILES = rb'^\{"(step|start|evaluation)": -?\d'  # how they begin
 _MOST_RANKS = 1 << 20
 _LAST_SECOND = 253402300800.0  # of the year 9999
@@ -28,13 +28,13 @@ class StepRow(NamedTuple):
 
     Attributes:
       step: global step after this step; it does not move when the step is skipped.
-      loss: the unscaled loss, or None when it was not watched.
+      loss: the unscaled loss, or None if it is not known.
       loss_scale: the factor this step used, or None without loss scaling.
-      skipped: whether the update did not happen.
+      skipped: whether the update was skipped.
       time: seconds since the epoch.
-      learning_rate: of this step, or None when it was not watched.
-      precision: dtype that the step was lowered to, such as "bfloat16, imitated", or "float32"; None when nothing
-        decides it.
+      learning_rate: learning rate of this step, or None if it is not known.
+      precision: dtype that the step was lowered to, such as "bfloat16, imitated", or "float32"; None without a
+        precision option.
     """
 
     step: int
@@ -47,7 +47,7 @@ class StepRow(NamedTuple):
 
 
 class SessionStart(NamedTuple):
-    """A training session began here: at this global step and time, with this many ranks."""
+    """The start of a training session: its global step, its time and its number of ranks."""
 
     step: int
     time: float
@@ -60,9 +60,9 @@ class Evaluation(NamedTuple):
     Attributes:
       step: global step of the checkpoint.
       time: seconds since the epoch, when it ended.
-      metrics: the numbers that came out, "loss" among them as a rule.
-      name: as `Estimator.evaluate` was given one; "" for none.
-      batches, secs: how many batches it took, and how long; None when that was not watched.
+      metrics: its numbers, normally with "loss".
+      name: the name given to `Estimator.evaluate`; "" without one.
+      batches, secs: number of batches and duration; None if not known.
     """
 
     step: int
@@ -76,21 +76,21 @@ class Evaluation(NamedTuple):
     def of(
         cls, step: int, metrics: Mapping[str, Any], name: str, batches: int | None, secs: float | None, time: float
     ) -> Evaluation:
-        """One with those of some metrics that are single numbers, but for `global_step`."""
+        """Makes an evaluation of the metrics that are single numbers, without `global_step`."""
         numbers = {key: float(value) for key, value in metrics.items() if key != "global_step" and _is_number(value)}
         return cls(step, time, numbers, name, batches, None if secs is None else round(secs, 3))
 
 
 class SessionFacts(NamedTuple):
-    """What is known of a session besides its steps; None for what is not. A later one adds to an earlier one.
+    """Facts about a session besides its steps; None for unknown ones. A later entry adds to an earlier one.
 
     Attributes:
       step: global step when it was written.
       time: seconds since the epoch.
-      samples_per_step: those of all ranks in one step.
-      parameters: numbers that are trained, in all variables together.
-      memory_bytes: the most memory that each rank has had, by the number of the rank.
-      gpu_memory_bytes: likewise of the memory of its GPU.
+      samples_per_step: samples of all ranks in one step.
+      parameters: number of trained parameters.
+      memory_bytes: peak memory of each rank, by the number of the rank.
+      gpu_memory_bytes: peak memory of its GPU, likewise.
     """
 
     step: int
@@ -102,14 +102,14 @@ class SessionFacts(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What the ranks of a job did with the time of the steps before; not every one that is made is kept.
+    """How the ranks of a job spent the time of the steps before; not every comparison is recorded.
 
     Attributes:
       step: global step when it was made.
       time: seconds since the epoch.
-      own_ms: for each rank, its own work of a step: input, hooks and computing, until its last gradient is there.
-      waiting: for each rank, the share of a usual step in which it waited for reductions after that.
-      slow: the ranks that are slow.
+      own_ms: for each rank, its own work of a step: input, hooks and computation, until its last gradient is ready.
+      waiting: for each rank, the share of a typical step in which it then waited for reductions.
+      slow: the slow ranks.
     """
 
     step: int
@@ -121,20 +121,20 @@ class Comparison(NamedTuple):
 
 Entry = Union[StepRow, SessionStart, Evaluation, SessionFacts, Comparison]
 _OPTIONAL = ("learning_rate", "precision", *Evaluation._fields[3:], *SessionFacts._fields[2:])
-# Instead of "step" in a line.
+# First key of a line, in place of "step".
 _FIRST = {SessionStart: "start", Evaluation: "evaluation", SessionFacts: "facts", Comparison: "comparison"}
 
 
 class History:
     """An append-only file of JSON lines, one per step, start of a session, evaluation, note of facts, and comparison.
 
-    A resumed run continues the file: steps that came after the restored checkpoint are dropped, as they will
-    be done again. A last line that was only half written when a process died is dropped, too.
+    A resumed run continues the file: steps after the restored checkpoint are dropped, as they will be done again. A
+    last line that a dying process left half-written is dropped too.
 
     Args:
       path: the file. It need not exist; reading never creates it.
-      clock: seconds since the epoch.
-    Ranks: local. Let rank 0 alone write.
+      clock: returns seconds since the epoch.
+    Ranks: local. Let only rank 0 write.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.time):
@@ -151,7 +151,7 @@ class History:
 
     @property
     def starts(self) -> list[SessionStart]:
-        """All session starts, in order. The first is the start of the run, the others are resumptions."""
+        """All session starts, in order. The first one starts the run, the others resume it."""
         return [entry for entry in self.entries if isinstance(entry, SessionStart)]
 
     @property
@@ -166,7 +166,7 @@ class History:
 
     @property
     def facts(self) -> SessionFacts:
-        """What is known of the latest session that noted something."""
+        """The known facts of all sessions; later ones win."""
         known: dict[str, Any] = {"step": 0, "time": 0.0}
         for entry in self.entries:
             if isinstance(entry, SessionFacts):
@@ -179,15 +179,14 @@ class History:
         return sum(row.skipped for row in self.rows)
 
     def skipped_until(self, step: int) -> int:
-        """Skipped steps that happened before global step `step` was reached."""
+        """Counts the skipped steps before global step `step` was reached."""
         return sum(isinstance(entry, StepRow) and entry.skipped for entry in _up_to(self.entries, step))
 
     def begin_session(self, step: int, ranks: int = 1) -> None:
-        """Drops what came after global step `step`, marks a new start there and opens the file for rows.
+        """Drops the entries after global step `step`, marks a new start there and opens the file for rows.
 
-        The file is rewritten in one move, so a crash here leaves either the old or the new one. Where it cannot be
-        written, the training goes on, and what happens is written later, when it can; a file that is not a history is
-        left alone.
+        The file is rewritten in one move, so a crash here leaves either the old or the new one. If it cannot be
+        written, the training goes on, and entries are kept until it can; a file that is not a history is left alone.
         """
         self.close()
         self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
@@ -198,7 +197,7 @@ class History:
 
     @property
     def now(self) -> float:
-        """Seconds since the epoch, as steps are marked with them."""
+        """Seconds since the epoch, rounded as in the rows."""
         return round(self._clock(), 3)
 
     def append(
@@ -211,7 +210,7 @@ class History:
         precision: str | None = None,
         time: float | None = None,
     ) -> None:
-        """Adds one step; it is in the file when this returns, if that can be written. `time` is now, if none is given.
+        """Adds one step, and writes it to the file at once if that is possible; `time` is now by default.
 
         Raises:
           RuntimeError: no session was begun.
@@ -230,10 +229,10 @@ class History:
         batches: int | None = None,
         secs: float | None = None,
     ) -> Evaluation:
-        """Adds an evaluation, also between sessions; of the metrics those that are single numbers.
+        """Adds an evaluation, also between sessions, with the metrics that are single numbers.
 
         Returns:
-          What was added.
+          The new entry.
         """
         entry = Evaluation.of(step, metrics, name, batches, secs, self.now)
         self._add(entry)
@@ -266,19 +265,19 @@ class History:
 
 
 def _up_to(entries: list[Entry], step: int) -> list[Entry]:
-    """The entries a checkpoint of this step knows: up to the row that reached it.
+    """Returns the entries before a checkpoint of this step: up to the row that reached it.
 
-    Skipped steps after that row carry the same step number, but happened after the checkpoint was written. Evaluations
-    of that checkpoint, and facts, are known, too.
+    Skipped steps after that row have the same step number, but come after the checkpoint. Evaluations of the
+    checkpoint, and facts, are kept too.
     """
     reached = [i for i, e in enumerate(entries) if isinstance(e, StepRow) and e.step >= step and not e.skipped]
     if step <= 0:
         return []
     if not reached:
         return list(entries)
-    # Rows may be sparse: a first row beyond the step belongs to what is done again.
+    # Rows can be sparse: a first row beyond the step belongs to the steps that are done again.
     end = reached[0] + (entries[reached[0]].step == step)
-    # Evaluations and the like stand where they were written, maybe before steps that came into the file later.
+    # Evaluations and the like can stand before earlier steps that were written to the file later.
     return [
         entry
         for place, entry in enumerate(entries)
@@ -297,7 +296,7 @@ def _read(path: str) -> Iterator[Entry]:
         try:
             yield _from_line(line)
         except (ValueError, KeyError, TypeError):
-            if number == len(lines):  # no newline after it: the writer died in the middle
+            if number == len(lines):  # without a newline: the writer died in the middle
                 _log.info("%s: the last line was not finished; left out.", path)
             else:
                 _log.warning("%s, line %d is not a step; left out: %.60s", path, number, line)
@@ -352,7 +351,7 @@ def _to_line(entry: Entry) -> str:
 
 
 def for_json(value: Any) -> Any:
-    """A value as JSON takes it: NaN and infinity, which it does not have, as text ("nan", "inf")."""
+    """Converts a value for JSON: NaN and infinity, which JSON lacks, become text ("nan", "inf")."""
     if isinstance(value, dict):
         return {key: for_json(each) for key, each in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -384,7 +383,7 @@ def _by_rank(found: Any) -> dict[int, int] | None:
 
 
 def laid_out(history: History) -> tuple[list[StepRow], list[int], list[int]]:
-    """All steps, for each how many were tried until then, skipped ones included, and the rows that begin sessions."""
+    """Returns all steps, for each the number tried until then, and the rows that begin sessions."""
     rows: list[StepRow] = []
     tried: list[int] = []
     starts: list[int] = []

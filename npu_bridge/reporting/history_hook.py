@@ -16,21 +16,21 @@ from npu_bridge.session import steps_per_run
 
 
 class HistoryHook(StepHook):
-    """Records step, loss, loss scale, skipped steps, learning rate and precision in a file; only rank 0 writes.
+    """A hook that records step, loss, loss scale, skips, learning rate and precision in a file, on rank 0.
 
-    Of what a `StragglerHook` finds it records the first comparison, those that change which ranks are slow, and the
-    last one.
+    Of the comparisons of a `StragglerHook` it records the first one, those in which the slow ranks change, and the last
+    one.
 
     Args:
-      history: where to write, or the path of the file.
+      history: the history to write to, or the path of its file.
       every_n_steps: record one step in n. The first step and skipped steps are always recorded. With
-        `iterations_per_loop` N, a run's last step is all that is seen of it. None: every step of the first thousand,
-        then one in 8, in 16 and so on, and of the steps between two of them those of the lowest and the highest loss.
-        They come into the file a hundred at a time, or twice a second.
+        `iterations_per_loop` N, only the last step of a run is seen. None: every step of the first thousand, then one
+        in 8, in 16 and so on, and between two of them the steps with the lowest and the highest loss; written a
+        hundred at a time, or twice a second.
       loss: tensor or name, see `StepHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
-    Ranks: local; the file comes from rank 0.
+    Ranks: local; rank 0 writes.
     """
 
     def __init__(self, history: History | str, every_n_steps: int | None = 1, loss: tf.Tensor | str | None = None):
@@ -41,7 +41,7 @@ class HistoryHook(StepHook):
         self._thins = every_n_steps is None
         self._every_n_steps = every_n_steps or 1
         self._steps_since = self._every_n_steps  # the first step is recorded
-        self._thinning: Any = None  # a `Thinning`, where steps are left out
+        self._thinning: Any = None  # a `Thinning` if steps are left out
         self._writes = False
         self._compared: Comparison | None = None  # the last one that was recorded
 
@@ -52,7 +52,7 @@ class HistoryHook(StepHook):
         self._steps_since = self._every_n_steps
 
     def before_run(self, run_context):
-        """Asks for the tensors on the rank that writes."""
+        """Fetches the tensors on the rank that writes."""
         return super().before_run(run_context) if self._writes else None
 
     def after_create_session(self, session, coord):
@@ -82,14 +82,14 @@ class HistoryHook(StepHook):
         self._steps_since += steps
 
     def end(self, session):
-        """Closes the file, in which the last step is then."""
+        """Writes the last step and closes the file."""
         self.stop(self.read_step(session) if self._writes and self._thinning is not None else None)
 
     def stop(self, step: int | None) -> None:
-        """Writes what `end` would, of a session that an error ends.
+        """Does the same as `end` for a session that an error ends.
 
         Args:
-          step: the global step; None where that cannot be asked for.
+          step: the global step; None if it cannot be read.
         """
         if self._writes and self._thinning is not None:
             self._thinning.write(self.history, step, is_over=True)

@@ -1,9 +1,9 @@
-"""Writers of metrics to a CSV file, to MLflow and to Weights & Biases.
+"""Writes metrics to a CSV file, to MLflow and to Weights & Biases.
 
 A writer has three methods, which `MetricsHook` and `MetricsCallback` call on rank 0: `begin(step)` before the first
 step of a session; `write(step, values, precision)` with the numbers that are known and finite, by name, and the dtype
-of the step or None; and `close()` at the end. A class of your own with these three will do. Where one of them raises an
-OSError, or one of the classes in `failures` of your class, a tuple, the training goes on without what it would write.
+of the step or None; and `close()` at the end. Your own class needs only these three. If one of them raises an OSError,
+or a class in the tuple `failures` of your class, the training goes on without this output.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class CsvWriter:
-    """Writes a line for each entry; a training that goes on drops the lines after the step it goes on from.
+    """A writer of one line for each entry; a resumed training drops the lines after the step it resumes from.
 
     Args:
-      path: the file, with a line of names first. Folders are made.
+      path: the file, which begins with a line of names. Missing folders are made.
     """
 
     def __init__(self, path: str):
@@ -42,10 +42,10 @@ class CsvWriter:
         self._file: Any = None  # a GrowingFile from `begin` to `close`
 
     def begin(self, step: int) -> None:
-        """Opens the file, which keeps what was written up to `step`; where it cannot be written, it is later.
+        """Opens the file and keeps its lines up to `step`; if this fails, a later entry tries again.
 
         Raises:
-          FileExistsError: it has other columns, and is left alone.
+          FileExistsError: the file has other columns, and is left alone.
         """
         self.close()
         made = GrowingFile(self.path, "the file of numbers", functools.partial(self._keep_until, step))
@@ -54,7 +54,7 @@ class CsvWriter:
         except NotOursError:
             raise
         except OSError:
-            made.write(b"")  # which says why
+            made.write(b"")  # logs the reason
         self._file = made
 
     def _keep_until(self, step: int) -> None:
@@ -63,7 +63,7 @@ class CsvWriter:
             csv.writer(file).writerows([_COLUMNS, *kept])
 
     def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
-        """Adds a line; what is not known is empty."""
+        """Adds a line, with empty fields for unknown numbers."""
         numbers = [f"{values[name]:.9g}" if name in values else "" for name in _NUMBERS]
         line = io.StringIO()
         csv.writer(line).writerow([step, *numbers, precision or ""])
@@ -77,15 +77,15 @@ class CsvWriter:
 
 
 class MlflowWriter:
-    """Logs metrics `training/...` into the active run of MLflow, or into a run of its own that ends with the training.
+    """A writer of metrics `training/...` to the active run of MLflow, or to its own, which ends with the training.
 
     Args:
-      **run: arguments of `mlflow.start_run` for a run of its own, such as `run_name`.
+      **run: arguments of `mlflow.start_run` for its own run, such as `run_name`.
     Raises:
       MissingExtraError: MLflow is not installed.
     """
 
-    failures = (Exception,)  # a server has many ways not to answer
+    failures = (Exception,)  # a server can fail in many ways
 
     def __init__(self, **run: Any):
         self._mlflow = imported("mlflow", "MlflowWriter", "mlflow")
@@ -115,15 +115,15 @@ class MlflowWriter:
 
 
 class WandbWriter:
-    """Logs `training/...` into the active run of Weights & Biases, or into one of its own that ends with the training.
+    """A writer of `training/...` to the active run of Weights & Biases, or to its own, which ends with the training.
 
     Args:
-      **run: arguments of `wandb.init` for a run of its own, such as `project` and `mode="offline"`.
+      **run: arguments of `wandb.init` for its own run, such as `project` and `mode="offline"`.
     Raises:
       MissingExtraError: wandb is not installed.
     """
 
-    failures = (Exception,)  # as of MLflow
+    failures = (Exception,)  # as for MLflow
 
     def __init__(self, **run: Any):
         self._wandb = imported("wandb", "WandbWriter", "wandb")

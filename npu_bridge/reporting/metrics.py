@@ -1,4 +1,4 @@
-"""Gives the numbers of a training to a writer every few steps: a hook for sessions, and a callback for Keras."""
+"""Passes the numbers of a training to a writer every few steps: a hook for sessions, and a callback for Keras."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from npu_bridge.reporting.stragglers import slowest
 from npu_bridge.session import steps_per_run
 
 _NORM = "gradient_norm"
-# Without other wishes (ours): a short run has every step; one of a hundred steps, sixty; and a thousand steps, 150.
+# The defaults (ours): a short run has every step; one of a hundred steps, sixty; one of a thousand steps, 150.
 _ALL_OF_THE_FIRST, _MOST_STEPS_BETWEEN = 20, 100
-# Entries wait so long: writing costs more than the numbers do (ours).
+# Entries wait this long: writing costs more than the numbers (ours).
 _SECS_BETWEEN_WRITES = 2.0
 
 
 class MetricsHook(StepHook):
-    """Gives a writer the numbers of a training: loss, loss scale, skipped steps, learning rate, pace, memory and more.
+    """A hook that passes a writer the numbers of a training, such as loss, learning rate, pace and memory.
 
     They are `loss`, `loss_scale`, `skipped_steps`, `learning_rate`, `gradient_norm`, `steps_per_sec`,
-    `samples_per_sec`, where the graph says how many samples a step has, and `memory_mb`, the memory of this process;
-    and the precision. Where a `StragglerHook` compares ranks, there are also `slowest_rank`, `slowest_rank_own_ms`,
-    `other_ranks_own_ms` (median) and `waiting_for_slowest_rank`, a share of the time. The norm is that of the gradients
-    as they are applied: averaged, unscaled, clipped. A skipped step has none, and neither have the second one of a
-    session and the steps of `iterations_per_loop` above 1, of which a run shows only the last.
+    `samples_per_sec`, if the graph shows the samples of a step, and `memory_mb`, the memory of this process; and the
+    precision. If a `StragglerHook` compares ranks, also `slowest_rank`, `slowest_rank_own_ms`, `other_ranks_own_ms`
+    (median) and `waiting_for_slowest_rank`, a share of the time. The norm is that of the applied gradients: averaged,
+    unscaled, clipped. It is missing for a skipped step, for the second step of a session, and with
+    `iterations_per_loop` above 1, where a run shows only its last step.
 
-    Entries reach the writer once in two seconds at most, several at a time, and when the session ends.
+    Entries reach the writer at most every two seconds, several at a time, and when the session ends.
 
     Args:
-      writer: such as a `CsvWriter`; `metric_writers.py` says what it takes to be one.
-      every_n_steps: steps between two entries; the first step has one, too. None: every step at first, then ever fewer,
-        sixty of the first hundred, one in a hundred after five thousand; and the last step.
+      writer: a writer, such as a `CsvWriter`; `metric_writers.py` describes its methods.
+      every_n_steps: steps between two entries; the first step has one too. None: every step at first, then fewer and
+        fewer, sixty of the first hundred, one in a hundred after five thousand; and the last step.
       loss: tensor or name, see `StepHook`.
       clock: seconds, never going backwards.
-      most_steps: between two entries, where `every_n_steps` is None.
+      most_steps: most steps between two entries if `every_n_steps` is None.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Graph: the operators of the norm, which run only in steps that are written.
@@ -77,19 +77,19 @@ class MetricsHook(StepHook):
         self._skipped = 0
 
     def after_create_session(self, session, coord):
-        """Sees whether a run is a step."""
+        """Starts the entries, and checks whether a run is one step."""
         del coord
         self._loops = steps_per_run(session) > 1
         if self._entries.writes:
             self._entries.start(self.read_step(session), self.samples_per_step)
 
     def before_run(self, run_context):
-        """Asks for the tensors on the rank that writes, and for the norm when it is to be written."""
+        """Fetches the tensors on the rank that writes, and the norm if the step is due."""
         if not self._entries.writes:
             return None
         wanted = dict(self._fetches)
-        # TensorFlow prepares a graph anew for each set of fetches. All that there will be are in the first three runs:
-        # this one with Estimator's summaries, without the norm, and with it.
+        # TensorFlow prepares a graph anew for each set of fetches. The first three runs use all the sets there are:
+        # with Estimator's summaries, without the norm, and with it.
         if self._norm is not None and not self._loops and self._entries.is_due and not self._entries.is_second:
             wanted[_NORM] = self._norm
         return tf.estimator.SessionRunArgs(wanted)
@@ -102,7 +102,7 @@ class MetricsHook(StepHook):
             super().after_run(run_context, run_values)
 
     def on_step(self, session, observation: Observation) -> None:
-        """Notes an entry when one is due, and has those written that have waited."""
+        """Notes an entry when one is due, and writes those that have waited long enough."""
         self._skipped += observation.skipped
         is_due, steps = self._entries.is_due, steps_per_run(session)
         self._entries.count(steps, 0 if observation.skipped else steps)
@@ -120,27 +120,27 @@ class MetricsHook(StepHook):
             self._entries.write(self.read_step(session))
 
     def leave_out(self, secs: float) -> None:
-        """Does not count some seconds since the last entry, which something else has taken, as an evaluation does."""
+        """Excludes some seconds since the last entry from the pace, such as those of an evaluation."""
         self._entries.paused += secs
 
     def end(self, session):
-        """Sees that everything is written."""
+        """Writes the last entries."""
         if self._entries.writes:
             self._entries.note_last()
             self._entries.write(self.read_step(session))
         self.close()
 
     def close(self) -> None:
-        """Has everything written; for a training that ends with an error, where `end` is not called."""
+        """Writes the last entries of a training that ends with an error, where `end` is not called."""
         self._entries.close()
 
 
 class MetricsCallback(tf.keras.callbacks.Callback):
-    """The same numbers for `model.fit`, but for the gradient norm, which Keras does not show, and all metrics.
+    """A callback with the same numbers for `model.fit` and its metrics, without the gradient norm, which Keras hides.
 
     Args:
-      writer: as for `MetricsHook`.
-      every_n_steps: batches between two entries, as for `MetricsHook`.
+      writer: as in `MetricsHook`.
+      every_n_steps: batches between two entries, as in `MetricsHook`.
       clock: seconds, never going backwards.
     Raises:
       ValueError: `every_n_steps` is below 1.
@@ -202,9 +202,9 @@ class _Entry(NamedTuple):
 
 
 class _Entries:
-    """Notes named numbers of steps when they are due, and hands them to a writer, several at a time.
+    """Entries of named numbers, noted at the steps that are due and passed to a writer several at a time.
 
-    The global step is asked for when they are written, as asking is a session run of its own; in between it is counted.
+    The global step is read when they are written, as this takes another session run; in between it is counted.
     """
 
     def __init__(
@@ -229,24 +229,24 @@ class _Entries:
     def begin(self) -> None:
         self.writes = collective.current().rank == 0
         self._known_step = self._updates = self._runs = self._first = 0
-        self._pace = 1.0  # of the global step with each update
+        self._pace = 1.0  # global steps for each update
         self._samples: int | None = None
         self._due_at = 0  # the first step is written
         self._waiting: list[_Entry] = []
         self._before: tuple[float, int, float] | None = None  # steps tried, runs and time of the latest entry
         self._written_at = -math.inf
-        self._last: _Entry | None = None  # a step that is not due, but that may be the last one
+        self._last: _Entry | None = None  # a step that is not due, but can be the last one
 
     def pause(self) -> None:
         """Stops the clock, as for a validation between two steps."""
         self._paused_at = self._clock()
 
     def go_on(self) -> None:
-        """Has the clock run again."""
+        """Restarts the clock."""
         self.paused += self._clock() - self._paused_at
 
     def start(self, step: int, samples: int | None = None) -> None:
-        """Has the writer begin at a step; `samples` are those of one step."""
+        """Has the writer begin at a step; `samples` is the number of samples in one step."""
         self._write_unasked()
         self._known_step, self._updates, self._samples, self._before = step, 0, samples, None
         self._last = None
@@ -263,11 +263,11 @@ class _Entries:
 
     @property
     def is_second(self) -> bool:
-        """Whether it is the second run, of those that are due at first."""
+        """Whether this is the second run, with `every_n_steps=None`."""
         return self._every_n_steps is None and 0 < self._runs == self._first
 
     def count(self, steps: int, updates: int) -> None:
-        """Counts a run with so many steps."""
+        """Counts a run of `steps` steps."""
         if self.is_due:
             self._due_at = self._runs + (self._every_n_steps or self._sparse_interval())
         self._first = self._first or steps
@@ -275,17 +275,17 @@ class _Entries:
         self._updates += updates
 
     def _sparse_interval(self) -> int:
-        """Steps until the next entry: one, then two, then ever more; never beyond the next multiple of the most."""
+        """Returns the steps until the next entry: 1, 2, then more, up to the next multiple of `most_steps`."""
         most = self._most_steps
         grown = 1 if self._runs < _ALL_OF_THE_FIRST else max(2, self._runs // 50)
         return min(grown, most - self._runs % most)
 
     def reach(self, step: int) -> None:
-        """Says that the global step is known without asking."""
+        """Sets the global step, if it is known without a run."""
         self._updates = step - self._known_step
 
     def note(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
-        """Notes an entry; gives whether it is time to write."""
+        """Notes an entry; returns whether it is time to write."""
         self._last = None
         entry = self._entry(values, skipped, precision)
         self._waiting.append(_with_memory(entry))
@@ -297,7 +297,7 @@ class _Entries:
             self._last = self._entry(values, skipped, precision)
 
     def note_last(self, values: dict[str, float | None] | None = None, skipped: float | None = None) -> None:
-        """Notes what was kept of the last step; `values` and `skipped` are what is known of it besides."""
+        """Notes the kept numbers of the last step, with further `values` and its `skipped`."""
         last, self._last = self._last, None
         if last is not None:
             known = last.skipped if skipped is None else skipped
@@ -308,9 +308,9 @@ class _Entries:
         return _Entry(self._updates, self._runs, skipped, self._clock() - self.paused, values, precision)
 
     def write(self, step: int) -> None:
-        """Writes what has been noted, of each entry what is known and finite, and the pace since the one before."""
+        """Writes the noted entries: the finite numbers of each, and the pace since the one before."""
         moved = step - self._known_step
-        if self._updates:  # data that ends inside a loop leaves steps behind that no run has told of
+        if self._updates:  # if data ends inside a loop, its last steps are in no run that returned
             self._pace = moved / self._updates if moved < self._updates else float(moved // self._updates)
         for entry in self._waiting:
             reached = self._known_step + entry.updates * self._pace
@@ -356,5 +356,5 @@ def _with_memory(entry: _Entry) -> _Entry:
 
 
 def _norm(gradients):
-    """The global norm; in float32, also of 16-bit gradients."""
+    """Computes the global norm in float32, also of 16-bit gradients."""
     return tf.sqrt(2.0 * sum_in_order([tf.nn.l2_loss(tf.cast(values_of(grad), tf.float32)) for grad in gradients]))

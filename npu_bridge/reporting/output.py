@@ -14,7 +14,7 @@ _ERASE_TO_END = "\x1b[K"
 
 
 class TerminalOutput:
-    """Keeps one line at the bottom of a terminal and rewrites it."""
+    """Output that keeps one line at the bottom of a terminal and rewrites it."""
 
     # Seconds between two rewrites; readers cannot follow faster ones (ours).
     REFRESH_SECS = 0.1
@@ -25,33 +25,33 @@ class TerminalOutput:
 
     @property
     def width(self) -> int:
-        """Characters a line has room for now; a longer one would be wrapped, and cannot be rewritten then."""
+        """Characters a line has room for now; a longer one would wrap and could not be rewritten."""
         columns = 0
         with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
             columns = os.get_terminal_size(self._stream.fileno()).columns
         return (columns or shutil.get_terminal_size().columns) - 1
 
     def show(self, line: str) -> None:
-        """Replaces the line; what is beyond `width` is cut off."""
+        """Replaces the line, cut off at `width`."""
         _write(self._stream, in_line(line)[: self.width], "\r", _ERASE_TO_END)
         self._open_line = True
 
     def note(self, text: str) -> None:
-        """Prints a line that stays, above the one that is rewritten."""
+        """Prints a permanent line above the one that is rewritten."""
         _write(self._stream, text, "\r", f"{_ERASE_TO_END}\n")
         self._open_line = False
 
     def close(self) -> None:
-        """Leaves the latest line standing and moves below it."""
+        """Leaves the latest line in place and moves below it."""
         if self._open_line:
             _write(self._stream, "\n")
             self._open_line = False
 
 
 class NotebookOutput(TerminalOutput):
-    """The same in the cell of a notebook, which knows no code that erases: spaces cover the line before."""
+    """The same in the cell of a notebook, which has no erase code: spaces cover the line before."""
 
-    REFRESH_SECS = 0.3  # each rewriting is a message to the browser (ours)
+    REFRESH_SECS = 0.3  # each rewrite is a message to the browser (ours)
     width = 110
 
     def show(self, line: str) -> None:
@@ -60,16 +60,16 @@ class NotebookOutput(TerminalOutput):
         self._open_line = True
 
     def note(self, text: str) -> None:
-        """Prints a line that stays, above the one that is rewritten."""
+        """Prints a permanent line above the one that is rewritten."""
         _write(self._stream, text.ljust(self.width), "\r", "\n")
         self._open_line = False
 
 
 class PlainOutput:
-    """Prints whole lines, for log files and pipes; without a stream, as on ranks above 0, none."""
+    """Output in whole lines, for log files and pipes; without a stream, as on ranks above 0, it prints nothing."""
 
     REFRESH_SECS: float | None = None
-    width: int | None = None  # as long as a line is
+    width: int | None = None  # no limit
 
     def __init__(self, stream: TextIO | None = None):
         self._stream = stream
@@ -82,16 +82,16 @@ class PlainOutput:
     note = show
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Does nothing."""
 
 
 def choose_output(stream: TextIO | None, speaks: bool = True):
-    """The output that fits a stream: on a terminal and in a notebook a line is rewritten, anything else gets lines.
+    """Returns the output for a stream: rewrites a line on a terminal and in a notebook, else prints whole lines.
 
-    A line that cannot be written, to a full disk or to a reader that has gone, is lost: no training ends for it.
+    A line that cannot be written, to a full disk or to a reader that has gone, is lost; the training goes on.
 
     Args:
-      stream: a text stream, such as `sys.stdout`; None, as Python has it for a closed one, says nothing.
+      stream: a text stream, such as `sys.stdout`; None, Python's value for a closed one, prints nothing.
       speaks: False on ranks that stay silent.
     """
     if not speaks or stream is None:
@@ -104,5 +104,5 @@ def choose_output(stream: TextIO | None, speaks: bool = True):
 def _write(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:
     if stream is None:
         return
-    with contextlib.suppress(OSError, ValueError):  # the latter of a stream that was closed
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
         put(stream, text, before, after)

@@ -1,4 +1,4 @@
-"""Draws a training or a plan with matplotlib, into PNG files that a person asks for; pages have SVG."""
+"""Draws a training or a plan with matplotlib into PNG files, on request; pages have SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw_training(history: History, path: str, title: str = "") -> None:
     Args:
       history: the run; several sessions become one picture with their restarts marked.
       path: the file to write, overwritten if it exists.
-      title: set above the picture. Empty: none.
+      title: title above the picture; may be empty.
     Raises:
       MissingExtraError: matplotlib is not installed.
       ValueError: the history holds no step.
@@ -55,15 +55,15 @@ def _draw_training(history: History, path: str, title: str) -> None:
 
 
 def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str) -> None:
-    """Draws predictions into a PNG file: step time over ranks, and how much of it is communication that nothing hides.
+    """Draws predictions into a PNG file: step time over ranks, and the exposed communication in it.
 
     Args:
       predictions: in ascending order of ranks, at least one.
-      compute_secs: the step on one rank.
-      path: the file to write, overwritten if it is such a picture.
+      compute_secs: time of the step on one rank.
+      path: the file to write; overwrites only such a picture.
     Raises:
       MissingExtraError: matplotlib is not installed.
-      OSError: the file cannot be written, or is somebody else's.
+      OSError: the file cannot be written, or holds something else.
     """
     figure = new_figure("draw_plan", 4.4)
     axis = figure.subplots()

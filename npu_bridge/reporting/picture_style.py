@@ -1,4 +1,4 @@
-"""The style of pictures: of those that matplotlib draws, and of those that are written by hand as SVG."""
+"""Holds the style of pictures, those of matplotlib and those written as SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npu_bridge.reporting.errors import imported
 INK = "#1f2933"
 QUIET = "#8592a3"
 GRID = "#e4e8ee"
-# One thing has one colour, in pictures and on pages: in the light, and in the dark.
+# Each thing has one colour in pictures and on pages: in light and in dark mode.
 COLOURS = {
     "loss": ("#1f6feb", "#6ba6ff"),
     "scale": ("#0f8a72", "#3fc7a8"),
@@ -26,21 +26,21 @@ COLOURS = {
     "bad": ("#c2410c", "#ff8a5c"),
 }
 COLOURS["a"], COLOURS["b"] = COLOURS["loss"], ("#c2257a", "#ff7ab8")  # two runs
-SOFTWARE = "npu_bridge"  # that drew a PNG
+SOFTWARE = "npu_bridge"  # noted in a PNG
 PLAN_FILES = rb"^\x89PNG(.|\n)*tEXtSoftware\x00" + SOFTWARE.encode()  # how a picture of a plan begins
 PICTURE_FILES = rb"^<svg [^>]*>\n<style>text \{ font-family: system-ui, 'Segoe UI', "  # how `svg_picture` begins
 
 
 def new_figure(who: str, height: float) -> Any:
-    """A white figure ten inches wide, without pyplot: no global state and no window system.
+    """Makes a white figure ten inches wide, without pyplot: no global state and no window system.
 
     Args:
-      who: wants it, for the message of a `MissingExtraError`.
-      height: in inches.
+      who: the caller, for the message of a `MissingExtraError`.
+      height: height in inches.
     """
     log = logging.getLogger("matplotlib")
     level = log.level
-    # Where fonts are looked for the first time, or the user has no home, it says so in the middle of a training.
+    # It logs its first search for fonts, or a missing home, in the middle of a training.
     log.setLevel(max(level, logging.ERROR))
     try:
         figure_of = imported("matplotlib.figure", who, "plot").Figure
@@ -50,7 +50,7 @@ def new_figure(who: str, height: float) -> Any:
 
 
 def write_png(figure: Any, path: str, ours: bytes | None = None, **metadata: str) -> None:
-    """Writes a matplotlib figure to a file, which takes its name when it is complete; `ours` as in `new_file`."""
+    """Writes a matplotlib figure to a file, which gets its name when it is complete; `ours` as in `new_file`."""
     with new_file(path, "wb", ours) as file:
         figure.savefig(file, format="png", metadata=metadata)
 
@@ -70,22 +70,22 @@ def tidy(axis) -> None:
 
 
 def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    """A line of text in an SVG picture; `kind` are its classes."""
+    """Returns a line of text for an SVG picture; `kind` holds its classes."""
     return f'<text x="{x:.2f}" y="{y:g}" class={quoteattr(kind)} text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def svg_picture(
     parts: Iterable[str], width: float, height: float, quiet: str, style: str, patterns: str = "", attributes: str = ""
 ) -> str:
-    """The text of an SVG file, which needs no drawing package: any browser shows it.
+    """Returns the text of an SVG file, made without a drawing package.
 
     Args:
       parts: its elements; empty ones are left out.
-      width, height: in pixels.
-      quiet: colour of texts of the class `quiet`. There are `small` and `title`, too.
-      style: of other classes.
+      width, height: size in pixels.
+      quiet: colour of texts of the class `quiet`; other classes are `small` and `title`.
+      style: style of further classes.
       patterns: elements that others refer to.
-      attributes: of the picture as a whole.
+      attributes: attributes of the picture as a whole.
     """
     body = "\n".join(filter(None, parts))
     defined = f"<defs>{patterns}</defs>\n" if patterns else ""

@@ -18,36 +18,36 @@ from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.reporting.stragglers import say_all_slow
 from npu_bridge.session import steps_per_run
 
-# Plain lines without other wishes (ours): about twenty per run, and at least one in half a minute.
+# Plain lines by default (ours): about twenty per run, and at least one in half a minute.
 _LINES_PER_RUN = 20
 _STEPS_PER_LINE = 100
 _SECS_PER_LINE = 30.0
 
-# TF prepares a graph anew for every new set of fetches. Estimator's own hooks ask for more in the first run than later,
-# and a `TensorBoardHook` for the norm in the third but not in the second: slow runs, which say nothing about the pace.
+# TF prepares a graph anew for every new set of fetches. Estimator's own hooks fetch more in the first run than later,
+# and a `TensorBoardHook` fetches the norm in the third but not in the second: these slow runs do not show the pace.
 _START_UP_RUNS = 3
 
 
 class ProgressHook(StepHook):
-    """Shows step, share done, precision, loss, learning rate and scale, skipped steps, slow ranks, pace and time left.
+    """A hook that shows step, share done, precision, loss, rates, skipped steps, slow ranks, pace and time left.
 
-    The pace is steps per second, and samples per second where the graph says how many samples a batch has.
+    The pace is steps per second, and samples per second if the graph shows the samples of a batch.
 
-    On a terminal one line is rewritten in place; elsewhere a whole line comes from time to time. Only rank 0
-    speaks, but every rank counts. The first skipped step is announced in a line of its own, and explained.
+    On a terminal one line is rewritten in place; elsewhere whole lines are printed from time to time. Only rank 0
+    prints, but every rank counts. A separate line announces and explains the first skipped step.
 
     Args:
-      total_steps: global step at which the run ends. None: no share and no time left are shown.
+      total_steps: global step at which the run ends. None: share and time left are not shown.
       every_n_steps: steps between two lines, counted in whole session runs of `iterations_per_loop` steps each. None:
         on a terminal as often as readable; elsewhere a twentieth of `total_steps`, or 100, but at least one line in
         30 seconds.
       loss: tensor or name, see `StepHook`.
       stream: where to write. None: `sys.stdout`, looked up when training begins.
       clock: seconds, never going backwards.
-      more_steps: instead of `total_steps`, the steps from where the first session starts.
+      more_steps: in place of `total_steps`, the number of steps from the start of the first session.
     Raises:
       ValueError: `total_steps`, `every_n_steps` or `more_steps` is below 1.
-    Ranks: local; lines come from rank 0.
+    Ranks: local; rank 0 prints.
     Example:
       hook = ProgressHook(total_steps=1000)
       estimator.train(input_fn, hooks=[hook], max_steps=1000)
@@ -83,7 +83,7 @@ class ProgressHook(StepHook):
         self._reset()
 
     def after_create_session(self, session, coord):
-        """Remembers the step this session starts from, also after a session was lost and made again."""
+        """Notes the step this session starts from, also after a lost session was recreated."""
         del coord
         self._pace = Pace()
         self._start_step = self.read_step(session)
@@ -103,14 +103,14 @@ class ProgressHook(StepHook):
             self._show(session, now)
 
     def end(self, session):
-        """Shows where the run ended."""
-        # Data that ends inside a loop leaves steps behind that no run has told of.
+        """Shows the last step."""
+        # If data ends inside a loop, its last steps are in no run that returned.
         if self._runs and (self._runs != self._shown_runs or self.read_step(session) != self.step):
             self._show(session, self._now)  # the time of the last step, not of what other hooks do at the end
         self._output.close()
 
     def leave_out(self, secs: float) -> None:
-        """Does not count some seconds since the last step, which something else has taken, as an evaluation does."""
+        """Excludes some seconds since the last step from the pace, such as those of an evaluation."""
         self._pace.leave_out(secs)
 
     @property
@@ -184,7 +184,7 @@ class ProgressHook(StepHook):
         self._shown_runs, self._shown_at = self._runs, now
 
     def _samples_per_sec(self) -> float | None:
-        """A run is a batch, or `iterations_per_loop` of them; the global step may move once in several batches."""
+        """Computes the pace in samples; a run has `iterations_per_loop` batches, a global step one or more."""
         tried, pace, samples = self._tried(), self._pace.recent, self.samples_per_step
         if not pace or samples is None or tried <= 0:
             return None
@@ -192,18 +192,18 @@ class ProgressHook(StepHook):
         return pace * samples * max(round(batches / tried), 1)
 
     def _tried(self) -> int:
-        """Steps of this session, skipped ones included."""
+        """Counts the steps of this session, skipped ones included."""
         return (self.step or 0) - self._start_step + self.skipped_steps - self._skipped_before
 
 
 class Pace:
-    """Steps per second, of late and on the whole, from marks of (steps tried so far, time now).
+    """Steps per second, recent and overall, from marks of (steps tried so far, time now).
 
-    The first mark is only the starting line. Place it after the first steps, so that start-up (building,
-    compiling, filling queues) does not count.
+    The first mark is only the start. Place it after the first steps, so that start-up (building, compiling, filling
+    queues) does not count.
 
     Args:
-      window: how many of the latest intervals between marks make up the recent pace.
+      window: the number of latest intervals between marks for the recent pace.
     """
 
     def __init__(self, window: int = 8):
@@ -217,7 +217,7 @@ class Pace:
         self._marks.append((steps, now_secs))
 
     def leave_out(self, secs: float) -> None:
-        """Moves all marks so far, as if these seconds had not been."""
+        """Moves all marks so far by these seconds, which then do not count."""
         self._first = self._first and (self._first[0], self._first[1] + secs)
         self._marks = collections.deque([(steps, now + secs) for steps, now in self._marks], self._marks.maxlen)
 

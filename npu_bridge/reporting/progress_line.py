@@ -22,10 +22,10 @@ class Progress(NamedTuple):
       loss_scale: the factor the latest step used; None when the run scales no loss.
       skipped_steps: updates that did not happen because gradients overflowed.
       steps_per_sec: steps tried per second, skipped ones included.
-      precision: what the latest step computed in, such as "float16".
-      learning_rate: that of the latest step.
-      samples_per_sec: of all ranks together.
-      slow: which ranks are slow, in a few words.
+      precision: dtype of the latest step, such as "float16".
+      learning_rate: learning rate of the latest step.
+      samples_per_sec: samples of all ranks together.
+      slow: the slow ranks, in a few words.
     """
 
     step: int
@@ -41,12 +41,12 @@ class Progress(NamedTuple):
 
 
 def format_progress(progress: Progress, width: int | None = None) -> str:
-    """The line, as in `step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | ...`.
+    """Formats the line, as in `step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | ...`.
 
     Args:
-      progress: what there is to show.
-      width: the most characters there is room for. What does not fit is left out whole, the learning rate first, then
-        the loss scale, then the samples per second; the time left stays to the last.
+      progress: the values to show.
+      width: the longest line. Parts that do not fit are left out whole, the learning rate first, then the loss scale;
+        the time left goes last.
     """
     parts = _parts(progress)
     for name in _DROPPED_FIRST:
@@ -76,7 +76,7 @@ _DROPPED_FIRST = (
 
 
 def _parts(progress: Progress) -> dict[str, str]:
-    """The parts of the line in the order in which they are read."""
+    """Returns the parts of the line in their order."""
     parts = {"position": _position(progress)}
     if progress.precision is not None:
         parts["precision"] = progress.precision
@@ -105,7 +105,7 @@ def _joined(parts: dict[str, str]) -> str:
 
 
 def format_start(reached: int, total_steps: int | None, folder: str) -> str:
-    """What a training says that finds a checkpoint: where it goes on, or that nothing is left to do."""
+    """Formats the line of a training that finds a checkpoint: where it resumes, or that nothing is left to do."""
     if total_steps is None or reached < total_steps:
         return f"going on from step {reached}, saved in {folder}"
     fix = f"max_steps={2 * total_steps} or another model_dir"
@@ -113,7 +113,7 @@ def format_start(reached: int, total_steps: int | None, folder: str) -> str:
 
 
 def format_skip_note(loss_scale: float | None) -> str:
-    """Returns the line of the first skipped step. Overflow is how a dynamic scale finds its level, not a fault."""
+    """Formats the line of the first skipped step. An overflow is no fault: a dynamic scale finds its level by it."""
     if loss_scale is None:
         return "step skipped: gradients were not finite"
     return (
@@ -125,7 +125,7 @@ def format_skip_note(loss_scale: float | None) -> str:
 def format_evaluation(evaluation: Evaluation, width: int | None = None) -> str:
     """Formats an evaluation, as in `evaluation at step 200 | loss 5.5200 | accuracy 0.73 | 12 batches in 1.4 s`.
 
-    The loss comes first, the other metrics in alphabetical order. What is longer than `width` goes on below.
+    The loss comes first, then the other metrics in alphabetical order. Longer text than `width` continues below.
     """
     name = f" {evaluation.name!r}" if evaluation.name else ""
     metrics = sorted(evaluation.metrics.items(), key=lambda metric: (metric[0] != "loss", metric[0]))
@@ -138,7 +138,7 @@ def format_evaluation(evaluation: Evaluation, width: int | None = None) -> str:
 
 
 def wrap(parts: Sequence[str], width: int | None = None, separator: str = _SEPARATOR) -> str:
-    """Parts in one line, or in as many as it takes, of which all but the first are indented."""
+    """Joins parts in one line, or in several, of which all but the first are indented."""
     lines = [parts[0]]
     for part in parts[1:]:
         longer = f"{lines[-1]}{separator}{part}"
@@ -150,7 +150,7 @@ def wrap(parts: Sequence[str], width: int | None = None, separator: str = _SEPAR
 
 
 def format_secs(secs: float) -> str:
-    """A short time with two or three digits, such as `0.84 ms`, `98 ms`, `1.4 s`; a longer one as `format_duration`."""
+    """Formats a short time, such as `0.84 ms`, `98 ms`, `1.4 s`; a longer one as `format_duration`."""
     if secs >= 60:
         return format_duration(secs)
     number, unit = (secs, "s") if secs >= 0.9995 else (secs * 1000, "ms")
@@ -158,12 +158,12 @@ def format_secs(secs: float) -> str:
 
 
 def format_loss(loss: float) -> str:
-    """Five significant digits; a NaN or infinite loss is shown as it is."""
+    """Formats a loss with five significant digits, or as `nan` or `inf`."""
     return f"{loss:#.5g}" if math.isfinite(loss) else str(float(loss))
 
 
 def format_scale(scale: float) -> str:
-    """A power of two from 1024 up is written as one (`2^16`); any other scale as a plain number."""
+    """Formats a power of two above 1000 as one (`2^16`), any other scale as a plain number."""
     mantissa, exponent = math.frexp(scale) if math.isfinite(scale) else (0.0, 0)
     if mantissa == 0.5 and exponent > 10:
         return f"2^{exponent - 1}"
@@ -171,24 +171,24 @@ def format_scale(scale: float) -> str:
 
 
 def format_steps(count: int) -> str:
-    """A count with its unit: `1 step`, `2 steps`."""
+    """Formats a number of steps: `1 step`, `2 steps`."""
     return format_count(count, "step")
 
 
 def format_count(count: int, thing: str) -> str:
-    """A count with what is counted: `1 rank`, `2 ranks`."""
+    """Formats a number of things: `1 rank`, `2 ranks`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def format_rate(rate: float) -> str:
-    """Three significant digits, never in exponent form."""
+    """Formats a rate with three significant digits, never in exponent form."""
     if rate >= 100:
         return f"{rate:.0f}"
     return f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
 
 
 def format_duration(secs: float) -> str:
-    """The two largest units that matter: `42 s`, `3 min 05 s`, `2 h 04 min`, `1 d 06 h`."""
+    """Formats a time in its two largest units: `42 s`, `3 min 05 s`, `2 h 04 min`, `1 d 06 h`."""
     whole = int(round(secs))
     if whole < 60:
         return f"{whole} s"

@@ -10,20 +10,20 @@ from npu_bridge.reporting.progress_line import format_count
 
 
 def describe_run(precision: str = "the graph's own dtypes") -> str:
-    """Back-end, devices, ranks and precision in one line.
+    """Describes back-end, devices, ranks and precision in one line.
 
     As in `TensorFlow 2.15.1 | 2 CPU cores | 4 ranks, 2 on this machine | precision: the graph's own dtypes`.
 
     Args:
-      precision: what decides the dtypes, in words.
+      precision: the dtypes of the run, in words.
     Raises:
-      RuntimeError: the environment declares another number of ranks than there are.
+      RuntimeError: the environment declares another number of ranks.
     """
     ranks = collective.current()
     gpus = len(tf.config.list_physical_devices("GPU"))
     devices = [format_count(gpus, "GPU")] if gpus else []
     devices.append(format_count(usable_cores(), "CPU core"))
     placement = "one process" if ranks.size == 1 else f"{ranks.size} ranks"
-    if ranks.local_size < ranks.size:  # in 80 columns there is no room for what goes without saying
+    if ranks.local_size < ranks.size:  # else it is obvious, and 80 columns have little room
         placement += f", {ranks.local_size} on this machine"
     return f"TensorFlow {tf.__version__} | {', '.join(devices)} | {placement} | precision: {precision}"

@@ -1,4 +1,4 @@
-"""How big a training is: samples of a step, trained parameters, memory of each rank."""
+"""Measures the size of a training: samples of a step, trained parameters, memory of each rank."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from npu_bridge.graph.operators import computed_ops
 
 __all__ = ["memory_of_gpu", "parameters_of", "peaks_of_ranks", "samples_of_batch"]
 
-_SAMPLES = ("npu_bridge", "samples_of_batch")  # a key for what is kept with a graph
+_SAMPLES = ("npu_bridge", "samples_of_batch")  # key of a graph's collection
 _NEXT = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueManyV2", "QueueDequeueUpToV2")
-# Datasets whose elements are not those of the dataset they are made from.
+# Datasets that change the elements of their input dataset.
 _OTHER_ELEMENTS = ("Unbatch", "FlatMap", "Interleave", "Window", "GroupBy", "Rebatch", "Concatenate", "Sample")
 
 
 def samples_of_batch(graph: tf.Graph, loss: tf.Tensor | None) -> int | None:
-    """Samples in the batches that a loss is computed from, on this rank; None where the graph does not say.
+    """Returns the samples of this rank's batches, from which a loss is computed; None if the graph does not show it.
 
-    It is the first dimension of what the input gives, or the number that the last `batch` of a `tf.data` pipeline was
-    given. Where several inputs disagree, or where batches are fed, nothing is known.
+    This is the first dimension of the input's tensors, or the argument of the last `batch` in a `tf.data` pipeline. It
+    is None if several inputs disagree, or if batches are fed.
 
     Graph: adds nothing.
     """
@@ -37,17 +37,17 @@ def samples_of_batch(graph: tf.Graph, loss: tf.Tensor | None) -> int | None:
 
 
 def parameters_of(variables: Iterable) -> int | None:
-    """Numbers in variables; None where there are none, or one of unknown shape."""
+    """Counts the numbers in variables; None without variables, or with one of unknown shape."""
     sizes = [variable.shape.num_elements() for variable in variables]
     return sum(sizes) if sizes and None not in sizes else None
 
 
 def peaks_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, int]:
-    """The most memory in bytes that ranks have had, those that this rank can see: itself, and others of its host.
+    """Returns the peak memory in bytes, by rank, of this rank and of others on its host.
 
     Args:
-      places: for each rank its `host` and `process`, as `places_of_ranks` gives them.
-      rank: this one.
+      places: for each rank its `host` and `process`, as from `places_of_ranks`.
+      rank: this rank.
     """
     host, found = socket.gethostname()[:100], {rank: peak_memory()}
     for other, place in enumerate(places):
@@ -57,7 +57,7 @@ def peaks_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, 
 
 
 def memory_of_gpu() -> int | None:
-    """The most memory in bytes that this process has had of its first GPU; None without one."""
+    """Returns the peak memory in bytes of this process on its first GPU; None without one."""
     if not tf.config.list_physical_devices("GPU"):
         return None
     with contextlib.suppress(Exception):  # some builds cannot say
@@ -73,7 +73,7 @@ def _first_dimension(op: tf.Operation) -> int | None:
 
 
 def _batch_of_dataset(iterator: tf.Operation) -> int | None:
-    """What the last `batch` before an iterator was given."""
+    """Returns the argument of the last `batch` before an iterator."""
     made = [op for op in iterator.outputs[0].consumers() if op.type == "MakeIterator"]
     sizes = {_batch_size(op.inputs[0].op) for op in made}
     return sizes.pop() if len(sizes) == 1 else None

@@ -39,7 +39,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Waits until what was begun is on the disk; raises what that has raised."""
+        """Waits until the copy is on the disk; raises the error of the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
@@ -101,7 +101,7 @@ class BackgroundSaver:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until what was begun is on the disk; raises what that has raised."""
+        """Waits until the checkpoint is on the disk; raises the error of the save."""
         self._writer.wait()
 
     def check(self) -> None:
