@@ -35,25 +35,25 @@ from npu_bridge.reporting.tensorboard import TensorBoardCallback, TensorBoardHoo
 from npu_bridge.reporting.thinning import Thinning
 from npu_bridge.session import steps_per_run
 
-# What a rank says of itself is a text of at most so many bytes.
+# The longest description of a rank's place.
 _RANK_BYTES = 256
 
 
 class ReportHook(tf.estimator.SessionRunHook):
-    """Notes how a training was started, records its steps, and makes `report.html` when it ends; rank 0 writes.
+    """A hook that notes how a training was started, records its steps, and makes `report.html` when it ends.
 
-    What cannot be written is told in the log; no training ends for it. An error that stops a training, or Ctrl-C, is in
-    its page (`FailureHook`). Every `NPUEstimator` has such a hook.
+    Rank 0 writes. A file that cannot be written is logged, and the training goes on. The page shows an error, or
+    Ctrl-C, that stops a training (`FailureHook`). Every `NPUEstimator` has such a hook.
 
     Args:
       folder: for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
-      history: of a `HistoryHook` that records the steps already. None: this hook records them, ever more sparsely
-        (`every_n_steps=None` of a `HistoryHook`).
-      ranks: what `places_of_ranks` gave, for the table of ranks. None: their number alone.
+      history: history of a `HistoryHook` that records the steps already. None: this hook records them, more and more
+        sparsely (`every_n_steps=None` of a `HistoryHook`).
+      ranks: the result of `places_of_ranks`, for the table of ranks. None: only their number.
       stream: where the summary and the path of the page are printed. None: `sys.stdout`, looked up at the end.
-      curves: write those of a `TensorBoardHook` into the folder, too.
-      is_brief: print the first line of the summary alone.
-      config: the `NPURunConfig`, for `run.toml`. None: that has the options that the session was told.
+      curves: also write the curves of a `TensorBoardHook` into the folder.
+      is_brief: print only the first line of the summary.
+      config: the `NPURunConfig`, for `run.toml`. None: `run.toml` has the options of the session.
     Graph: reads collections, adds nothing.
     Ranks: local.
     Example: with tf.train.MonitoredTrainingSession(hooks=[ReportHook("out/run")]) as session: ...
@@ -77,7 +77,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         self.history = history
         self._page = _Page(folder, history, ranks, is_brief, config)
         self._failure = FailureHook(folder, self._stop, history, stream)
-        self._graph = StepHook()  # reads the step, and knows how big a batch is
+        self._graph = StepHook()  # reads the step and the size of a batch
         self._options = None
         self._stream = stream
 
@@ -88,7 +88,7 @@ class ReportHook(tf.estimator.SessionRunHook):
             part.begin()
 
     def after_create_session(self, session, coord):
-        """Writes down how the training was started."""
+        """Notes how the training was started."""
         for part in self._parts:
             part.after_create_session(session, coord)
         self._page.note(self._options or of_graph.options_of(session.graph))
@@ -97,7 +97,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         self._failure.after_create_session(session, coord)
 
     def before_run(self, run_context):
-        """Asks for what is recorded."""
+        """Fetches the recorded tensors."""
         self._page.begin_run()
         wanted = [part.before_run(run_context) for part in self._parts]
         return tf.estimator.SessionRunArgs([each.fetches if each else {} for each in wanted])
@@ -109,17 +109,17 @@ class ReportHook(tf.estimator.SessionRunHook):
             part.after_run(run_context, run_values._replace(results=results))
 
     def leave_out(self, secs: float) -> None:
-        """Does not count some seconds since the last step, which something else has taken, as an evaluation does."""
+        """Excludes some seconds since the last step from step times, such as those of an evaluation."""
         self._page.leave_out(secs)
 
     def end(self, session):
-        """Makes the page, and prints a summary and where the page is."""
+        """Makes the page, and prints a summary and the path of the page."""
         for part in self._parts:
             part.end(session)
         self._page.make(self._stream or sys.stdout, self._graph.read_step(session))
 
     def _stop(self, step: int | None) -> None:
-        """Writes what is kept, when an error ends the session."""
+        """Writes the kept steps when an error ends the session."""
         for part in self._parts:
             if isinstance(part, HistoryHook):
                 part.stop(step)
@@ -128,13 +128,13 @@ class ReportHook(tf.estimator.SessionRunHook):
 
 
 class ReportCallback(tf.keras.callbacks.Callback):
-    """The same for `model.fit`: records each batch, and makes `report.html` when `fit` ends.
+    """A callback for `model.fit` that records each batch, and makes `report.html` when `fit` ends.
 
-    The loss is the one that Keras shows: the mean since the epoch began. With `verbose=0` the path is not printed.
+    The loss is that of Keras: the mean since the epoch began. With `verbose=0` the path is not printed.
 
     Args:
       folder: for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
-      curves: write those of a `TensorBoardCallback` into the folder, too.
+      curves: also write the curves of a `TensorBoardCallback` into the folder.
     Ranks: local; only rank 0 writes.
     Example: model.fit(dataset, callbacks=npu_callbacks_append([ReportCallback("out/run")]))
     """
@@ -148,7 +148,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
         self._before: Any = None
         self._skips = SkipsInARow()
-        self._train: Any = None  # what `fit` would call for a step
+        self._train: Any = None  # the original train function
         self._is_training = False
 
     def on_train_begin(self, logs=None):
@@ -165,11 +165,11 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._page.begin(self._before.step if self._writes else 0, None, trained)
         train, of_other = self.model.train_function, tf.keras.callbacks.Callback
         self._is_training = True
-        if train is not None and not isinstance(getattr(train, "__self__", None), of_other):  # which takes its own away
+        if train is not None and not isinstance(getattr(train, "__self__", None), of_other):  # others restore theirs
             self._train, self.model.train_function = train, self._watched
 
     def _watched(self, iterator):
-        """A step of Keras: after an error in it no callback is called."""
+        """Calls the train function and reports its error, after which Keras calls no callback."""
         try:
             return self._train(iterator)
         except BaseException as error:
@@ -235,7 +235,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
 
 
 def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
-    """Does something for a page on rank 0; a training is worth more than its page and goes on where that fails."""
+    """Wraps a method of `_Page` to act on rank 0 only, and to log its errors instead of ending the training."""
 
     @functools.wraps(action)
     def attempted(self: _Page, *arguments: Any) -> None:
@@ -246,7 +246,7 @@ def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Page:
-    """What both have in common: the files beside the history."""
+    """The files beside the history, for the hook and the callback."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class _Page:
         self._times, self._run_began = StepTimes(), 0.0
 
     def begin(self, step: int, samples: int | None, trained: Iterable) -> None:
-        """Notes how big the training is."""
+        """Notes the size of the training."""
         self._start, self._began, self._times, self._steps_per_run = step, time.monotonic(), StepTimes(), 1
         if collective.current().rank == 0:
             self._history.note_facts(step, samples_per_step=samples, parameters=parameters_of(trained))
@@ -273,21 +273,21 @@ class _Page:
         self._run_began = time.monotonic()
 
     def end_run(self, steps: int = 1) -> None:
-        """Ends a session run of so many steps."""
+        """Ends a session run of `steps` steps."""
         self._steps_per_run = steps
         self._times.add(time.monotonic() - self._run_began, steps)
-        if self._times.runs & (self._times.runs - 1) == 0:  # other ranks may have ended before this one
+        if self._times.runs & (self._times.runs - 1) == 0:  # not only at the end: other ranks can end before this one
             self._look_at_memory()
 
     def leave_out(self, secs: float) -> None:
-        """Moves the beginning of the run."""
+        """Moves the beginning of the run by these seconds."""
         self._run_began += secs
 
     def _look_at_memory(self) -> None:
         self._peaks.update(peaks_of_ranks(self._ranks or (), collective.current().rank))
 
     def note_memory(self, step: int) -> None:
-        """Notes how much memory the ranks have had; for rank 0."""
+        """Notes the peak memory of the ranks; for rank 0."""
         self._look_at_memory()
         gpu = memory_of_gpu()
         self._history.note_facts(step, memory_bytes=self._peaks, gpu_memory_bytes=None if gpu is None else {0: gpu})
@@ -304,7 +304,7 @@ class _Page:
 
     @_on_rank_0
     def make(self, stream: TextIO | None, step: int) -> None:
-        """Writes `report.html`, if there was a step, and says how the training went on a stream; None says nothing."""
+        """Writes `report.html`, if there was a step, and prints the ending of the training; None prints nothing."""
         if not self._history.rows:
             return
         self.note_memory(step)
@@ -315,7 +315,7 @@ class _Page:
 
 
 def places_of_ranks() -> list[dict[str, Any]]:
-    """Host, device, cores and process of each rank, in order.
+    """Collects host, device, cores and process of each rank, in order.
 
     Ranks: collective; every rank gets the whole list.
     """

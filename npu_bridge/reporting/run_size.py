@@ -83,7 +83,7 @@ def _batch_size(op: tf.Operation) -> int | None:
     while not any(word in op.type for word in _OTHER_ELEMENTS):
         names = [argument.name for argument in op.op_def.input_arg]
         if "batch_size" in names:
-            # Counted from the end: arguments that a function captures come before it, any number of them.
+            # Counted from the end: any number of captured arguments come before it.
             size = tf.get_static_value(op.inputs[names.index("batch_size") - len(names)])
             return None if size is None else int(size)
         if not len(op.inputs) or op.inputs[0].dtype != tf.variant:

@@ -1,4 +1,4 @@
-"""Draws the stages that gradients go through as SVG: one below the other, with the bytes that each rank sends."""
+"""Draws the stages of gradients as SVG, one below the other, with the bytes that each rank sends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw_stages(stops: Sequence[Any]) -> str:
     """Draws stages in their order.
 
     Args:
-      stops: objects with `place`, `name`, `arguments`, `needs`, `gives` and `sends`, as of `gradients.explanation`.
+      stops: objects with `place`, `name`, `arguments`, `needs`, `gives` and `sends`, as in `gradients.explanation`.
     Returns:
       The text of an SVG file. Elements carry classes: `stop` (with the stage's name as `data-stage`), `before`, `sent`.
     """
@@ -63,7 +63,7 @@ def _stop(stop, top, most):
 
 
 def _bars(sends, top, most):
-    """What is sent without the stage, behind what is sent with it."""
+    """Draws the bytes sent without the stage, in light, and with it."""
     before, after = sends
     y, parts = top + 8, []
     for kind, sent, opacity in (("before", before, 0.25), ("sent", after, 1.0)):

@@ -18,10 +18,10 @@ _GraphKeys = tf.compat.v1.GraphKeys
 
 
 class Observation(NamedTuple):
-    """What one `session.run` of the training loop showed; `None` for what the graph does not have.
+    """The numbers of one `session.run` of the training loop; None for numbers the graph does not have.
 
-    `precision` is the dtype the step was lowered to, such as "bfloat16, imitated", or "float32"; None when nothing
-    decides it for this session.
+    `precision` is the dtype the step was lowered to, such as "bfloat16, imitated", or "float32"; None without a
+    precision option.
     """
 
     loss: float | None
@@ -32,9 +32,9 @@ class Observation(NamedTuple):
 
 
 class StepHook(tf.estimator.SessionRunHook):
-    """Fetches loss, loss scale and the skipped flag with every step and hands them to `on_step`.
+    """A hook that fetches loss, loss scale and the skipped flag with every step and passes them to `on_step`.
 
-    Tensors are looked up in `begin`, so one hook object serves one graph after the other. It warns when step after step
+    It finds its tensors in `begin`, so one hook object can serve several graphs in turn. It warns when step after step
     is skipped (`SkipsInARow`).
 
     Args:
@@ -72,17 +72,17 @@ class StepHook(tf.estimator.SessionRunHook):
 
     @property
     def samples_per_step(self) -> int | None:
-        """Samples of all ranks in one step; None where the graph of the session does not say."""
+        """Samples of all ranks in one step; None if the graph of the session does not show it."""
         own = samples_of_batch(self._graph, self._fetches.get("loss"))
         return None if own is None else own * collective.current().size
 
     def before_run(self, run_context):
-        """Asks for the tensors, to be computed in the same run as the step."""
+        """Fetches the tensors in the same run as the step."""
         del run_context
         return tf.estimator.SessionRunArgs(self._fetches) if self._fetches else None
 
     def after_run(self, run_context, run_values):
-        """Turns what came back into an `Observation`."""
+        """Makes an `Observation` of the fetched values."""
         policy = policy_of_last_step(run_context.session)
         results = {"learning_rate": self._fixed_rate, **(run_values.results or {})}
         observation = Observation(
@@ -96,12 +96,12 @@ class StepHook(tf.estimator.SessionRunHook):
         self.on_step(run_context.session, observation)
 
     def on_step(self, session, observation: Observation) -> None:
-        """Called once per step, after it. Subclasses override this."""
+        """Handles a step after it; subclasses override this."""
 
     def read_step(self, session) -> int:
-        """The global step now, read afresh; 0 in a graph without one.
+        """Reads the current global step; 0 in a graph without one.
 
-        A value fetched along with the step may be from before or after the update, so it is read on its own.
+        A value fetched along with the step can be from before or after the update, so this takes another run.
         """
         return int(session.run(self._global_step)) if self._global_step is not None else 0
 
@@ -122,7 +122,7 @@ class StepHook(tf.estimator.SessionRunHook):
 
 
 def _scalar(loss: Any) -> float | None:
-    """The mean of a loss that is fetched; `np.mean` would take a third of a small step's Python time for a scalar."""
+    """Returns the mean of a fetched loss; `np.mean` of a scalar would take a third of a small step's Python time."""
     if loss is None:
         return None
     return float(loss) if isinstance(loss, (float, np.floating)) else float(np.mean(loss))

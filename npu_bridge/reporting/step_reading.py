@@ -1,6 +1,6 @@
-"""Reading what TensorFlow recorded of a training step: which operator did what when.
+"""Reads TensorFlow's record of a training step: which operator ran when, and for what.
 
-What an operator is for is read from the graph that was really run, which TensorFlow gives along with the times:
+The purpose of an operator comes from the graph that was really run, which TensorFlow returns along with the times,
 after its rewriter has renamed, joined and removed operators.
 """
 
@@ -21,14 +21,14 @@ _INTEGERS = (3, 9)  # DT_INT32 and DT_INT64
 # They only wait for another device.
 _WAITING = ("_Recv", "_HostRecv")
 _BETWEEN_STEPS = ("NextIteration", "RefNextIteration")
-# What a loop is made of; constants are computed as early as a step of it may begin.
+# Operators that make up a loop; its constants are computed as soon as a step of it can begin.
 _IDLE = (*_BETWEEN_STEPS, "Const", "Enter", "Exit", "LoopCond", "Merge", "RefEnter", "RefSwitch", "Switch")
 
 
 def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
     """Turns the record of a session run into a trace.
 
-    Without the other ranks nobody knows how long a transfer waited, so `wire_ms` is the end of the one before it.
+    How long a transfer waited is not known without the other ranks, so `wire_ms` is the end of the one before it.
 
     Args:
       metadata: RunMetadata of a run with a trace level and `output_partition_graphs`.
@@ -47,7 +47,7 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
 def read_overlapping_steps(metadata: Any, last_step: int, rank: int) -> list[StepTrace]:
     """Turns the record of a run that repeats a step in a loop of the graph into a trace for each step.
 
-    Operators that are not run in every step, as those of a condition, are left out.
+    Operators that do not run in every step, such as those of a condition, are left out.
 
     Args:
       metadata: RunMetadata of a run with a trace level and `output_partition_graphs`.
@@ -111,14 +111,14 @@ def _transfers(events, kinds, in_ms):
 
 
 class _Kinds:
-    """What the operators of a graph are for.
+    """The purposes of the operators of a graph.
 
     Attributes:
-      transfers: names of those through which something goes from rank to rank.
-      decisions: of these, the ones that carry one integer.
-      updates: what waits for something to arrive, and what changes variables. Copies of gradients that are held back
-        until another transfer is through are among them: they say nothing about when the gradient was there.
-      before: what gradients are made from otherwise: forward and backward pass.
+      transfers: names of the operators that communicate with other ranks.
+      decisions: names of the transfers of one integer.
+      updates: names of the operators that wait for a transfer, or change variables. They include copies of gradients
+        that wait for another transfer, as these do not show when the gradient was ready.
+      before: names of the other operators from which gradients are made: forward and backward pass.
     """
 
     def __init__(self, nodes: Mapping[str, Any]):
@@ -135,7 +135,7 @@ class _Kinds:
         self.before -= self.updates | self.transfers
 
     def computes(self, name: str) -> bool:
-        """Whether an operator belongs to forward and backward pass, or to nothing in particular."""
+        """Returns whether an operator belongs to forward and backward pass, or has no particular purpose."""
         node = self._nodes.get(name)
         return name not in self.updates and name not in self.transfers and (node is None or node.op not in _WAITING)
 
@@ -145,7 +145,7 @@ def _is_decision(node):
 
 
 def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:
-    """Names of the nodes each one reads, on other devices too; or of all it waits for."""
+    """Returns the nodes that each node reads, also on other devices; or all that it waits for."""
     senders = {node.attr["tensor_name"].s: name for name, node in nodes.items() if node.op in ("_Send", "_HostSend")}
     found = {}
     for name, node in nodes.items():
@@ -157,7 +157,7 @@ def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:
 
 
 def _waiting(nodes) -> dict[str, list[str]]:
-    """Names of the nodes that wait for each one."""
+    """Returns the nodes that wait for each node."""
     waiting: dict[str, list[str]] = {}
     for name, sources in _sources(nodes, through_control=True).items():
         for source in sources:

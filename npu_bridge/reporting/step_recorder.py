@@ -1,8 +1,8 @@
 """Records traces of some training steps of a script, for `npu-run --timeline`.
 
-A recorder is a hook of all runs of a rank that train. They are counted, by the global step where the graph has one;
-those of the steps asked for run with TensorFlow's tracing. What was recorded is read and written after the last of
-these steps, so that reading does not keep other ranks waiting in a step that is still to come.
+A recorder is a hook of all training runs of a rank. It counts them, by the global step if the graph has one, and traces
+the chosen steps with TensorFlow. It reads and writes the records after the last of these steps, so that other ranks do
+not wait for this in a later step.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from npu_bridge.session.iterations import take_record
 
 
 class StepRecorder(HookOfTraining):
-    """Records the runs that train certain steps of this rank and writes them to a file.
+    """A hook that records certain training steps of this rank and writes them to a file.
 
     The file is a Chrome trace (chrome://tracing, Perfetto) that also holds, under `npu_bridge`, a `StepTrace` for each
-    step. It is written after the last step asked for, or when the process ends before.
+    step. It is written after the last of these steps, or when the process ends before.
 
     Args:
       steps: the steps. Step n is the run that begins with the global step n, or, without a global step, the n-th run
-        that trains, from 0. Where a run trains several steps, its last one counts, and is recorded; so are the four
-        before it where these overlap.
+        that trains, from 0. If a run trains several steps, its last one counts and is recorded, and so are the four
+        before it if they overlap.
       path: the file, overwritten if it exists.
     """
 
@@ -49,11 +49,11 @@ class StepRecorder(HookOfTraining):
         self._steps_per_run = 1
         self._recorded: dict[int, Any] = {}
         self._overlapping: tuple[int, Any] | None = None  # the last of some steps, and their record
-        self._step = -1  # the one that is running
+        self._step = -1  # the running one
         atexit.register(self.finish)
 
     def before_run(self, run_context):
-        """Asks for a trace if the step is one of those to record."""
+        """Asks for a trace if the step is to be recorded."""
         self._step = self._step_of(run_context.session)
         self._first_seen = self._step if self._first_seen is None else self._first_seen
         self._last_seen = self._step
@@ -65,7 +65,7 @@ class StepRecorder(HookOfTraining):
     def after_run(self, run_context, run_values):
         """Keeps the trace; writes all of them after the last one."""
         if self._step in self._steps:
-            # A step whose update was skipped comes again; the last one counts.
+            # A skipped step comes again; the last one counts.
             self._recorded[self._step] = run_values.run_metadata
             overlapping = take_record(run_context.session)
             if overlapping is not None:
@@ -75,7 +75,7 @@ class StepRecorder(HookOfTraining):
             self.finish()
 
     def finish(self) -> None:
-        """Writes what was recorded and lets all later runs pass; again is as good as once."""
+        """Writes the records and ignores all later runs; a second call does nothing."""
         if self.is_over:
             return
         self.is_over = True
@@ -86,7 +86,7 @@ class StepRecorder(HookOfTraining):
         self._overlapping = None
 
     def _step_of(self, session):
-        """Number of the step that is about to run, of several the last one."""
+        """Returns the number of the step that is about to run; of several, that of the last one."""
         steps = self._steps_per_run = steps_per_run(session)
         global_step = global_step_of(session.graph)
         first = self._runs * steps if global_step is None else int(run_quietly(session, [global_step])[0])
@@ -94,7 +94,7 @@ class StepRecorder(HookOfTraining):
 
     def _write(self):
         if not self._recorded and os.path.exists(self._path):
-            return  # of an attempt that was restarted beyond these steps
+            return  # the file of an earlier attempt; this one started behind these steps
         traces = [read_step(metadata, step, self._rank) for step, metadata in sorted(self._recorded.items())]
         overlapping = []
         if self._overlapping is not None:
@@ -117,7 +117,7 @@ class StepRecorder(HookOfTraining):
     def _events(self, metadata):
         chrome = json.loads(chrome_trace(metadata.step_stats))
         for event in chrome["traceEvents"]:
-            # So that the files of all ranks can be looked at together.
+            # Unique numbers, so that the files of all ranks can be opened together.
             event["pid"] = self._rank * 1000 + event["pid"]
             if event.get("name") == "process_name":
                 event["args"]["name"] = f"rank {self._rank}: {event['args']['name']}"
@@ -128,7 +128,7 @@ def _traced(session, options):
     traced = config_pb2.RunOptions()
     if options is not None:
         traced.CopyFrom(options)
-    # A full trace starts TensorFlow's profiler, which only other devices than processors need.
+    # A full trace starts TensorFlow's profiler, which CPUs do not need.
     on_processors = {device.device_type for device in session.list_devices()} <= {"CPU", "XLA_CPU"}
     level = config_pb2.RunOptions.SOFTWARE_TRACE if on_processors else config_pb2.RunOptions.FULL_TRACE
     traced.trace_level = max(traced.trace_level, level)

@@ -1,7 +1,7 @@
-"""Computes from a recorded step how long it computes, communicates and waits for communication (the exposed tail).
+"""Computes how long a recorded step computes, communicates and waits for communication (the exposed tail).
 
-The tail is what comes after the backward pass. It is exposed while gradients or decisions are on their way and this
-rank computes nothing meanwhile: neither updates nor anything else. Transfers that hide behind computation cost nothing.
+The tail is the time after the backward pass. It is exposed while gradients or decisions are in transfer and this rank
+computes nothing, neither updates nor anything else. Transfers that hide behind computation cost nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """The same time without overlaps, in order.
+    """Joins overlapping intervals and sorts them.
 
     Args:
-      intervals: pairs of begin and end; those that do not last are left out.
+      intervals: pairs of begin and end; empty ones are left out.
       gap: pauses up to this long are filled.
     """
     joined: list[Interval] = []
@@ -32,7 +32,7 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """The time in `intervals` that is not in `others`, in order and without overlaps."""
+    """Subtracts `others` from `intervals`; returns intervals in order and without overlaps."""
     taken = union(others)
     rest: list[Interval] = []
     for begin, end in union(intervals):
@@ -50,7 +50,7 @@ def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[I
 
 
 def total(intervals: Iterable[Interval]) -> float:
-    """How long intervals last together; what several of them cover counts once."""
+    """Sums the lengths of intervals; overlaps count once."""
     return sum(end - begin for begin, end in union(intervals))
 
 
@@ -59,13 +59,13 @@ class Transfer:
     """One transfer between ranks. Times are ms from the beginning of the step.
 
     Attributes:
-      name: of the operator, the same on every rank.
-      begin_ms: this rank handed it over.
-      wire_ms: it came on the wire at the earliest; before, it waited for other ranks or for the transfer before it.
-      end_ms: its result was there.
+      name: name of the operator, the same on every rank.
+      begin_ms: when this rank handed it over.
+      wire_ms: when it was on the wire at the earliest; before, it waited for other ranks or the transfer before it.
+      end_ms: when its result was ready.
       fragment: number of the aggregation fragment; None for other transfers.
-      is_decision: it is the joint decision about the step, one number.
-      size_bytes: of what arrived; 0 where that was not recorded.
+      is_decision: whether it is the joint decision about the step, one number.
+      size_bytes: bytes received; 0 if not recorded.
     """
 
     name: str
@@ -84,12 +84,12 @@ class StepTrace:
     Attributes:
       step: its number.
       rank: the rank.
-      start_secs: when it began, on the clock of the rank's host, seconds since the epoch.
-      duration_ms: until the last operator ended.
-      backward_end_ms: when the last gradient of this rank was there.
-      compute: when forward and backward pass computed.
-      updates: when variables were changed, or anything else was done that had waited for a transfer.
-      transfers: in the order in which they ended.
+      start_secs: its begin on the clock of the rank's host, seconds since the epoch.
+      duration_ms: time until the last operator ended.
+      backward_end_ms: when the last gradient of this rank was ready.
+      compute: intervals in which forward and backward pass computed.
+      updates: intervals in which variables were updated, or other operators ran that had waited for a transfer.
+      transfers: the transfers in the order in which they ended.
     """
 
     step: int
@@ -103,7 +103,7 @@ class StepTrace:
 
     @property
     def exposed(self) -> list[Interval]:
-        """When, after the backward pass, this rank did nothing but wait for transfers."""
+        """Intervals after the backward pass in which this rank only waited for transfers."""
         tail = [
             (max(transfer.begin_ms, self.backward_end_ms), min(transfer.end_ms, self.duration_ms))
             for transfer in self.transfers
@@ -116,12 +116,12 @@ class StepTrace:
         return total(self.exposed)
 
     def as_facts(self) -> dict[str, Any]:
-        """The trace as JSON takes it, the exposed tail included."""
+        """Converts the trace to plain data for JSON, with the exposed tail."""
         return {**dataclasses.asdict(self), "exposed": self.exposed, "exposed_ms": self.exposed_ms}
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> StepTrace:
-        """The trace of which `as_facts` gave the facts."""
+        """Makes a trace of the result of `as_facts`."""
         fields = {field.name: facts[field.name] for field in dataclasses.fields(cls)}
         for name in ("compute", "updates"):
             fields[name] = tuple((begin, end) for begin, end in facts[name])
@@ -130,10 +130,9 @@ class StepTrace:
 
 
 def on_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
-    """Steps of one rank with times from the beginning of the first one; `duration_ms` is when each of them ended.
+    """Moves steps of one rank to times from the beginning of the first one; `duration_ms` becomes their end.
 
-    Transfers go one after the other, those of two steps, too, so that each has come on the wire when the one before
-    ended at the earliest.
+    Transfers go one after the other, also those of different steps: none is on the wire before the previous one ended.
     """
     start, arrived, moved = min(trace.start_secs for trace in traces), 0.0, []
     for trace in traces:
@@ -160,14 +159,13 @@ def on_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
 
 
 def split_waits(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None = None) -> list[StepTrace]:
-    """Finds out when each transfer came on the wire, from what all ranks saw of one step.
+    """Finds out when each transfer came on the wire, from the traces of all ranks for one step.
 
-    A transfer cannot begin before the last rank has handed it over, nor, as they go one after the other, before the one
-    that ended before it.
+    A transfer cannot begin before the last rank has handed it over, nor before the end of the previous one.
 
     Args:
       traces: one step, one trace for each rank.
-      leads_secs: what the clock of each rank shows too much; None for nothing.
+      leads_secs: how far the clock of each rank is ahead; None means none is.
     Returns:
       The traces in the same order, with other `wire_ms`.
     """
@@ -194,9 +192,9 @@ def _with_wire_times(trace, start_secs, handed_over):
 
 
 def _are_sent_together(before, transfer, all_here_ms):
-    """Whether Horovod joined two transfers: it unpacks what it joined as one arrives after the other.
+    """Returns whether Horovod joined two transfers, which then arrive shortly after each other.
 
-    Fragments and decisions are never joined. Ours: how much later the next one may arrive.
+    Fragments and decisions are never joined. The limit of the delay is ours.
     """
     is_joinable = all(each.fragment is None and not each.is_decision for each in (before, transfer))
     unpacking_ms = max(0.5, 0.25 * (before.end_ms - before.wire_ms))

@@ -28,23 +28,22 @@ _START_UP_RUNS = 3  # in which TensorFlow prepares the graph for new sets of fet
 
 
 class StragglerHook(tf.estimator.SessionRunHook):
-    """Says which rank is slow, once, and again when it has recovered; with one rank it does nothing.
+    """A hook that reports a slow rank once, and again when it has recovered; does nothing on one rank.
 
-    Ranks that train together all take the same time for a step. So each rank's own work is compared: from the end of
-    the reductions of the step before to the moment when its own last gradient is ready, with input, hooks and Python.
-    What comes then is waiting, for other ranks and for the network. Every 50 steps the ranks compare. A rank is slow
-    whose own work takes 20 % more than that of the others, and at least 2 ms, in each fifth of these steps. Work and
-    waiting are medians, so that saving is left out of both. It has recovered once that is less than 10 %. Where
-    gradients are accumulated, a step is a whole update. Of `iterations_per_loop` steps, the waiting of the last one
-    stands for all.
+    All ranks of a training take the same time for a step. So the hook compares each rank's own work: from the end of
+    the reductions of the step before until its last gradient is ready, with input, hooks and Python. The rest is
+    waiting, for other ranks and for the network. The ranks compare every 50 steps. A rank is slow if its own work takes
+    20 % more than that of the others, and at least 2 ms more, in each fifth of these steps; it has recovered at less
+    than 10 %. Work and waiting are medians, which leaves saving out. If gradients are accumulated, a step is a whole
+    update. Of `iterations_per_loop` steps, the waiting of the last one stands for all.
 
-    A `ProgressHook`, a `HistoryHook`, a `ReportHook` and a `TensorBoardHook` of the same session show what it finds.
+    A `ProgressHook`, a `HistoryHook`, a `ReportHook` and a `TensorBoardHook` of the same session show its results.
     Every `NPUEstimator` has one.
 
     Args:
-      stream: where rank 0 says it. None: `sys.stderr`, looked up when it is said.
-    Graph: two clocks, at the first training step; they change no value. None where gradients are sent in a loop.
-    Ranks: collective; every rank needs the hook, and at the same place among hooks that exchange something themselves.
+      stream: where rank 0 prints. None: `sys.stderr`, looked up then.
+    Graph: two clocks, at the first training step; they change no value. None if gradients are sent in a loop.
+    Ranks: collective; every rank needs the hook, at the same place among hooks with collectives.
     Example: with tf.train.MonitoredTrainingSession(hooks=[StragglerHook(), ProgressHook(1000)]) as session: ...
     """
 
@@ -52,17 +51,17 @@ class StragglerHook(tf.estimator.SessionRunHook):
         self._stream = stream
         self._moments: weakref.WeakKeyDictionary[Run, Moments | tuple] = weakref.WeakKeyDictionary()
         self._gathering: GraphApart | None = None
-        self._latest: Comparison | None = None  # also of an earlier session: nothing is said twice
+        self._latest: Comparison | None = None  # also of an earlier session, so that nothing is reported twice
         self._begin_session()
 
     def after_create_session(self, session, coord):
-        """Begins anew."""
+        """Resets the measurements."""
         del coord
         self._begin_session()
         _kept_with(session.graph).clear()
 
     def before_run(self, run_context):
-        """Asks a training step when it was ready for the reductions, and when these were done."""
+        """Fetches the times when a training step was ready for the reductions, and when these were done."""
         ranks, asked = collective.current(), run_context.original_args
         if ranks.size == 1:
             return None
@@ -74,7 +73,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
         return tf.estimator.SessionRunArgs(moments) if moments else None
 
     def after_run(self, run_context, run_values):
-        """Adds the step up; compares the ranks when there are enough."""
+        """Adds up the times of the step; compares the ranks when there are enough."""
         if not run_values.results:
             return
         ready, done, is_update = run_values.results
@@ -87,18 +86,18 @@ class StragglerHook(tf.estimator.SessionRunHook):
         self._waiting_secs += waiting
         self._own_secs += max(done - began - waiting, 0.0)
         if not is_update:
-            return  # what was computed is part of an update to come
+            return  # the batch is part of a later update
         self._steps_of_part += [(self._own_secs / steps, self._waiting_secs / steps)] * steps
         self._own_secs = self._waiting_secs = 0.0
         if len(self._steps_of_part) >= _STEPS_OF_PART:
-            # Rank 0 saves now and then, which makes it no slow rank, and the others none that are fast or wait long.
+            # Medians: a save on rank 0 does not make it slow, nor the others fast or waiting long.
             self._parts.append(tuple(map(statistics.median, zip(*self._steps_of_part))))
             self._steps_of_part = []
         if len(self._parts) == PARTS:
             self._compare(run_context.session)
 
     def end(self, session):
-        """Closes what it has opened."""
+        """Closes the graph of the comparison."""
         if self._gathering is not None:
             self._gathering.close()
             self._gathering = None
@@ -109,9 +108,9 @@ class StragglerHook(tf.estimator.SessionRunHook):
         self._begin_window()
 
     def _begin_window(self):
-        self._own_secs = self._waiting_secs = 0.0  # of the update that is going on
-        self._steps_of_part: list[tuple[float, float]] = []  # own seconds, and those of waiting
-        self._parts: list[tuple[float, ...]] = []  # likewise, the usual ones
+        self._own_secs = self._waiting_secs = 0.0  # of the current update
+        self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
+        self._parts: list[tuple[float, ...]] = []  # their medians
 
     def _compare(self, session):
         ranks = collective.current()
@@ -122,7 +121,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
             with uncounted():
                 self._gathering = GraphApart(lambda row: ranks.all_gather(row, "straggler_times"), row)
         found = self._gathering.run(row)
-        # The rank that came first has waited for the others, which is no work.
+        # The comparison made early ranks wait for others, which is no work.
         self._done = time.time()
         if ranks.rank > 0:
             return
@@ -138,7 +137,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
 
 
 def latest_comparison(graph: Any) -> Comparison | None:
-    """The latest comparison of the ranks that a `StragglerHook` has made in a graph's session, known on rank 0."""
+    """Returns the latest comparison of ranks by a `StragglerHook` in a graph's session; known on rank 0."""
     kept = None if graph is None else _kept_with(graph)
     return kept[-1] if kept else None
 

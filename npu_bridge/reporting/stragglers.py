@@ -1,4 +1,4 @@
-"""Compares the ranks' own work and waiting, and says which ranks are slow: text and numbers only."""
+"""Compares the ranks' own work and waiting, and describes slow ranks: text and numbers only."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Collection, Sequence
 from npu_bridge.reporting.history import Comparison, History
 from npu_bridge.reporting.progress_line import format_secs
 
-PARTS = 5  # of what is compared; a slow rank is slow in each, so that a short disturbance names nobody
-_SLOW, _SLOW_STILL = 1.2, 1.1  # times the median of the others; apart, so that a rank near the limit is told once
-# Ours: nobody gains from evening out less, and rank 0 has more to write than others.
+PARTS = 5  # parts of a comparison; a slow rank is slow in each, so that a short disturbance does not count
+_SLOW, _SLOW_STILL = 1.2, 1.1  # times the median of the others; apart, so that a rank near the limit is named once
+# Ours: smaller differences are not worth a change, and rank 0 has more to write than others.
 _LEAST_SECS = 0.002
 
 
 def compare(
     step: int, time: float, own_secs: Sequence[Sequence[float]], waiting: Sequence[float], slow: Collection[int]
 ) -> Comparison:
-    """Which ranks are slow.
+    """Finds the slow ranks.
 
     Args:
-      step, time: of the comparison.
-      own_secs: for each rank its own work of a step, the usual one in each part of the steps that are compared.
-      waiting: for each rank the share of a usual step in which it has waited.
+      step, time: step and time of the comparison.
+      own_secs: for each rank its own work in a typical step of each part.
+      waiting: for each rank the share of a typical step in which it has waited.
       slow: the ranks that were slow before.
     """
     found = []
@@ -38,20 +38,20 @@ def compare(
 
 
 def say_changes(before: Comparison | None, now: Comparison) -> list[str]:
-    """A sentence for each rank that is slow now and was not, and for each that no longer is."""
+    """Returns a sentence for each rank that has become slow, and for each that has recovered."""
     known = before.slow if before else []
     said = [say_slow(now, rank) for rank in now.slow if rank not in known]
     return said + [f"rank {rank} is no longer slow: {_work(now, rank)}" for rank in known if rank not in now.slow]
 
 
 def say_slow(found: Comparison, rank: int) -> str:
-    """How slow a rank is."""
+    """Describes how slow a rank is."""
     who = "they wait" if len(found.own_ms) > 2 else "it waits"
     return f"rank {rank} is slow: {_work(found, rank)}; {who} {lost_share(found, rank):.0%} of the time for it"
 
 
 def say_all_slow(found: Comparison | None) -> str | None:
-    """The slow ranks in a few words, for a progress line; None if there are none."""
+    """Describes the slow ranks in a few words, for a progress line; None without any."""
     if found is None or not found.slow:
         return None
     names = ", ".join(map(str, found.slow))
@@ -60,12 +60,12 @@ def say_all_slow(found: Comparison | None) -> str | None:
 
 
 def lost_share(found: Comparison, rank: int) -> float:
-    """The share of the time that the others wait for a rank: what they wait more than it does (median)."""
+    """Returns the share of the time that the others wait for a rank: their median, less its own waiting."""
     return max(statistics.median(_of_others(found.waiting, rank)) - found.waiting[rank], 0.0)
 
 
 def slowest(found: Comparison | None) -> dict[str, float]:
-    """Of the rank with most work, for a writer of numbers, slow or not; empty where nothing was compared."""
+    """Returns numbers of the rank with most work, slow or not, for a writer; empty without a comparison."""
     if found is None:
         return {}
     rank = max(range(len(found.own_ms)), key=found.own_ms.__getitem__)
@@ -79,7 +79,7 @@ def slowest(found: Comparison | None) -> dict[str, float]:
 
 
 def spells(history: History) -> list[tuple[Comparison, int, int | None]]:
-    """When which rank was slow: the comparison that named it, the rank, and the step it recovered at; None if never."""
+    """Lists when ranks were slow: the comparison that named a rank, the rank, and its step of recovery or None."""
     done: list[tuple[Comparison, int, int | None]] = []
     named: dict[int, Comparison] = {}
     for found in history.comparisons:

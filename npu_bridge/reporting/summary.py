@@ -1,4 +1,4 @@
-"""The figures shown when a run has ended, such as steps, time and the last loss: `Summary`, and the lines about it."""
+"""`Summary`: computes and formats the figures of a run that has ended, such as steps, time and last loss."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from npu_bridge.reporting.progress_line import (
 )
 from npu_bridge.reporting.stragglers import say_slow, spells
 
-# The last loss is a mean over this many steps: one batch alone says little (ours).
+# The last loss is a mean over this many steps: a single batch shows little (ours).
 LAST_LOSS_STEPS = 10
 
 # The first two steps of a session carry its start-up: TF prepares the graph for each new set of fetches.
 _START_UP_STEPS = 2
-_START_UP_RUNS = 3  # a `TensorBoardHook` asks for something else in each of the first three
-_TIMES_KEPT = 20_000  # then every second one goes (ours)
+_START_UP_RUNS = 3  # a `TensorBoardHook` has other fetches in each of the first three
+_TIMES_KEPT = 20_000  # then every second one is dropped (ours)
 _COLUMNS = 79
 
 
 class Summary(NamedTuple):
-    """A run in seven numbers; None for what is not known.
+    """A run in seven numbers; None for unknown ones.
 
     Attributes:
       ranks: processes that trained together, in the latest session.
       steps: global step reached.
-      first_loss: loss of the very first recorded step, also after the run was resumed.
+      first_loss: loss of the first recorded step, also in a resumed run.
       last_loss: mean loss of the last ten recorded steps that were not skipped.
       skipped_steps: skipped steps of the whole run.
       loss_scale: the factor the latest step used; None without loss scaling.
-      steps_per_sec: steps tried per second in the latest session that did any, start-up left out.
+      steps_per_sec: steps tried per second in the latest session with steps, without start-up.
     """
 
     ranks: int
@@ -58,7 +58,7 @@ class Summary(NamedTuple):
 
 
 def summarize(history: History) -> Summary:
-    """Draws the summary from a history, whatever number of sessions it holds."""
+    """Computes the summary of a history with any number of sessions."""
     rows = history.rows
     losses = [row.loss for row in rows if row.loss is not None]
     last = _last_losses(history)
@@ -74,16 +74,16 @@ def summarize(history: History) -> Summary:
 
 
 def write_summary(summary: Summary, path: str) -> None:
-    """Writes the summary as a JSON object with the names above; it appears complete or not at all.
+    """Writes the summary as a JSON object with the names of its fields; the file is complete or missing.
 
-    A number that is not finite is written as null: JSON has no NaN. Where it cannot be written, a warning says why.
+    A number that is not finite is written as null: JSON has no NaN. If the file cannot be written, a warning says why.
     """
     fields = {name: _finite(value) for name, value in summary._asdict().items()}
     Secondary(f"the summary {path}").attempt(write_whole, path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:
-    """The summary in one sentence for people."""
+    """Formats the summary as one sentence."""
     parts = [f"trained {format_steps(summary.steps)} on {format_count(summary.ranks, 'rank')}"]
     if summary.first_loss is not None and summary.last_loss is not None:
         parts.append(f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}")
@@ -96,9 +96,9 @@ def format_summary(summary: Summary) -> str:
 
 
 class StepTimes:
-    """How long steps take: the usual one and the longest, those of the start-up left out.
+    """The durations of steps, the median and the longest, without start-up.
 
-    Of long trainings it keeps the times of some ten thousand steps.
+    For a long training it keeps the times of some ten thousand steps.
     """
 
     def __init__(self):
@@ -109,7 +109,7 @@ class StepTimes:
         self.worst: float | None = None
 
     def add(self, secs: float, steps: int = 1) -> None:
-        """Notes a session run of so many steps."""
+        """Notes a session run of `steps` steps."""
         self.runs += 1
         if self.runs <= _START_UP_RUNS:
             return
@@ -124,25 +124,25 @@ class StepTimes:
 
     @property
     def median(self) -> float | None:
-        """Seconds of a step; None before the third run."""
+        """Median seconds of a step; None before the fourth run."""
         return statistics.median(self._secs) if self._secs else None
 
     @property
     def steps_per_sec(self) -> float | None:
-        """By the mean of all steps."""
+        """Steps per second, from the mean of all steps."""
         return self._counted / self._total if self._total else None
 
 
 def format_ending(
     history: History, steps: tuple[int, int], secs: float, times: StepTimes, loop: int = 1, report: str | None = None
 ) -> list[str]:
-    """What a training says at its end, in lines for a terminal with 80 columns.
+    """Formats the lines at the end of a training, for a terminal with 80 columns.
 
     Args:
-      history: of the training.
-      steps: global step at which it began now, and at which it ended.
-      secs: how long it took.
-      times: of its session runs.
+      history: history of the training.
+      steps: global step at which this session began, and at which it ended.
+      secs: duration.
+      times: times of its session runs.
       loop: steps of a run.
       report: path of the page.
     """
@@ -179,14 +179,14 @@ def format_ending(
 
 
 def _last_losses(history: History) -> list[float]:
-    """What the last loss is a mean of."""
+    """Returns the losses whose mean is the last loss."""
     known = [row for row in history.rows if row.loss is not None]
     applied = [row for row in known if not row.skipped]
     return [row.loss for row in (applied or known)[-LAST_LOSS_STEPS:] if row.loss is not None]
 
 
 def _losses(first: float, last: float, steps: int) -> str:
-    """The first loss and the last, which says how many steps it is a mean of."""
+    """Formats the first and the last loss, with the number of steps in its mean."""
     of = f" (mean of the last {steps} steps)" if steps > 1 else ""
     return f"loss {format_loss(first)} -> {format_loss(last)}{of}"
 
@@ -194,7 +194,7 @@ def _losses(first: float, last: float, steps: int) -> str:
 def _mean(numbers: Sequence[float]) -> float:
     try:
         return math.fsum(numbers) / len(numbers)
-    except OverflowError:  # of numbers near the largest there is
+    except OverflowError:  # numbers near the largest float
         return sum(number / len(numbers) for number in numbers)
 
 

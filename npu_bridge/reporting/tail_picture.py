@@ -1,4 +1,4 @@
-"""Draws one training step as SVG: what computed and communicated when, with the exposed tail shaded."""
+"""Draws one training step as SVG: computation and communication over time, with the exposed tail shaded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("bef
 
     Args:
       before, after: the steps.
-      titles: set in front of step and rank.
+      titles: prefixes of step and rank.
     Returns:
       The text of an SVG file, as `draw_step` makes it.
     """
@@ -64,13 +64,13 @@ def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("bef
 
 
 def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
-    """Draws steps of one rank on one scale, each of which begins before the one before it is over.
+    """Draws overlapping steps of one rank on one scale.
 
     Args:
       traces: at least one, in order.
       ranks: number of ranks of the job.
     Returns:
-      The text of an SVG file. Steps have two colors in turns. Elements carry classes: `row`, `compute`, `update`,
+      The text of an SVG file. Steps alternate between two colors. Elements carry classes: `row`, `compute`, `update`,
       `wire`, `idle` (nothing is on the wire, between the first and the last transfer), `backward-end`; the root carries
       `data-ms-per-px`.
     """
@@ -106,8 +106,8 @@ def _sent(trace, gap):
     return [((transfer.wire_ms, transfer.end_ms), _label([transfer], 0)) for transfer in trace.transfers]
 
 
-# Label and class of each row, its intervals and their names, where a gap of so many ms is not seen, and the colors of
-# steps in turns.
+# Label and class of each row, a function that returns its intervals and their names, without gaps of so many ms, and
+# the alternating colors of steps.
 _OVERLAPPING_ROWS = (
     ("forward, backward", "compute", lambda trace, gap: _unnamed(trace.compute, gap), (_COMPUTE, "#7cc4b5")),
     ("on the wire", "wire", _sent, (_WIRE, "#86b3f7")),
@@ -123,7 +123,7 @@ def _told_of_overlap(traces, scale, idle):
 
 
 def _drawn(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
-    """Traces with their headings on one scale, each followed by a gap, and the legend."""
+    """Draws traces with their headings on one scale, each followed by a gap, and the legend."""
     scale = _Scale(max(trace.duration_ms for trace, _ in panels))
     body: list[str] = []
     top = 0
@@ -136,7 +136,7 @@ def _drawn(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
 
 
 class _Scale:
-    """Places of times."""
+    """The horizontal positions of times."""
 
     def __init__(self, duration_ms: float):
         self.duration_ms = max(duration_ms, 1e-3)
@@ -146,7 +146,7 @@ class _Scale:
         return _LEFT + time_ms / self.ms_per_px
 
     def ticks_ms(self) -> list[float]:
-        """Round times, 5 to 12 of them, from 0."""
+        """Returns 5 to 12 round times, from 0."""
         return round_numbers(0.0, self.duration_ms, 10)
 
 
@@ -220,7 +220,7 @@ def _ground(row, top):
 
 
 def _exposed(trace, scale, first, bottom):
-    """One path for all of it: the gaps in it are as many as there are operators."""
+    """Draws the exposed tail as one path: it can have as many gaps as there are operators."""
     intervals = trace.exposed
     if not intervals:
         return []
@@ -235,7 +235,7 @@ def _exposed(trace, scale, first, bottom):
 def _bars(row: _Row, scale: _Scale, top: float) -> list[str]:
     y = top + (_PITCH - _BAR) / 2
     kind = "update" if row.color == _UPDATE else "compute"
-    # Joins details too fine to see; they would only make the file large.
+    # Joins details too fine to see, which would only enlarge the file.
     parts = [
         _bar(scale, interval, y, _BAR, kind, row.color)
         for interval in union(row.intervals, gap=_FINEST_PX * scale.ms_per_px)

@@ -13,13 +13,13 @@ from npu_bridge.reporting.tail_picture import draw_overlapping, draw_step
 
 
 class Tail(NamedTuple):
-    """The recorded steps of the first rank, and the one of them that the picture shows.
+    """The recorded steps of the first rank, and the step in the picture.
 
     Attributes:
       steps: their numbers, ascending.
-      exposed_ms: exposed tail of the step shown, which is the median one.
-      step_ms: how long that step took.
-      overlaps: whether there are steps that overlap, too.
+      exposed_ms: exposed tail of the step shown, the median one.
+      step_ms: duration of this step.
+      overlaps: whether there are also steps that overlap.
     """
 
     steps: list[int]
@@ -35,7 +35,7 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, over
       found: for each rank "rank", "host", "steps" (facts of `StepTrace`), at least one step, and "overlapping_steps".
       picture: SVG file to write.
       facts: JSON file to write.
-      overlap: SVG file to write where there are steps that overlap: those of the first rank.
+      overlap: SVG file for the overlapping steps of the first rank, if there are any.
     Raises:
       OSError: a file cannot be written.
     """
@@ -58,17 +58,17 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, over
 
 
 def typical_step(traces: Sequence[StepTrace]) -> StepTrace:
-    """Of the lowest rank, the step whose exposed tail is the median."""
+    """Returns the step of the lowest rank with the median exposed tail."""
     first = min(trace.rank for trace in traces)
     own = sorted((trace for trace in traces if trace.rank == first), key=lambda trace: trace.exposed_ms)
     return own[(len(own) - 1) // 2]
 
 
 def merge(found: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepTrace]:
-    """The traces of all ranks, by step and rank, with the waiting for other ranks told from the wire.
+    """Returns the traces of all ranks, by step and rank, with waiting for other ranks split from wire time.
 
     Args:
-      found: as `draw_tail` takes it.
+      found: as in `draw_tail`.
       kind: the key of the traces.
     """
     hosts = {facts["rank"]: facts["host"] for facts in found}
@@ -79,14 +79,14 @@ def merge(found: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepT
             by_step.setdefault(trace.step, []).append(trace)
     merged: list[StepTrace] = []
     for _, traces in sorted(by_step.items()):
-        host = hosts[traces[0].rank]  # whose ranks have one clock
+        host = hosts[traces[0].rank]  # the ranks of a host share a clock
         leads = [0.0 if hosts[trace.rank] == host else _lead_secs(traces[0], trace) for trace in traces]
         merged.extend(split_waits(traces, leads))
     return merged
 
 
 def _lead_secs(first, other):
-    """How far the clock of a rank is ahead of the first one's; a transfer ends on both at nearly the same moment."""
+    """Estimates how far a rank's clock is ahead of the first one's, as transfers end on both almost at once."""
     ends = {transfer.name: first.start_secs + transfer.end_ms / 1000 for transfer in first.transfers}
     leads = [
         other.start_secs + transfer.end_ms / 1000 - ends[transfer.name]

@@ -12,20 +12,20 @@ from npu_bridge.reporting.event_files import EventFiles
 from npu_bridge.reporting.keras_numbers import Numbers, split_logs
 from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
-# TensorFlow's names for two numbers, under which an Estimator writes them in training and in evaluation.
+# TensorFlow's names for two numbers, which an Estimator writes in training and in evaluation.
 _STOCK = {"loss": "loss", "steps_per_sec": "global_step/sec"}
 
 
 class TensorBoardHook(MetricsHook):
-    """Writes the numbers of a `MetricsHook` for TensorBoard. When the precision changes, that is written as text.
+    """A hook that writes the numbers of a `MetricsHook` for TensorBoard, and a change of the precision as text.
 
-    The curves are `loss` and `global_step/sec`, as an Estimator calls them, and `training/...` for all others. What an
-    Estimator writes under the first two names by itself, one point in `save_summary_steps`, is left out then.
+    The curves are `loss` and `global_step/sec`, as in an Estimator, and `training/...` for all others. They replace the
+    points that an Estimator itself writes under the first two names every `save_summary_steps` steps.
 
     Args:
-      folder: of the event files; the one an Estimator writes to may be shared.
-      every_n_steps: as for `MetricsHook`; None: every step at first, then ever fewer.
-      loss, clock, most_steps: as for `MetricsHook`.
+      folder: folder of the event files, which can be that of an Estimator.
+      every_n_steps: as in `MetricsHook`; None: every step at first, then fewer and fewer.
+      loss, clock, most_steps: as in `MetricsHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Ranks: local; only rank 0 writes.
@@ -43,22 +43,22 @@ class TensorBoardHook(MetricsHook):
         super().__init__(self._curves, every_n_steps, loss, clock, most_steps)
 
     def after_create_session(self, session, coord):
-        """Takes over the names of what it writes."""
+        """Reserves the tags of its curves."""
         super().after_create_session(session, coord)
         if self._entries.writes:
             self._curves.own([tag for name, tag in _STOCK.items() if name != "loss" or name in self._fetches])
 
 
 class TensorBoardCallback(MetricsCallback):
-    """The same curves for `model.fit`, but for the gradient norm, which Keras does not show; and those of epochs.
+    """A callback with the same curves for `model.fit`, without the gradient norm, which Keras hides; and of epochs.
 
-    Metrics are `training/NAME`, the means since the epoch began, as Keras shows them. At the end of an epoch they are
-    written as `epoch_NAME`, those of validation under the same names into the folder `validation` below, so that
-    TensorBoard draws both in one picture. All are over the optimizer's steps.
+    Metrics are `training/NAME`, Keras' means since the epoch began. At the end of an epoch they are written as
+    `epoch_NAME`, those of validation under the same names into the subfolder `validation`, so that TensorBoard draws
+    both in one picture. The x axis of all is the optimizer's steps.
 
     Args:
-      folder: of the event files.
-      every_n_steps, clock: as for `TensorBoardHook`.
+      folder: folder of the event files.
+      every_n_steps, clock: as in `TensorBoardHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Ranks: local; only rank 0 writes.
@@ -81,10 +81,10 @@ class TensorBoardCallback(MetricsCallback):
 
 
 class TensorBoardWriter:
-    """A writer into the event files of a folder.
+    """A writer to the event files of a folder.
 
     Args:
-      folder: the folder; all hooks of a process that write there share one writer.
+      folder: the folder; all hooks of a process that write there share one file.
     """
 
     def __init__(self, folder: str):
@@ -94,11 +94,11 @@ class TensorBoardWriter:
         self._waiting: list[tuple[tf.compat.v1.Summary, int]] = []
 
     def begin(self, step: int) -> None:
-        """Nothing is opened before the first entry."""
+        """Resets the precision; the first entry opens the file."""
         self._precision = None
 
     def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
-        """Keeps scalars, and a precision that is another one than before, until `flush`."""
+        """Keeps scalars, and a changed precision, until `flush`."""
         summary = _scalars({_STOCK.get(name, f"training/{name}"): value for name, value in values.items()})
         if precision not in (None, self._precision):
             summary.value.append(_text("training/precision", precision))
@@ -106,13 +106,13 @@ class TensorBoardWriter:
         self._waiting.append((summary, step))
 
     def own(self, tags: Iterable[str]) -> None:
-        """Leaves out what others write under these tags, until `close`, and what an earlier one like this writes."""
+        """Reserves these tags until `close`: entries of others, also of an earlier writer like this, are dropped."""
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
             events.own(self, tags)
 
     def flush(self) -> None:
-        """Writes what is kept."""
+        """Writes the kept entries."""
         waiting, self._waiting = self._waiting, []
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
@@ -124,7 +124,7 @@ class TensorBoardWriter:
         events.flush()
 
     def close(self) -> None:
-        """Sees that everything is in the file, which others may go on writing to."""
+        """Writes the kept entries and releases its tags; others can go on writing to the file."""
         if self._waiting:
             self.flush()
         events = EventFiles.of(self._folder)
@@ -139,7 +139,7 @@ def _scalars(values):
 
 
 def _text(tag, text):
-    """An entry that TensorBoard shows as text."""
+    """Makes an entry that TensorBoard shows as text."""
     plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text")
     metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin)
     return tf.compat.v1.Summary.Value(tag=tag, tensor=tf.make_tensor_proto([text]), metadata=metadata)

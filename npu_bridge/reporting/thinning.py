@@ -1,4 +1,4 @@
-"""Decides which steps of a long training are recorded: all of the first thousand, ever fewer later, extremes always."""
+"""Chooses the steps of a long training to record: the first thousand, then fewer and fewer, and all extremes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from npu_bridge.reporting.history import History
 if TYPE_CHECKING:
     from npu_bridge.reporting.step_hook import Observation
 
-# Every step of so many, then one in 8, and so on with twice the interval for twice the steps: at three rows for each
-# interval, a million steps make one megabyte (ours).
+# Every step of the first thousand, then one in 8, and so on with twice the interval for twice the steps: at three rows
+# for each interval, a million steps make one megabyte (ours).
 _STEPS_AT_FULL_DETAIL = 1000
 _FIRST_INTERVAL_STEPS = 8
-# The global step is asked for once in so many rows, as asking is a session run of its own, and at least as often as
-# this: another rank that fails takes this process with it (ours).
+# The global step is read once in this many rows, as this takes a session run, and at least this often: the failure of
+# another rank ends this process too (ours).
 _ROWS_PER_LOOK, _SECS_PER_LOOK = 100, 0.5
 
 
@@ -23,9 +23,9 @@ class Seen(NamedTuple):
     """A step.
 
     Attributes:
-      observation: of the step.
-      time: when.
-      updates: updates since the global step was last known, this one included.
+      observation: its observation.
+      time: its time.
+      updates: updates since the global step was last read, this one included.
     """
 
     observation: Observation
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 class Thinning:
-    """Collects steps and says which ones are to be written.
+    """A collector of steps that chooses the ones to write.
 
     Args:
       step: global step at the start.
@@ -44,13 +44,13 @@ class Thinning:
         self._known_step = step
         self._updates = 0
         self._steps_since = self._interval()  # the first step is kept
-        self._lowest: Seen | None = None  # of the steps since the last one that was kept
+        self._lowest: Seen | None = None  # of the steps since the last kept one
         self._highest: Seen | None = None
         self._latest: Seen | None = None
         self._kept: list[Seen] = []
 
     def add(self, observation: Observation, time: float, steps: int) -> None:
-        """Takes note of a session run with so many steps."""
+        """Notes a session run of `steps` steps."""
         self._updates += 0 if observation.skipped else steps
         seen = Seen(observation, time, self._updates)
         is_due = self._steps_since >= self._interval()
@@ -69,17 +69,17 @@ class Thinning:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to ask for the global step, and to write."""
+        """Whether it is time to read the global step and to write."""
         kept = self._kept
         return bool(kept) and (len(kept) >= _ROWS_PER_LOOK or kept[-1].time - kept[0].time >= _SECS_PER_LOOK)
 
     def take(self, step: int | None, is_over: bool = False) -> list[tuple[int, Seen]]:
-        """The steps to write, each with its global step.
+        """Returns the steps to write, each with its global step.
 
         Args:
-          step: the global step now; None: one for each update. In between it is counted; where it does not move by
+          step: the current global step; None: one for each update. In between it is counted; if it does not move by
             one with each update, rows are spread evenly.
-          is_over: whether the latest step is wanted, too.
+          is_over: whether to include the latest step.
         """
         if is_over and self._latest:
             self._keep(self._latest)
@@ -88,7 +88,7 @@ class Thinning:
         pace = moved / self._updates if self._updates else 0.0
         rows = [(self._known_step + round(seen.updates * pace), seen) for seen in self._kept]
         waiting = (self._lowest, self._highest, self._latest)
-        # Counted from here on: those that may still be kept lie behind.
+        # The count restarts here: for steps that can still be kept it is negative.
         self._lowest, self._highest, self._latest = (
             seen and seen._replace(updates=seen.updates - self._updates) for seen in waiting
         )
@@ -96,7 +96,7 @@ class Thinning:
         return rows
 
     def write(self, history: History, step: int | None, is_over: bool = False) -> None:
-        """Appends to a history what `take` gives."""
+        """Appends the steps of `take` to a history."""
         for reached, seen in self.take(step, is_over):
             history.append(reached, *seen.observation, seen.time)
 
@@ -111,7 +111,7 @@ class Thinning:
 
 
 def _loss(seen: Seen) -> float:
-    """NaN stands above all numbers; a loss nobody watches is as good as any."""
+    """Returns the loss for comparisons: NaN counts as infinite, an unknown loss as 0."""
     loss = seen.observation.loss
     if loss is None:
         return 0.0

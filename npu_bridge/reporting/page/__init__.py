@@ -1,8 +1,8 @@
-"""One page of HTML about a training, which needs no network and no other file.
+"""Makes one page of HTML about a training, which needs no network and no other file.
 
-`facts.py` notes what only the training process knows, `run_folder.py` reads everything a run has left behind,
-`curves.py` cuts its history into buckets, `chart.py` draws them, `failure.py` shows the error that stopped it,
-`document.py` makes the page.
+`facts.py` notes facts that only the training process knows, `run_folder.py` reads the files of a run, `curves.py` cuts
+its history into buckets, `chart.py` draws them, `failure.py` shows the error that stopped it, `document.py` makes the
+page.
 """
 
 from npu_bridge.base.lazy import attributes

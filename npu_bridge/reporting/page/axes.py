@@ -1,4 +1,4 @@
-"""Axes of a chart: from numbers to places, and the ticks between."""
+"""Makes the axes of a chart, which map numbers to places, and their ticks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 _MOST_TICKS = 6
 _EMPTY = (0.0, 1.0)
 _LOG_FROM = 20
-_LOG_TO = 1e150  # what is as good as zero has no place on it
+_LOG_TO = 1e150  # a larger ratio has a number that is practically zero
 
 
 class Axis(NamedTuple):
@@ -30,14 +30,14 @@ class Axis(NamedTuple):
     warp: Callable[[float], float] = float
 
     def place(self, number: float) -> float:
-        """Where a number stands; one beyond an end stands at that end."""
+        """Returns the place of a number; a number beyond an end is placed at this end."""
         low, high = self.warp(self.low), self.warp(self.high)
         share = (self.warp(min(max(number, self.low), self.high)) - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
 
 def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool = False) -> Axis:
-    """An axis with room above and below; `from_zero` lets it begin there if no number is below."""
+    """Makes an axis with room above and below; with `from_zero` it begins at 0 if no number is negative."""
     low, high = _ends(numbers)
     room = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
     bottom = min(low - room, 0.0) if low < 0 else 0.0 if from_zero or low - room < 0 else low - room
@@ -45,7 +45,7 @@ def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool =
 
 
 def exact(low: float, high: float, start: float, end: float) -> Axis:
-    """A linear axis from `low` to `high`, whole numbers as ticks, the last of them `high` itself."""
+    """Makes a linear axis from `low` to `high` with whole numbers as ticks, the last of them `high`."""
     high = max(high, low + 1)
     ticks = [tick for tick in round_numbers(low, high, 10) if tick == int(tick)]
     distance = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
@@ -54,7 +54,7 @@ def exact(low: float, high: float, start: float, end: float) -> Axis:
 
 
 def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
-    """A logarithmic axis for positive numbers, with ticks at 1, 2 and 5 in each power of ten, or at powers alone."""
+    """Makes a logarithmic axis for positive numbers; it has ticks at 1, 2 and 5 times powers of ten, or fewer."""
     low, high = _ends(numbers)
     room = max((high / low) ** 0.04, 1.05)
     low, high = low / room, high * room
@@ -67,18 +67,18 @@ def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
 
 
 def of_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
-    """A logarithmic axis for positive numbers that fall by much, else a linear one."""
+    """Makes a logarithmic axis for positive numbers over a wide range, else a linear one."""
     ends = _ends(numbers)
     return (decades if falls_by_much(*ends) else linear)(ends, start, end)
 
 
 def falls_by_much(low: float, high: float) -> bool:
-    """Whether a curve between these numbers is drawn on a logarithmic axis."""
+    """Returns whether a curve between these numbers is drawn on a logarithmic axis."""
     return low > 0 and _LOG_FROM < high / low < _LOG_TO
 
 
 def doublings(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) -> Axis:
-    """An axis of powers of two, one beyond the numbers on each side: a constant number is in the middle."""
+    """Makes an axis of powers of two, one beyond the numbers on each side: a constant is in the middle."""
     low, high = _ends(numbers)
     first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
     return Axis(
@@ -87,7 +87,7 @@ def doublings(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) ->
 
 
 def round_numbers(low: float, high: float, most: int = _MOST_TICKS) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten between two numbers."""
+    """Returns the multiples of 1, 2 or 5 times a power of ten between two numbers."""
     span = high - low
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(digit * power for digit in (1, 2, 5, 10, 20) if span / (digit * power) <= most)

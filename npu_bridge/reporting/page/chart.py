@@ -1,4 +1,4 @@
-"""Draws the charts of the report page as SVG, and says which there are."""
+"""Draws the charts of the report page as SVG."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from npu_bridge.reporting.progress_line import format_loss, format_rate, format_
 
 __all__ = ["LEFT", "RIGHT", "WIDTH", "End", "charts", "drawn", "format_tick", "framed"]
 
-WIDTH, LEFT, RIGHT = 1000, 66, 916  # the drawing's own units; between LEFT and RIGHT are the curves
+WIDTH, LEFT, RIGHT = 1000, 66, 916  # units of the drawing; curves are between LEFT and RIGHT
 _TOP, _BELOW = 14, 26
 _TALL, _LOW = 250, 110
 _MOST_METRICS = 6
-_END_CHARACTERS = 8  # of the texts on the right
+_END_CHARACTERS = 8  # longest text on the right
 
 
 class End(NamedTuple):
-    """What stands beside the end of a curve.
+    """The label at the end of a curve.
 
     Attributes:
-      number: where.
-      text: what, such as the number.
-      note: below it, what kind of number that is.
-      kind: class that decides about the colour; "" for that of the figure.
+      number: its place on the vertical axis.
+      text: its text, such as the number.
+      note: a line below it that describes the number.
+      kind: class of its colour; "" for the colour of the figure.
     """
 
     number: float
@@ -45,7 +45,7 @@ class _Point(NamedTuple):
 
 
 def charts(curves: Curves) -> list[str]:
-    """One figure for each number that is known, all over the same steps.
+    """Draws one figure for each known number, all over the same steps.
 
     Args:
       curves: at least one bucket.
@@ -97,14 +97,14 @@ def _loss(curves: Curves, x: Axis) -> str:
 
 
 def _kind_of(bucket: Bucket, last: Bucket) -> str:
-    """What the number at the end of the curve is."""
+    """Describes the number at the end of the curve."""
     if bucket.recorded > 1:
         return f"mean of {bucket.recorded}"
     return "last step" if bucket is last else f"step {bucket.step}"
 
 
 def _evaluated(curves: Curves) -> dict[str, dict[str, list[tuple[int, int, float]]]]:
-    """By metric and name of the evaluation: place, step and number of those that can be drawn."""
+    """Returns place, step and number of each drawable value, by metric and name of the evaluation."""
     found: dict[str, dict[str, list[tuple[int, int, float]]]] = {}
     for place, evaluation in curves.evaluations:
         for metric, number in evaluation.metrics.items():
@@ -115,7 +115,7 @@ def _evaluated(curves: Curves) -> dict[str, dict[str, list[tuple[int, int, float
 
 
 def _dotted(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: str) -> list[str]:
-    """Evaluations: dots, and lines between them."""
+    """Draws evaluations as dots with lines between them."""
     said = f"evaluation {name}".strip()
     return [
         f'<path class="evaluation" d="{drawn((x.place(place), y.place(number)) for place, _, number in points)}"/>',
@@ -128,7 +128,7 @@ def _dotted(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: st
 
 
 def _metrics(curves: Curves, x: Axis) -> list[str]:
-    """A chart for each metric of evaluations that is no loss, at most so many."""
+    """Draws a chart for each metric of evaluations except the loss, at most `_MOST_METRICS`."""
     made: list[str] = []
     for metric, by_name in itertools.islice(_evaluated(curves).items(), _MOST_METRICS + 1):
         if metric == "loss" or len(made) == _MOST_METRICS:
@@ -145,7 +145,7 @@ def _scale(curves: Curves, x: Axis) -> str:
     runs = _runs(curves.buckets, x, lambda bucket: bucket.loss_scale)
     numbers = [number for run in runs for point in run for number in (point.low, point.high) if number > 0]
     y = axes.doublings(numbers or [1.0], _TOP + _LOW, _TOP)
-    # A mean of scales is none: the line is at the lowest of a bucket.
+    # A mean of scales is no scale: the line is at the lowest one of a bucket.
     lowest = [[point._replace(mean=point.low) for point in run] for run in runs]
     body = [*_bands(runs, y), *(_path(_stairs(run), y, "line") for run in lowest)]
     last = runs[-1][-1].low
@@ -187,18 +187,18 @@ def _speed(curves: Curves, x: Axis) -> str:
 
 
 def format_tick(number: float) -> str:
-    """A tick's number, short."""
+    """Formats the number of a tick."""
     return f"{number:.4g}"
 
 
 def _short(number: float) -> str:
-    """Five digits, or three where these have no room on the right."""
+    """Formats a number with five digits, or with three if there is no room on the right."""
     text = format_loss(number)
     return text if len(text) <= _END_CHARACTERS else f"{number:.3g}"
 
 
 def _runs(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], Range | None]) -> list[list[_Point]]:
-    """The points of a curve in pieces without gaps."""
+    """Returns the points of a curve in pieces without gaps."""
     runs: list[list[_Point]] = [[]]
     for bucket in buckets:
         found = pick(bucket)
@@ -207,7 +207,7 @@ def _runs(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], Range | N
         else:
             runs[-1].append(_Point(x.place((bucket.first + bucket.last) / 2), found.low, found.mean, found.high))
     runs = [run for run in runs if run]
-    if runs and buckets and pick(buckets[-1]) is not None:  # to the very last step, also out of a broad bucket
+    if runs and buckets and pick(buckets[-1]) is not None:  # up to the last step, also in a broad bucket
         runs[-1][-1] = runs[-1][-1]._replace(x=x.place(buckets[-1].last))
     return runs
 
@@ -217,7 +217,7 @@ def _flat(x: float, number: float) -> _Point:
 
 
 def _stairs(points: Sequence[_Point], ahead: bool = False) -> list[_Point]:
-    """The same points with levels between them: that of the earlier one, or of the later one."""
+    """Adds points for a stair shape: at the level of the earlier point, or with `ahead` of the later one."""
     stairs = [points[0]]
     for before, after in zip(points, points[1:]):
         stairs += [before._replace(x=after.x) if not ahead else after._replace(x=before.x), after]
@@ -230,7 +230,7 @@ def _trend(run: Sequence[_Point]) -> list[_Point]:
 
 
 def _bands(runs: Iterable[Sequence[_Point]], y: Axis) -> list[str]:
-    """Between the lowest and the highest, where they differ."""
+    """Draws the area between lowest and highest values that differ."""
     bands = []
     for run in runs:
         if any(point.low != point.high for point in run):
@@ -244,7 +244,7 @@ def _path(points: Iterable[_Point], y: Axis, kind: str) -> str:
 
 
 def drawn(places: Iterable[tuple[float, float]]) -> str:
-    """A path's text; what comes to the same tenth of a unit is left out."""
+    """Formats a path; leaves out repetitions of a point, to a tenth of a unit."""
     words: list[str] = []
     for x, y in places:
         word = f"{x:.1f} {y:.1f}"
@@ -254,7 +254,7 @@ def drawn(places: Iterable[tuple[float, float]]) -> str:
 
 
 def _lowered(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
-    """Behind the steps that were computed in another dtype than float32."""
+    """Draws the background of steps computed in another dtype than float32."""
     boxes, at = [], 0
     for precision, run in itertools.groupby(bucket.precision for bucket in buckets):
         begin = x.place(buckets[at].first)
@@ -269,7 +269,7 @@ def _lowered(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
 
 
 def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
-    """A triangle for each bucket with skipped steps, a cross for one with a loss that is not a number."""
+    """Draws a triangle for each bucket with skipped steps, and a cross for one with a loss that is not finite."""
     marks = []
     for bucket in buckets:
         place = x.place(bucket.last)
@@ -305,17 +305,17 @@ def framed(
     legend: Iterable[tuple[str, str]],
     ends: Sequence[End],
 ) -> str:
-    """A figure with grid, axes and legend.
+    """Draws a figure with grid, axes and legend.
 
     Args:
-      name: its class, which decides about the colour.
-      title: what stands above it.
+      name: its class, which sets the colour.
+      title: its heading.
       last_step: global step that it reaches.
       x, y: its axes.
       body: SVG elements.
-      format_y: makes texts of the ticks of `y`.
+      format_y: formats the ticks of `y`.
       legend: classes and texts.
-      ends: what stands beside the ends of its curves.
+      ends: labels at the ends of its curves.
     """
     height = y.start + _BELOW
     grid = [
@@ -339,7 +339,7 @@ def framed(
 
 
 def _beside(ends: Sequence[End], y: Axis) -> list[str]:
-    """Texts on the right of the curves, none over another or below the axis."""
+    """Draws the labels on the right of the curves, without overlaps and not below the axis."""
     tops: list[float] = []
     ends = sorted(ends, key=lambda end: y.place(end.number))
     for before, end in zip([None, *ends], ends):

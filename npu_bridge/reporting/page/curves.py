@@ -11,17 +11,17 @@ import numpy as np
 
 from npu_bridge.reporting.history import Evaluation, History, StepRow, laid_out
 
-# A screen shows no more (ours); two edges and a mean for each of them stay far below a megabyte.
+# A screen shows no more (ours); their edges and means stay far below a megabyte.
 MOST_BUCKETS = 800
-# Times are kept in milliseconds, so the pace of a few short steps would be noise (ours).
+# Times are recorded in milliseconds, so the pace of a few short steps would be noise (ours).
 _RATE_BUCKETS, _RATE_STEPS, _RATE_SECS = 100, 5, 0.02
-# Beyond it sums and squares are no longer finite; it counts as infinite.
+# Larger numbers count as infinite: their sums and squares can be.
 _LARGEST = 1e150
-_SMALLEST = 1e-150  # of loss scales, which are drawn by powers of two
+_SMALLEST = 1e-150  # smallest loss scale, as scales are drawn by powers of two
 
 
 class Range(NamedTuple):
-    """What a number did in a bucket, over the steps in which it was finite."""
+    """The range and mean of a number in a bucket, over the steps in which it was finite."""
 
     low: float
     high: float
@@ -32,13 +32,13 @@ class Bucket(NamedTuple):
     """Consecutive steps of a history.
 
     Attributes:
-      first, last: steps tried so far, skipped ones included, at the first and the last of them; the horizontal axis.
+      first, last: steps tried so far, skipped ones included, at its first and last step; the horizontal axis.
       step: global step after the last one.
-      loss, loss_scale, learning_rate: None where it is not known, or never finite.
-      skipped: steps skipped among these.
-      not_finite: steps whose loss was NaN, infinite or as good as that.
-      precision: dtype of the last of them, or None.
-      recorded: how many of them the history has.
+      loss, loss_scale, learning_rate: None if not known, or never finite.
+      skipped: the number of skipped steps.
+      not_finite: the number of steps whose loss was NaN, infinite or too large to draw.
+      precision: dtype of the last step, or None.
+      recorded: the number of steps in the history.
     """
 
     first: int
@@ -62,14 +62,14 @@ class Speed(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """What is drawn of a history.
+    """The curves of a history.
 
     Attributes:
       buckets: in the order of steps; empty for a history without steps.
-      speeds: likewise, without the starts of sessions.
-      restarts: places where a session after the first began.
-      steps_per_bucket: rows of the history in each bucket but the last; 1 when nothing was put together.
-      evaluations: each with its place on the horizontal axis.
+      speeds: speeds in the same order, without the starts of sessions.
+      restarts: places at which a session after the first began.
+      steps_per_bucket: rows of the history in each bucket except the last; 1 if no rows were joined.
+      evaluations: evaluations with their places on the horizontal axis.
     """
 
     buckets: list[Bucket]
@@ -98,14 +98,14 @@ def cut(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
 
 
 def smooth(values: Sequence[float], reach: int) -> np.ndarray:
-    """Centred weighted mean: a value counts less the further away it is, and not at all beyond `reach`.
+    """Computes a centred weighted mean, in which weights fall with the distance, to zero beyond `reach`.
 
-    It does not lag behind a falling curve. At both ends the window is cut off; values that are not finite are
-    passed over, and where a window holds none that is, the result is NaN.
+    It does not lag behind a falling curve. At both ends the window is cut off. Values that are not finite are ignored;
+    the result of a window without finite values is NaN.
 
     Args:
       values: the raw curve.
-      reach: how many neighbours on each side take part; 0 leaves the curve as it is.
+      reach: the number of neighbours on each side; 0 leaves the curve unchanged.
     """
     raw = np.asarray(values, float)
     finite = np.isfinite(raw)
@@ -119,7 +119,7 @@ def smooth(values: Sequence[float], reach: int) -> np.ndarray:
 
 
 def trend_of(values: Sequence[float]) -> np.ndarray:
-    """A curve smoothed over a fortieth of it on each side, as pictures and pages draw it."""
+    """Smooths a curve over a fortieth of its length on each side, as drawn in pictures and on pages."""
     return smooth(values, reach=len(values) // 40)
 
 
@@ -144,19 +144,19 @@ def _range(values) -> Range | None:
 
 
 def can_be_drawn(value: float) -> bool:
-    """Whether a number is finite, and so are its square and sums of it."""
+    """Returns whether a number, its square and sums of such numbers are finite."""
     return abs(value) < _LARGEST
 
 
 def _speeds(rows, places, edges) -> list[Speed]:
-    """The pace in pieces of each session; its first step, which carries the start-up, counts for none.
+    """Computes the pace in pieces of each session, without its first step, which includes the start-up.
 
-    A piece has several steps, as one of them may save a checkpoint, and so has the last: what is left goes with it.
+    A piece has several steps, as one of them may save a checkpoint. The last piece takes the remaining steps.
     """
     found = []
     for begin, end in zip(edges, edges[1:]):
         count, last = end - begin - 1, end - 1
-        begin, count = (begin + 1, count - 1) if count > 4 * _RATE_STEPS else (begin, count)  # the second is slow, too
+        begin, count = (begin + 1, count - 1) if count > 4 * _RATE_STEPS else (begin, count)  # the second is slow too
         size = max(1, math.ceil(count / _RATE_BUCKETS), min(_RATE_STEPS, count // 4))
         firsts = [begin]
         for at in range(begin + 1, end - size):

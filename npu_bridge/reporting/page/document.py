@@ -1,4 +1,4 @@
-"""Puts the report page together from its sections: summary, charts, command, options, ranks, timeline."""
+"""Assembles the report page from its sections: summary, charts, command, options, ranks, timeline."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ __all__ = ["PAGE_FILE", "PAGE_FILES", "render_page", "section", "table", "whole_
 PAGE_FILE = "report.html"
 _TABLE_ROWS = 20
 _MOST_METRICS, _TIP_METRICS = 8, 4  # in the table of evaluations, and at the pointer
-# A timeline of more steps and variables than this is left where it is (ours).
+# A larger timeline is not put into the page (ours).
 _MOST_PICTURE_BYTES = 600_000
-# No request leaves the page, whatever a run has put into its names.
+# The page makes no requests, whatever the names of a run contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _BEGINNING = (
     f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -51,17 +51,17 @@ PAGE_FILES = b"^" + re.escape(_BEGINNING.encode())  # how pages begin
 def write_page(
     folder: str, page: str | None = None, timeline: str | None = None, history: History | None = None
 ) -> str:
-    """Makes the page of a run folder; it appears complete or not at all.
+    """Writes the page of a run folder; the file is complete or missing.
 
     Args:
-      folder: what a training has written to, such as its `model_dir`.
+      folder: folder of a training, such as its `model_dir`.
       page: the file to write. None: `report.html` in the folder.
       timeline, history: as in `read_run_folder`.
     Returns:
       The path of the page.
     Raises:
       NoRunError: the folder holds no steps.
-      OSError: the page cannot be written, or its name is that of a file that is no such page.
+      OSError: the page cannot be written, or a file of this name is no such page.
     """
     page = os.path.join(folder, PAGE_FILE) if page is None else page
     write_whole(page, render_page(read_run_folder(folder, timeline, history)), PAGE_FILES)
@@ -69,11 +69,11 @@ def write_page(
 
 
 def render_page(run: RunFolder) -> str:
-    """The text of the page, which needs no other file and no network."""
+    """Returns the text of the page, which needs no other file and no network."""
     curves, summary, failure = cut(run.history), summarize(run.history), run.facts.get("failure")
     name = run.facts.get("script") or os.path.basename(os.path.abspath(run.path))
     ending = ""
-    if failure:  # the history may lack what came right before it
+    if failure:  # the history can lack the last steps before it
         reached, ending = failure.get("step"), f", {stopped(failure)}"
         summary = summary._replace(steps=max(summary.steps, reached if isinstance(reached, int) else 0))
     title = f"{name}: {format_steps(summary.steps)}{ending}"
@@ -100,13 +100,13 @@ def render_page(run: RunFolder) -> str:
 
 
 def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
-    """A page of HTML with the style of reports, which needs no other file.
+    """Returns a page of HTML with the style of reports, which needs no other file.
 
     Args:
-      title: of the page, as text.
-      body, scripts: HTML; the latter stands behind the former.
-      command: what makes such pages.
-    Control characters are shown: a page that has them is no valid HTML.
+      title: title of the page, as text.
+      body, scripts: HTML; scripts come after the body.
+      command: the command that makes such pages.
+    Control characters are made visible: they are not valid in HTML.
     """
     return visible(
         f'{_BEGINNING}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -150,7 +150,7 @@ def _head(run: RunFolder, summary: Summary) -> str:
 
 
 def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str, str]]:
-    """That of the last step, as at the end of the curve, and the mean that the summary gives."""
+    """Returns the tile with the loss of the last step, as at the end of the curve, and the mean of the summary."""
     known = [row for row in rows if row.loss is not None]
     last = known[-1].loss if known else None
     if last is None or summary.last_loss is None or summary.first_loss is None:
@@ -235,7 +235,7 @@ def _ranks(run: RunFolder, summary: Summary) -> str:
 
 
 def _slow_ranks(history: History) -> str:
-    """What the latest comparison of the ranks says of each, and which ones were slow when."""
+    """Returns the section with the latest comparison of the ranks, and when ranks were slow."""
     if not history.comparisons:
         return ""
     last = history.comparisons[-1]
@@ -270,7 +270,7 @@ def _timeline(timeline: Timeline | None) -> str:
     picture = timeline.picture.encode("utf-8")
     if len(picture) > _MOST_PICTURE_BYTES:
         shown = '<p class="quiet">The picture, tail.svg, is too large for this page.</p>'
-    else:  # as a picture, so that nothing in it is run
+    else:  # as a picture, so that no script in it runs
         source = base64.b64encode(picture).decode("ascii")
         shown = f'<img class="timeline" alt="Timeline of one step" src="data:image/svg+xml;base64,{source}">'
     return section("Timeline", f"<p>{escape(said)}</p>{shown}")
@@ -282,7 +282,7 @@ def _environment(run: RunFolder) -> str:
 
 
 def _numbers(curves: Curves) -> str:
-    """The curves as a table of at most some rows, the last step among them."""
+    """Returns the section with the curves as a table of at most `_TABLE_ROWS` rows, the last step among them."""
     buckets = curves.buckets
     size = -(-len(buckets) // _TABLE_ROWS)
     groups = [buckets[max(end - size, 0) : end] for end in range(len(buckets), 0, -size)][::-1]
@@ -305,7 +305,7 @@ def _number_row(group: Sequence[Bucket]) -> list[str]:
 
 
 def _data(curves: Curves) -> str:
-    """Returns the data of the script, as JSON that cannot end its element."""
+    """Returns the data of the script, as JSON that cannot close its HTML element."""
     rows = [
         [
             *(bucket.first, bucket.last, bucket.step),
@@ -328,7 +328,7 @@ def _data(curves: Curves) -> str:
 
 
 def _in_words(evaluation: Evaluation) -> str:
-    """For the pointer, which is near some step after it."""
+    """Describes an evaluation for the pointer, which can be at a later step."""
     shown = [f"{name} {format_loss(number)}" for name, number in evaluation.metrics.items()][:_TIP_METRICS]
     what = f"evaluation {evaluation.name}".strip()
     return "\n  ".join([f"{what} at step {evaluation.step}", *shown])
@@ -339,7 +339,7 @@ def _five(found: Any, part: str) -> float | None:
 
 
 def section(title: str, body: str, is_folded: bool = False) -> str:
-    """A section; its body is HTML, its title is text."""
+    """Returns a section; its body is HTML, its title is text."""
     if is_folded:
         return f"<section><details><summary>{escape(title)}</summary>{body}</details></section>\n"
     heading = f"<h2>{escape(title)}</h2>" if title else ""
@@ -347,7 +347,7 @@ def section(title: str, body: str, is_folded: bool = False) -> str:
 
 
 def table(header: Iterable[str], rows: Iterable[Sequence[Any]], numbers: bool = False) -> str:
-    """A table of texts."""
+    """Returns a table of texts."""
     kind = ' class="number"' if numbers else ""
     heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name in header)
     lines = "".join(f"<tr>{''.join(f'<td{kind}>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)

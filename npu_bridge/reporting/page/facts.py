@@ -1,7 +1,7 @@
-"""Notes what only the process that trains knows: how it was started, with which options, and where.
+"""Notes what only the training process knows: how it was started, with which options, and where.
 
-Kept in the run folder as `report.json`; `run.toml` beside it has the options that were changed, for another run. Values
-of arguments and variables whose names say that they are secret are left out: the page is made to be sent to others.
+It writes `report.json` in the run folder, and `run.toml` with the changed options, for another run. Values of arguments
+and variables with names of secrets are left out: the page is made to be sent to others.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def note_run(
     """Writes `report.json` into a run folder, in one move.
 
     Args:
-      folder: made if it is not there.
+      folder: created if missing.
       history: path of the file with the steps.
-      options: those of the training (a `TrainingOptions`); None if none were published.
+      options: the options of the training (a `TrainingOptions`); None if not known.
       ranks: for each rank in order its facts, such as `host` and `cores`.
-      gpus: what TensorFlow sees; None when it was not asked.
+      gpus: the GPUs that TensorFlow sees; None if not known.
     Raises:
-      OSError: the file cannot be written, or is somebody else's.
+      OSError: the file cannot be written, or another program wrote it.
     """
     hosts = [str(rank["host"]) for rank in ranks if "host" in rank]
     by_launcher = environment.read_variable("RANK_SIZE") is not None
@@ -70,22 +70,22 @@ def note_run(
 
 
 def note_options(folder: str, config: Any, options: Mapping[str, Any] | None) -> None:
-    """Writes `run.toml` into a run folder, in one move; arguments as of `as_toml`.
+    """Writes `run.toml` into a run folder, in one move; arguments as in `as_toml`.
 
     Raises:
-      OSError: the file cannot be written, or is somebody else's.
+      OSError: the file cannot be written, or another program wrote it.
     """
     os.makedirs(folder, exist_ok=True)
     write_whole(os.path.join(folder, OPTIONS_FILE), as_toml(config, options), OPTIONS_FILES)
 
 
 def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
-    """Adds a failure to `report.json` of a run that is going on, in one move.
+    """Adds a failure to `report.json` of a running training, in one move.
 
-    The first one with a cause of its own stays.
+    The first failure that is not secondary stays.
 
     Returns:
-      False if there is no such file, or another failure in it says more.
+      False if there is no such file, or it has another failure that stays.
     Raises:
       OSError: the file cannot be written.
     """
@@ -101,13 +101,13 @@ def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
 
 
 def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = (), by_launcher: bool = True) -> str:
-    """The command that starts a training like this one, empty where no script was started.
+    """Returns the command that starts a training like this one; empty if no script was started.
 
     Args:
       arguments: the script and its arguments.
-      ranks: their number.
-      hosts: that of each rank, in order; several make an option of the command.
-      by_launcher: whether npu-run starts one rank, too.
+      ranks: the number of ranks.
+      hosts: host of each rank, in order; different ones become an option of the command.
+      by_launcher: whether npu-run starts a single rank too.
     """
     if not arguments or not os.path.isfile(arguments[0]):
         return ""
@@ -141,7 +141,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _changed(options: Mapping[str, Any]) -> list[list[str]]:
-    """Options that differ from their defaults: owner and name, value, default, what they do here."""
+    """Returns the options that differ from their defaults: owner and name, value, default, effect here."""
     rows = []
     for option in OPTIONS:
         value = options.get(option.name)

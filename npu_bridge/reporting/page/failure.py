@@ -1,4 +1,4 @@
-"""The error that stopped a training: what is noted of it, and its part of the page."""
+"""Describes the error that stopped a training, and renders its part of the page."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["describe", "render_failure", "stopped"]
 
 _MESSAGE_CHARACTERS, _MOST_FRAMES = 2000, 20
 _INTERRUPTED = "KeyboardInterrupt"
-# How TensorFlow 2.15 words the failure of a graph: where the node was made, the reason, and all of it once more.
+# The message of TensorFlow 2.15 for the failure of a graph: where the node was made, the reason, and both repeated.
 _NODE = re.compile(
     r"Detected at node '?([^\s']+)'? defined at[^\n]*\n((?:[ \t][^\n]*\n|\n|<stack traces[^\n]*\n|Node: [^\n]*\n)*)"
 )
 _BEFORE_REASON = re.compile(rf"\AGraph execution error:\s*({_NODE.pattern})*")
 _BEHIND_REASON = re.compile(r"\s*(\[\[\{?\{?node |Original stack trace for |Detected at node |Traceback \(most |\Z)")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-# In a message, the frames of Python code that a graph has called.
+# The frames, in a message, of Python code that a graph has called.
 _FRAME_IN_TEXT = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)\n *(.*)', re.MULTILINE)
 
 
 def describe(error: BaseException, step: int | None, rank: int, is_secondary: bool = False) -> dict[str, Any]:
-    """What the report says of an error, as plain data.
+    """Describes an error for the report, as plain data.
 
     Args:
-      error: one that is being handled by a caller, at any distance.
+      error: an error that a direct or indirect caller is handling.
       step: global step that was reached; None if unknown.
-      rank: where it was raised.
+      rank: the rank that raised it.
       is_secondary: whether it only says that another rank is gone.
     """
     frames = [[frame.filename, frame.lineno, frame.name, frame.line or ""] for frame in _frames(error)]
@@ -40,7 +40,7 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
     for file, line, name, text in _FRAME_IN_TEXT.findall(called):
         if not is_installed(file):
             frames.append([file, int(line), name, text])
-    op, node = getattr(error, "op", None), _NODE.search(str(error))  # of an error of a graph
+    op, node = getattr(error, "op", None), _NODE.search(str(error))  # for an error of a graph
     if op is not None:
         made = [(frame.filename, frame.lineno) for frame in op.traceback or ()]
     else:
@@ -59,14 +59,14 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
 
 
 def stopped(failure: Mapping[str, Any] | None) -> str:
-    """How a training ended, in a few words; "" for one that was not stopped."""
+    """Describes how a training was stopped, in a few words; "" without a failure."""
     if not failure:
         return ""
     return "interrupted" if failure.get("type") == _INTERRUPTED else f"stopped by {failure.get('type')}"
 
 
 def render_failure(failure: Mapping[str, Any], ranks: int) -> str:
-    """The part of the page, as HTML."""
+    """Renders the part of the page, as HTML."""
     step, how = failure.get("step"), stopped(failure)
     words = [how[:1].upper() + how[1:]]
     if step is not None:
@@ -91,15 +91,15 @@ def render_failure(failure: Mapping[str, Any], ranks: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """A message without what TensorFlow adds around it."""
+    """Removes the text that TensorFlow adds around a message."""
     text = _BEFORE_REASON.sub("", text.strip())
     return _BEHIND_REASON.split(text, maxsplit=1)[0]
 
 
 def _frames(error: BaseException) -> traceback.StackSummary:
-    """Those of the person's own files, the innermost last: from the script to where the error was raised.
+    """Returns the frames in the user's own files, the innermost last: from the script to the raised error.
 
-    A traceback begins where the error is being handled; the callers of that are still running.
+    A traceback begins where the error is being handled; the callers of this code are still on the stack.
     """
     first = error.__traceback__
     walked = list(traceback.walk_stack(first.tb_frame.f_back))[::-1] if first and first.tb_frame.f_back else []
@@ -108,5 +108,5 @@ def _frames(error: BaseException) -> traceback.StackSummary:
 
 
 def _short(file: str) -> str:
-    """A path below the working directory, without that."""
+    """Removes the working directory from a path."""
     return file.removeprefix(os.path.join(os.getcwd(), ""))

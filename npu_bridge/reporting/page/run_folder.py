@@ -1,4 +1,4 @@
-"""Reads, without TensorFlow, everything that a run has left in its folder."""
+"""Reads the files in the folder of a run, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _TEXTS, _ROWS = ("script", "command", "folder", "history"), ("options", "variabl
 
 
 class NoRunError(ValueError):
-    """A folder does not hold what was looked for."""
+    """A folder does not hold the run or timeline that was asked for."""
 
 
 class Timeline(NamedTuple):
-    """What `npu-run --timeline` has recorded.
+    """A recording of `npu-run --timeline`.
 
     Attributes:
       picture: the text of its SVG file.
-      steps: the steps recorded.
-      step_ms, exposed_ms: of the step in the picture.
-      by_rank: for each rank the medians of both.
+      steps: the recorded steps.
+      step_ms, exposed_ms: duration and exposed tail of the step in the picture.
+      by_rank: the medians of both for each rank.
     """
 
     picture: str
@@ -45,9 +45,9 @@ class RunFolder(NamedTuple):
 
     Attributes:
       path: the folder.
-      history: its steps, at least one but where an error stopped the first.
-      facts: the notes of the training process (`facts.py`); empty without any.
-      timeline: None where none was recorded.
+      history: its steps, at least one unless an error stopped the first.
+      facts: the notes of the training process (`facts.py`), possibly empty.
+      timeline: its timeline; None if not recorded.
     """
 
     path: str
@@ -60,11 +60,11 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
     """Reads a run folder.
 
     Args:
-      path: of the folder.
+      path: path of the folder.
       timeline: folder with `tail.svg` and `tail.json`. None: the run folder itself, or `timeline` in it.
-      history: the run's, when it is there already.
+      history: the history of the run, if it is already loaded.
     Raises:
-      NoRunError: there is no folder, no history in it, no step in that, or no timeline where one was named.
+      NoRunError: the folder, its history, a step in it, or the named timeline does not exist.
     """
     if not os.path.isdir(path):
         raise NoRunError(f"there is no folder {path!r}. Name the folder of a training, such as its model_dir.")
@@ -88,7 +88,7 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
 
 
 def _find_history(path: str, facts: Mapping[str, Any]) -> History:
-    """The one the training has named, or the usual one."""
+    """Returns the history that the training has named, or the usual one."""
     named = facts.get("history")
     names = [named] if isinstance(named, str) else []
     for name in [*names, HISTORY_FILE]:
@@ -98,7 +98,7 @@ def _find_history(path: str, facts: Mapping[str, Any]) -> History:
 
 
 def _check_facts(facts: Mapping[str, Any], path: str) -> None:
-    """Texts, rows of a table, and a mapping for each rank: what the page is made of."""
+    """Checks the types of the facts on the page: texts, rows of tables, and a mapping for each rank."""
     for name in _TEXTS:
         if not isinstance(facts.get(name, ""), str):
             raise _damaged(path, name, "a text")

@@ -1,4 +1,4 @@
-"""The script of the page: the numbers of a step under a pointer, a finger or the arrow keys, in all charts at once."""
+"""Holds the script of the page, which shows the numbers of a step at the pointer in all charts at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The style sheet of the page: light and dark as the system of the reader is, and for printing."""
+"""Holds the style sheet of the page: light or dark as the reader's system, and for printing."""
 
 from __future__ import annotations
 
