@@ -1,4 +1,4 @@
-"""Holds the variables that sum gradients of several batches, and one window of such batches."""
+"""Holds the sums of gradients over several batches, and describes one window of such batches."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ class Window:
       sums: the variables that hold the sums of the batches before.
       steps: batches of a window.
       grads_and_vars: this batch's pairs.
-      addend: what to add for a gradient, called with it, the dtype of the sum and the number of batches before it.
+      addend: called with a gradient, the dtype of the sum and the number of batches before it; returns what to add.
     Attributes:
       is_last: boolean scalar, whether this batch is the last one of its window.
     """
 
     def __init__(self, sums: Sums, steps: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType, Any], Any]):
         self._counter, self._counted = sums.counter, sums.counter.read_value()
-        self.is_last = self._counted >= steps - 1  # more than that in a window which began with more steps
+        self.is_last = self._counted >= steps - 1  # the count is larger in a window that began with more steps
         kept = [
             None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
             for grad, variable in grads_and_vars
         ]
         self._sums: list = [None] * len(kept)
         gradients = [grad for grad, _ in grads_and_vars]
-        # In the order in which the backward pass delivers: what reduces them looks for that order.
+        # In the order in which the backward pass delivers gradients: code that reduces the sums looks for that order.
         for position in sorted(range(len(kept)), key=order_of_readiness(gradients)):
             if kept[position] is not None:
                 self._sums[position] = kept[position].added(
@@ -92,7 +92,7 @@ class _Sum(tf.Module):
 
     Attributes:
       sum: what was added up in this window, in true units.
-      touched: for each row whether a sparse gradient had it; None where no gradient was sparse.
+      touched: for each row, whether a sparse gradient had it; None where no gradient was sparse.
     """
 
     def __init__(self, variable, owner):

@@ -1,7 +1,7 @@
-"""Layers of Keras that were adapted to data on one rank, such as `Normalization` and `StringLookup`, are so on all.
+"""Gives every rank the Keras layers, such as `Normalization` and `StringLookup`, that one rank adapted to data.
 
-They compute with constants that they derive from their variables, and some keep tables of words, or boundaries, which
-are no variables. So start values that were sent do not reach them by themselves.
+Adapted layers compute with constants derived from their variables. Some also keep tables of words, or boundaries, which
+are not variables. So broadcasting the start values of variables is not enough.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MEETING = "adapted_layers"
 
 
 def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
-    """Gives all ranks the adapted layers of one rank, and derives their constants anew.
+    """Copies the adapted layers of one rank to all ranks, and derives their constants anew.
 
-    What `fit`, `evaluate` and `predict` have compiled holds the old constants; the next call compiles anew.
+    Functions that `fit`, `evaluate` and `predict` have compiled hold the old constants; the next call compiles again.
 
     Args:
-      model: whose variables have their start values.
+      model: a model whose variables have their start values.
       root_rank: the rank whose tables are taken.
     Raises:
       ValueError: another rank has other such layers, or a layer cannot change any more.
@@ -36,7 +36,7 @@ def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
     parts = tf.train.TrackableView(model).descendants()
     layers = [part for part in parts if callable(getattr(part, "adapt", None)) and hasattr(part, "finalize_state")]
     for layer in layers:
-        # Without variables there is nothing new, and Keras 3.15 would derive from what only `adapt` has left behind.
+        # Without variables nothing has changed, and Keras 3.15 would need data that only `adapt` leaves behind.
         if any(isinstance(keras3.value_of(weight), tf.Variable) for weight in layer.weights):
             layer.finalize_state()
     own, is_root = [_kept_besides(layer) for layer in layers], collective.current().rank == root_rank

@@ -1,4 +1,4 @@
-"""Arithmetic on gradients, dense or sparse: division by the loss scale, norms, adding up rows; and their order."""
+"""Does arithmetic on dense and sparse gradients: division by the loss scale, norms, sums of rows; and orders them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rebuilt(grad: Any, variable: Any, parts: Iterator[tf.Tensor]) -> Any:
 
 
 def nothing_like(grad: Any, variable: Any) -> Any:
-    """Zeros in the shape of the variable, or a sparse gradient without rows."""
+    """Returns zeros in the shape of the variable, or a sparse gradient without rows."""
     if not isinstance(grad, tf.IndexedSlices):
         return tf.zeros(variable.shape, grad.dtype)
     shape = variable.shape.as_list()
@@ -86,7 +86,7 @@ def in_true_units(grad, divisor):
 def has_finite_norm(gradients) -> tf.Tensor:
     """Returns True when the global norm of the gradients is finite in float32 (float64 gradients: in float64).
 
-    One pass over each gradient and one op for each, which is cheaper than testing every element for finiteness.
+    Costs one pass over each gradient and one op for each, which is cheaper than testing every element.
 
     Args:
       gradients: dense or sparse gradients of floating dtypes; may be empty, which is usable.
@@ -100,7 +100,7 @@ def has_finite_norm(gradients) -> tf.Tensor:
 
 
 def squared_halves(gradients) -> list:
-    """Half the sum of the squares of gradients, for each dtype that they have; those of 16 bits count as float32."""
+    """Returns half the sum of squares of the gradients for each of their dtypes; 16-bit gradients count as float32."""
     terms_of = {}
     for grad in gradients:
         if isinstance(grad, tf.IndexedSlices):
@@ -117,8 +117,8 @@ def squared_halves(gradients) -> list:
 def sum_in_order(numbers: list) -> tf.Tensor:
     """Sums scalars of one dtype in the same order in every run and on every rank.
 
-    `tf.add_n` begins with whichever of its inputs it may overwrite, which depends on what has been freed by then: of
-    three numbers and more its last bit is a matter of chance.
+    `tf.add_n` begins with whichever input it can overwrite, which depends on the memory freed by then. So the last bit
+    of a sum of three or more numbers is left to chance.
     """
     return tf.reduce_sum(tf.stack(numbers))
 
@@ -126,8 +126,8 @@ def sum_in_order(numbers: list) -> tf.Tensor:
 def order_of_readiness(gradients: Sequence) -> Callable[[int], Any]:
     """Returns a sort key for positions: the order in which the backward pass delivers gradients.
 
-    In a graph that is the order in which their ops were made, since backpropagation builds them from the loss
-    down; executed eagerly, the reverse of the variables' order.
+    In a graph it is the order in which their ops were made, since backpropagation builds them from the loss down. When
+    executed eagerly, it is the reverse of the variables' order.
     """
     if tf.executing_eagerly():
         return lambda position: -position

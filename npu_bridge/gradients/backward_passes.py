@@ -1,4 +1,4 @@
-"""Several backward passes before one update: of several losses with a scale each, or of one loss several times."""
+"""Collects several backward passes before one update: of several losses with a scale each, or of one loss."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class BackwardPasses:
     """The backward passes of one optimizer since its last update, in the function or graph being built.
 
     Args:
-      combine: takes the step and its pairs of (gradient, variable) through the pipeline, once all are there.
+      combine: takes the step and its (gradient, variable) pairs through the pipeline once all passes are done.
       owner: the optimizer's class, for messages.
-      pipeline, open_steps: the optimizer's.
+      pipeline, open_steps: those of the optimizer.
     """
 
     def __init__(self, pipeline: Pipeline, open_steps: OpenSteps, combine: Callable[[Step, list], list], owner: str):
@@ -29,7 +29,7 @@ class BackwardPasses:
         self._owner = owner
 
     def open_step(self) -> Step:
-        """Returns the step that backward passes are added to; a new one after an update."""
+        """Returns the step that backward passes are added to; a new one after each update."""
         step = self._open_steps.take_scaled() or self.pipeline.begin()
         self._open_steps.keep_scaled(step)
         return step
@@ -39,10 +39,10 @@ class BackwardPasses:
         self._open_steps.take_scaled()
 
     def add(self, step: Step, grads_and_vars: Sequence, loss_id: int, delays_unscale: bool = False) -> None:
-        """Adds the gradients of a pass, multiplied by the scale of `loss_id`, to those of the step of `open_step`.
+        """Adds the gradients of a pass, multiplied by the scale of `loss_id`, to the step that `open_step` returned.
 
         Args:
-          delays_unscale: they are added to those of the next pass with that `loss_id`, still multiplied.
+          delays_unscale: add them, still multiplied, to the gradients of the next pass with that `loss_id`.
         """
         delayed = self._delayed(step)
         pairs = sum_of_pairs(delayed.pop(loss_id, []), grads_and_vars)
@@ -55,7 +55,7 @@ class BackwardPasses:
         """Returns the sum of all passes, in true units and averaged over the ranks.
 
         Raises:
-          ValueError: there was no pass, or one was delayed and no other came to end that.
+          ValueError: there was no pass, or the last pass of a loss was delayed.
         Ranks: collective where the pipeline communicates.
         """
         step = self._open_steps.take_scaled()
@@ -72,12 +72,12 @@ class BackwardPasses:
         return self._combine(step, step.grads_and_vars)
 
     def _delayed(self, step):
-        """Gradients of passes that still have the scale of their loss, by its number."""
+        """Returns the gradients of delayed passes, still multiplied by their loss scale, by `loss_id`."""
         return step.notes.setdefault(self, {})
 
 
 def checked_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
-    """Refuses what is not the position of a loss-scale manager; without loss scaling every number is right.
+    """Checks that a number is the position of a loss-scale manager; accepts every number without loss scaling.
 
     Raises:
       TypeError: it is not an integer.
@@ -97,10 +97,10 @@ def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[i
     """Returns the positions of the managers of several losses.
 
     Args:
-      loss_id: one number for each, or None: each loss has its own manager, or all have the only one.
+      loss_id: one number for each loss, or None: each loss has its own manager, or all share the only one.
     Raises:
       TypeError: `loss_id` is not a list of integers.
-      ValueError: there is no loss, or not as many numbers or managers as losses.
+      ValueError: there are no losses, or the number of losses differs from that of numbers or managers.
     """
     managers = len(pipeline.loss_scale_managers)
     if not count:

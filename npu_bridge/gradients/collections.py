@@ -1,6 +1,6 @@
-"""Graph collections through which hooks find what an optimizer built, without knowing the optimizer.
+"""Names the graph collections through which hooks find what an optimizer built, without knowing the optimizer.
 
-They are filled in TF 1 graphs only; each holds one tensor per optimizer (three variables per manager), in the order of
+They are filled in TF 1 graphs only. Each holds one tensor per optimizer (three variables per manager), in the order of
 construction.
 """
 
@@ -17,29 +17,29 @@ from npu_bridge.gradients.graph_mode import building_graph
 
 UNSCALED_LOSS = "npu_bridge/unscaled_loss"  # scalar losses as the user computed them
 LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this step
-LOSS_SCALE_STATE = "npu_bridge/loss_scale_state"  # variables a dynamic loss scale is made of
+LOSS_SCALE_STATE = "npu_bridge/loss_scale_state"  # the variables of a dynamic loss scale
 LEARNING_RATE = "npu_bridge/learning_rate"  # scalars, or numbers: the inner optimizer's rate in this step
-STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step's update did not happen
-# What the latest update of each optimizer is made of. TensorFlow exports collections with text keys only.
+STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step skipped its update
+# Parts of each optimizer's latest update. TensorFlow exports only collections whose keys are texts, so not these.
 GRADIENTS = ("npu_bridge", "gradients")
 PIPELINES = ("npu_bridge", "pipelines")
-UPDATES = ("npu_bridge", "updates")  # operators that compute new values of variables and of what optimizers keep
+UPDATES = ("npu_bridge", "updates")  # operators that compute new values of variables and of optimizers' state
 
 
 def gradients_of(graph: Any) -> list[Any]:
-    """Returns the averaged, unscaled gradients that a graph's last optimizer applies; empty without any."""
+    """Returns the averaged, unscaled gradients that a graph's last optimizer applies; empty without an optimizer."""
     kept = graph.get_collection(GRADIENTS)
     return kept[-1] if kept else []
 
 
 def pipelines_in(graph: Any) -> list[Any]:
-    """Returns the pipelines whose updates are in a graph, each once."""
+    """Returns the pipelines whose updates are in a graph, without duplicates."""
     return list(dict.fromkeys(graph.get_collection(PIPELINES)))
 
 
 @contextlib.contextmanager
 def noting_updates() -> Iterator[None]:
-    """Inside, new operators of the TF 1 graph being built are those of an update; elsewhere it does nothing."""
+    """Records the operators added inside the context as those of an update; does nothing outside a TF 1 graph."""
     if not building_graph():
         yield
         return
@@ -50,26 +50,26 @@ def noting_updates() -> Iterator[None]:
 
 
 def publish(name: Any, tensor: Any) -> None:
-    """Adds a tensor or variable to a collection of the TF 1 graph being built; elsewhere it does nothing.
+    """Adds a tensor or variable to a collection of the TF 1 graph being built; does nothing elsewhere.
 
-    Nor does it inside a `tf.cond` or a loop, whose tensors cannot be fetched.
+    It does nothing inside a `tf.cond` or a loop either, because tensors there cannot be fetched.
     """
     if building_graph() and current_control_flow_context(tf.compat.v1.get_default_graph()) is None:
         tf.compat.v1.add_to_collection(name, tensor)
 
 
 def publish_learning_rate(optimizer: Any) -> None:
-    """Publishes what an optimizer's update, which is built already, reads as its learning rate.
+    """Publishes the learning rate that an optimizer's update reads; the update must exist already.
 
-    Graph: an entry in a collection, a tensor or a number, and no operator. An optimizer that does not tell, or computes
-    the rate inside a function (a schedule of Keras, say), publishes nothing.
+    Adds a tensor or a number to a graph collection, and no operator. Publishes nothing when the optimizer hides its
+    rate or computes it inside a function (a schedule of Keras, say).
     """
     if not building_graph():
         return
     graph = tf.compat.v1.get_default_graph()
     for rate in learning_rates(optimizer):
         tensor = read_tensor(rate)
-        # What is made behind the gate of loss scaling cannot be fetched.
+        # Tensors made behind the gate of loss scaling cannot be fetched.
         is_fetchable = isinstance(tensor, tf.Tensor) and tensor.graph is graph and graph.is_fetchable(tensor)
         if is_fetchable or isinstance(rate, float):
             publish(LEARNING_RATE, tensor if is_fetchable else rate)

@@ -1,4 +1,4 @@
-"""Gradients combined into flat tensors: one division by the loss scale and one check for many of them."""
+"""Combines gradients into flat tensors: one division by the loss scale and one check for many of them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LOG = logger(__name__)
 
 
 class CombinedGradients:
-    """Joins the dense gradients of an optimizer: those of one dtype, and of one fused update, into one flat tensor.
+    """Joins the dense gradients of an optimizer that share a dtype and a fused update into flat tensors.
 
-    A gradient that comes out is a piece of the flat tensor, by which a fused update finds it again. Sparse gradients,
-    and those whose shapes are not known, stay by themselves.
+    Each returned gradient is a piece of a flat tensor, by which a fused update finds that tensor. Sparse gradients and
+    gradients of unknown shape are not joined.
 
     Args:
       owner: name of the optimizer, for messages.
-      is_checked: compare the pieces with what each gradient gives alone, in every step.
-      key_of: returns what the gradients of variables must have in common to be joined.
+      is_checked: compare the pieces with the gradients computed singly, in every step.
+      key_of: called with a variable; gradients are joined when the keys of their variables are equal.
     """
 
     def __init__(self, owner: str, is_checked: bool = False, key_of: Callable[[Any], Any] = lambda variable: None):
@@ -34,7 +34,7 @@ class CombinedGradients:
         self._key_of = key_of
 
     def unscale(self, step: Step) -> None:
-        """Replaces the gradients of a step by pieces of flat tensors that are divided by the step's divisor."""
+        """Replaces the gradients of a step by pieces of flat tensors, divided by the step's divisor."""
         pairs = step.grads_and_vars
         made = {position: grad for position, (grad, _) in enumerate(pairs)}
         batches = self._batches(pairs)
@@ -49,13 +49,13 @@ class CombinedGradients:
         step.grads_and_vars = [(made[position], variable) for position, (_, variable) in enumerate(pairs)]
 
     def joined(self, tensors: Sequence[tf.Tensor]) -> list:
-        """Flat tensors with the elements of all tensors that can be joined, and the others."""
+        """Joins tensors into flat ones where possible; returns these, then the tensors that cannot be joined."""
         batches = self._batches([(tensor, None) for tensor in tensors])
         alone = [tensor for position, tensor in enumerate(tensors) if not any(position in batch for batch in batches)]
         return [*(joined([tensors[position] for position in batch]) for batch in batches), *alone]
 
     def _batches(self, pairs):
-        """Returns lists of positions that are joined, of at least two each."""
+        """Returns the positions to join, as lists of at least two."""
         batches: dict = {}
         for position, (grad, variable) in enumerate(pairs):
             if isinstance(grad, tf.Tensor) and grad.shape.is_fully_defined():
@@ -82,18 +82,18 @@ class CombinedGradients:
 
 
 def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], names: Sequence[str]) -> Any:
-    """Compares a flat tensor with the single ones it stands for: dtypes, sizes, places and values.
+    """Compares a flat tensor with the single tensors it stands for: dtypes, sizes, places and values.
 
     Args:
-      owner: who asks, for messages.
+      owner: name of the caller, for messages.
       flat: a vector.
-      singles: dense tensors of known shapes, in the order in which they lie in it.
-      names: of their variables.
+      singles: dense tensors of known shapes, in their order in the flat one.
+      names: names of their variables.
     Returns:
       The op that compares values; None when executed eagerly.
     Raises:
-      ValueError: a dtype, or the sizes together, differ.
-      tf.errors.InvalidArgumentError: where the op runs: a value differs; it names the first variable of which one does.
+      ValueError: a dtype or the total size differs.
+      tf.errors.InvalidArgumentError: when the op runs: a value differs; names the first variable concerned.
     """
     what, start, size = "combined gradients", 0, flat.shape.num_elements()
     for single, name in zip(singles, names):

@@ -1,4 +1,4 @@
-"""Lists the stages of an optimizer in their order, with what each needs and gives and how many bytes a rank sends."""
+"""Lists the stages of an optimizer in order, with their needs, their guarantees and the bytes that a rank sends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class StageRow(NamedTuple):
       place: where it stands.
       name: its class.
       arguments: those of its constructor, as text.
-      needs, gives: what other stages give it, and what it gives them.
-      sends: bytes for each parameter and batch that a rank sends without this stage and with it, where that differs or
-        where it is sent; the second is None if it depends on the training. None at other stages.
+      needs, gives: what it needs from other stages, and what it guarantees to them.
+      sends: bytes that a rank sends for each parameter and batch, before and after this stage is added; set where the
+        stage communicates or the two differ, else None. The second is None if it depends on the training.
     """
 
     place: str
@@ -60,7 +60,7 @@ def list_stages(optimizer: Any, ranks: int | None = None) -> list[StageRow]:
 
 
 def bytes_unchanged(ranks: int) -> float:
-    """Bytes that a rank sends for each float32 parameter and batch in a ring all-reduce."""
+    """Returns the bytes that a rank sends for each float32 parameter and batch in a ring all-reduce."""
     return 2 * (ranks - 1) / ranks * _VALUE_BYTES
 
 

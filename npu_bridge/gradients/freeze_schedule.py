@@ -1,4 +1,4 @@
-"""Schedules which layers an update trains: groups of variables, and their order."""
+"""Schedules which layers an update trains, by groups of variables."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ KINDS = ("interval", "continuous", "explicit")
 _OWNER = "FreezeSchedule"
 # Variables of these names belong to the layer before them, whose output they normalise or shift.
 _JOINS = re.compile(r"(?<![a-z])bn|bias|batch_norm")
-_LEAST_OF_BLOCK = 3  # variables after which a layer begins a new block
+_LEAST_OF_BLOCK = 3  # a block with this many variables is full: the next layer begins a new one
 
 
 class FreezeSchedule(KnownKeywords):
-    """Says for each update which variables it trains.
+    """Chooses for each update which variables it trains.
 
     Group 0 trains all variables, and each further group freezes more of them from the first layer on: group i trains
     the variables of the i-th part of the model, counted from 0, and of all parts after it. So its backward pass ends
     where that part begins.
 
     Args:
-      groups: the number of groups, at least 1; the model is then cut by its layers, in the order of its variables: a
-        block has at least 3 variables and whole layers, to which those belong whose names say "bn" or "bias", and each
-        part has the same number of blocks, the last one also what is left. Or a list with an entry for each part, from
-        the input on: a list of variables, or of regular expressions that are searched for in their names. Variables of
-        no entry are always trained.
-      kind: "interval" draws for each update whether some layers are frozen, and how many: fewer are likelier;
-        "continuous" repeats a row of full updates and then one update of each other group; "explicit" takes
+      groups: the number of groups, at least 1. The model is then cut by its layers, in the order of its variables: a
+        block has at least 3 variables and whole layers, with the variables whose names contain "bn" or "bias". Each
+        part has the same number of blocks; the last one also takes the rest. Or a list with an entry for each part,
+        from the input on: a list of variables, or of regular expressions that are searched for in their names.
+        Variables in no entry are always trained.
+      kind: "interval" draws for each update whether layers are frozen, and how many: few are likelier than many;
+        "continuous" repeats a series of full updates and then one update of each other group; "explicit" takes
         `sequence`.
       full_share: share of the updates that train all variables, above 0 and at most 1.
-      total_steps: updates of the training. Sequences are 1 % longer; after its end a sequence begins again.
-      seed: for what is drawn; the same on all ranks.
+      total_steps: updates of the training. Sequences are 1 % longer, and repeat after their end.
+      seed: seed of the draws; the same on all ranks.
       sequence: with "explicit", the group of each update.
     Raises:
       TypeError: an argument is of another type.
@@ -85,7 +85,7 @@ class FreezeSchedule(KnownKeywords):
         """Returns a schedule unchanged, or makes one from a table of its arguments.
 
         Raises:
-          TypeError: it is neither.
+          TypeError: it is neither a schedule nor a table.
           ValueError: an argument is unknown.
         """
         if isinstance(given, cls):
@@ -112,7 +112,7 @@ class FreezeSchedule(KnownKeywords):
         """Returns the last group that trains each variable.
 
         Args:
-          names: those of the trained variables, in the order of the layers.
+          names: names of the trained variables, in the order of the layers.
         Raises:
           ValueError: a regular expression matches none of them, two parts name the same variable, or there are fewer
             blocks than groups.
@@ -162,7 +162,7 @@ class FreezeSchedule(KnownKeywords):
         return made.astype(np.int8 if self.group_count < 128 else np.int32)
 
     def _drawn(self, length):
-        """Full updates, and others where their share so far is too small."""
+        """Draws a sequence in which a layer is frozen whenever the share of such updates so far is too low."""
         count = self.group_count
         random = np.random.Generator(np.random.PCG64(self._seed))
         weights = np.arange(count - 1, 0, -1, dtype=np.float64)
@@ -178,7 +178,7 @@ class FreezeSchedule(KnownKeywords):
 def number_blocks(names: Sequence[str]) -> list[int]:
     """Numbers the block of each variable from 0: a layer begins a new block once a block has 3 variables.
 
-    Names are in the order of the layers; what stands before the last "/" is the layer.
+    Names are in the order of the layers; the text before the last "/" names the layer.
     """
     blocks, held, layer = [], 0, None
     for name in names:

@@ -1,4 +1,4 @@
-"""Makes stages of what a configuration says about them: the name of a class and arguments, as plain data."""
+"""Makes stages from a configuration: the name of a class and arguments, as plain data."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from npu_bridge.base.errors import did_you_mean, message, option_error, shown, signature_of_class
 from npu_bridge.gradients.stage import Stage
 
-_CLASS = "stage"  # the key that names it
+_CLASS = "stage"  # the key that names the class
 
 
 def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
     """Makes the stages of a configuration, in the order of its list.
 
     Args:
-      config: a mapping whose one key, "stages", holds a list of mappings; each has the name of a class as "stage", and
+      config: a mapping whose only key, "stages", holds a list of mappings; each has the name of a class as "stage" and
         arguments of its constructor.
-      public: the classes that can be named, beside those that are defined outside of this package.
+      public: the classes of this package that can be named; users' own classes always can.
     Raises:
-      TypeError, ValueError: it is another thing, or a stage or an argument is unknown, missing or illegal. The
-        attribute `option` of the error is the key that is wrong, if it is known.
+      TypeError, ValueError: `config` has another form, or a stage or an argument is unknown, missing or illegal. The
+        attribute `option` of the error is the wrong key, if it is known.
     """
     tables = config.get("stages") if isinstance(config, Mapping) and len(config) == 1 else None
     if not isinstance(tables, (list, tuple)):
@@ -46,7 +46,7 @@ def _make_stage(table, known):
     try:
         return known[name](**arguments)
     except (TypeError, ValueError) as error:
-        # It knows no key, but its text names the argument.
+        # The error names no key, but its text names the argument.
         named = (key for key in arguments if re.search(rf"\b{re.escape(key)}\b", str(error)))
         error.option = next(named, _CLASS)  # type: ignore[attr-defined]
         raise

@@ -13,7 +13,7 @@ from npu_bridge.graph.control_flow import classic_control_flow
 
 
 def building_graph() -> bool:
-    """Returns True while a TF 1 graph is built; False eagerly and inside a `tf.function`."""
+    """Returns True while a TF 1 graph is being built; False eagerly and inside a `tf.function`."""
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
 
 
@@ -21,7 +21,7 @@ def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
     """Runs `run` when the condition is True, else nothing.
 
     Returns:
-      The op that does so; what `run` returned, or None, when executed eagerly.
+      The op; when executed eagerly, the result of `run`, or None if it did not run.
     """
     if tf.executing_eagerly():
         return run() if bool(condition) else None
@@ -38,14 +38,14 @@ def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
             call = strategy.extended.call_for_each_replica
             return tf.cond(condition, lambda: call(applied_in_function), lambda: False)
 
-        # A mirrored variable is assigned to by its strategy, which a replica can ask for outside of branches only.
+        # A mirrored variable is assigned by its strategy, which a replica can call only outside of branches.
         return tf.distribute.get_replica_context().merge_call(applied_by_strategy, args=(condition,))
     with classic_control_flow():
         return tf.cond(condition, _in_this_scope(run), tf.no_op)
 
 
 def _in_this_scope(run):
-    """Slots made inside a branch keep the names they have without a gate, and so in checkpoints."""
+    """Wraps `run` so that slots made inside a branch are named as without a gate, also in checkpoints."""
     name_scope = tf.compat.v1.get_default_graph().get_name_scope()
 
     def applied():
@@ -58,32 +58,32 @@ def _in_this_scope(run):
 def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
     """Returns the tensors of `make` when the condition is True, else those of `otherwise`.
 
-    In a TF 1 graph each of them is there as soon as it is made, whatever else the branch still has to do. `make` is
-    called first; `otherwise` gives as many tensors, of the same dtypes.
+    In a TF 1 graph each tensor is available as soon as it is computed, before the rest of the branch is done. `make` is
+    called first; `otherwise` returns as many tensors, of the same dtypes.
     """
     if tf.executing_eagerly():
         return make() if bool(condition) else otherwise()
     with classic_control_flow() if building_graph() else contextlib.nullcontext():
         tensors = tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise()))
-    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # the classic one unpacks a single one
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # classic tf.cond unpacks a single one
 
 
 def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
     """Runs only the function at a position (int32 scalar) and returns its tensors.
 
-    Each function gives as many tensors, of the same dtypes; they are called in this order, eagerly only the one.
+    Each function returns as many tensors, of the same dtypes. They are called in this order; eagerly only the chosen.
     """
     if tf.executing_eagerly():
         return makers[int(number)]()
     if not building_graph():
         return list(tf.switch_case(number, [lambda make=make: tuple(make()) for make in makers]))
     first, *others = makers
-    # One inside the other: what later ones read is handed on by the conditions before them only.
+    # Nested, because each condition captures what the later functions read.
     return tensors_if(tf.equal(number, 0), first, lambda: choose_tensors(number - 1, others)) if others else first()
 
 
 def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
-    """Runs the function at a position (int32 scalar); returns the op that does so, eagerly what it returned."""
+    """Runs the function at a position (int32 scalar); returns the op, or eagerly the function's result."""
     if tf.executing_eagerly():
         return runs[int(number)]()
     if not building_graph():
@@ -97,14 +97,14 @@ def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
 
 
 def in_written_order(run: Callable[[], Any], grads_and_vars: Sequence[tuple]) -> tf.Operation:
-    """Builds in a TF 1 graph what `run` changes, in the order in which a `tf.function` runs it; returns the op.
+    """Builds the changes that `run` makes as operators of a TF 1 graph, ordered as in a `tf.function`; returns the op.
 
-    Its operators are those of the graph itself, not of a function, so that everybody sees what is computed.
+    The operators belong to the graph itself, not to a function, so their tensors can be seen from outside.
 
     Args:
       run: updates variables by gradients.
-      grads_and_vars: which these are. No variable is read or changed there before its gradient is known: a loss would
-        else be computed with weights that a weight decay has changed already.
+      grads_and_vars: the gradients and variables. No variable is read or changed there before its gradient is known;
+        otherwise a loss could be computed with weights that a weight decay has already changed.
     """
     made = tf.function(lambda: [run(), None][1], autograph=False).get_concrete_function().graph
     outer = {inside.name: outside for outside, inside in made.captures}
@@ -119,17 +119,17 @@ def in_written_order(run: Callable[[], Any], grads_and_vars: Sequence[tuple]) ->
             outer[f"^{inside}"] = known
     definition = made.as_graph_def()
     for node in definition.node:
-        # What Keras 2.15 computes beside a captured gradient, as for its `global_clipnorm`, names that operator of the
-        # outer graph as its neighbour; the importer looks for it among these nodes.
+        # Operators that Keras 2.15 computes beside a captured gradient, as for its `global_clipnorm`, name an operator
+        # of the outer graph as their neighbour; the importer would look for it among these nodes.
         node.attr.pop("_class", None)
         node.input.extend([f"^{gradient_of[name]}" for name in node.input if name in gradient_of])
     return tf.group(*tf.compat.v1.import_graph_def(definition, outer, changes, name="update"))
 
 
 def initialise_with_keras(variables: Iterable[Any]) -> None:
-    """Has a Keras session initialise variables of the TF 1 graph being built; elsewhere it does nothing.
+    """Makes a Keras session initialise variables of the TF 1 graph being built; does nothing elsewhere.
 
-    Such a session initialises the variables it is told about, and no others.
+    Such a session initialises only the variables that it knows.
     """
     if building_graph():
         for variable in variables:
@@ -137,9 +137,9 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
 
 
 def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any = None) -> tf.Variable:
-    """Creates a variable that is saved with the model, outside control flow and control dependencies of the caller.
+    """Creates a variable that is saved with the model, outside the caller's control flow and control dependencies.
 
-    `shape` is that of all its values, where these change; by default that of the initial value.
+    `shape` is the static shape where the shape of the value changes; by default that of the initial value.
     """
     with tf.init_scope():
         made = tf.compat.v1.Variable(
@@ -161,10 +161,10 @@ def value_before_update(variable: Any) -> tf.Tensor:
 
 
 def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf.Variable:
-    """Zeros in the shape of a trained variable, called and saved as `folder/name of that variable`.
+    """Creates zeros in the shape of a trained variable, named and saved as `folder/name of that variable`.
 
     Raises:
-      ValueError: the shape is not known; `owner` is the stage, for this message.
+      ValueError: the shape is unknown; the message names `owner`, the stage.
     """
     if not variable.shape.is_fully_defined():
         problem = "what is kept for each variable needs a known shape"

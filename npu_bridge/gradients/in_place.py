@@ -21,16 +21,16 @@ _NAME = "Npu_Distributed_optimizer"
 
 
 def distribute_in_place(optimizer: Any, owner: str) -> Any:
-    """Replaces the methods of one optimizer that give or take gradients by ones that average them over the ranks.
+    """Replaces the methods of an optimizer that return or take gradients; the new ones average them over the ranks.
 
     An optimizer that averages them already is left as it is.
 
     Args:
       optimizer: a `tf.compat.v1.train.Optimizer`, or a Keras optimizer of either generation.
     Returns:
-      The same object. The number of ranks is looked at now: one process alone changes nothing.
+      The same object. The number of ranks is read now: a process that trains alone changes nothing.
     Raises:
-      TypeError: it is no such optimizer.
+      TypeError: it is not such an optimizer.
     """
     families = (tf.compat.v1.train.Optimizer, tf.keras.optimizers.legacy.Optimizer, tf.keras.optimizers.Optimizer)
     if not isinstance(optimizer, families):
@@ -66,7 +66,7 @@ def _replace_methods(optimizer, owner):
 
 
 class _AveragedOnce:
-    """Methods of one optimizer that average gradients, each gradient once, though some call one another."""
+    """Averages gradients in several methods of an optimizer, each gradient once, even if one method calls another."""
 
     def __init__(self, owner):
         self._owner = owner
@@ -108,7 +108,7 @@ class _AveragedOnce:
         self._replace(optimizer, method_name, name, method)
 
     def _replace(self, optimizer, method_name, name, method):
-        """Replaces a method of the optimizer by one that is given the original and a pipeline besides."""
+        """Replaces a method of the optimizer by one that also takes the original and a pipeline."""
         original = getattr(optimizer, method_name)
         pipeline = build_pipeline(name, is_distributed=True, inner=optimizer, owner=self._owner)
         wire_names.set_owner(optimizer, pipeline.transfers)

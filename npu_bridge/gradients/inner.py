@@ -1,8 +1,8 @@
 """Wraps optimizers of every family behind one small interface.
 
-Three families exist in TensorFlow 2.15: TF 1 optimizers, Keras legacy optimizers (tensorflow-addons' are of this
-kind) and Keras optimizers; those of Keras 3 are a fourth. Pipelines talk to `InnerOptimizer` and never ask which family
-they hold.
+Three families exist in TensorFlow 2.15: TF 1 optimizers, Keras legacy optimizers (such as those of tensorflow-addons)
+and Keras optimizers; optimizers of Keras 3 are a fourth. Pipelines call `InnerOptimizer` and never ask which family it
+wraps.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MARK = "_averages_over_ranks"
 
 
 class InnerOptimizer(abc.ABC):
-    """What a pipeline needs from the optimizer it is put around.
+    """The interface of the optimizer that a pipeline is put around.
 
     Attributes:
       optimizer: the optimizer itself.
       saved_as: what object-based checkpoints save as the optimizer: a wrapper around it, or the optimizer.
-      stand_ins: what it updates in place of variables of 16 bits.
+      stand_ins: the float32 variables that it updates in place of 16-bit variables.
     """
 
     takes_references = True
@@ -39,7 +39,7 @@ class InnerOptimizer(abc.ABC):
         self.stand_ins = StandIns(optimizer, self.takes_references, updates_narrow)
 
     def prepare(self, variables: list) -> None:
-        """Creates what is kept of variables before any gate is built, as far as it would not be lifted out of it."""
+        """Creates, before any gate is built, the state that could not be lifted out of the gate."""
         self.stand_ins.of(variables)
 
     def make_slots(self, variables: list) -> list:
@@ -48,7 +48,7 @@ class InnerOptimizer(abc.ABC):
         return self.slots_of(variables)
 
     def slots_of(self, variables: list) -> list:
-        """Returns the slots that exist, in an order that only the optimizer and the list determine."""
+        """Returns the existing slots, in an order that depends only on the optimizer and the list."""
         slots = [self.get_slot(variable, name) for name in self.get_slot_names() for variable in variables]
         return [slot for slot in slots if slot is not None]
 
@@ -61,9 +61,9 @@ class InnerOptimizer(abc.ABC):
         """Returns pairs of (gradient or None, variable); arguments as in `tf.compat.v1.train.Optimizer`."""
 
     def tell_losses(self, losses: list, values: list) -> None:
-        """Tells an optimizer that evaluates the loss again what is minimized: the sum of losses, unscaled.
+        """Passes the minimized losses, unscaled, to an optimizer that evaluates them again.
 
-        These are tensors, or functions that give them; `values` is what they are for this batch.
+        These are tensors, or functions that return them; `values` are their values for this batch.
         """
         evaluates = getattr(self.optimizer, "evaluates", None)
         if evaluates is None:
@@ -84,7 +84,7 @@ class InnerOptimizer(abc.ABC):
         return self._slot(variable, name)
 
     def get_slot_names(self) -> list:
-        """Sorted names of the slots."""
+        """Returns the sorted names of the slots."""
         return sorted([*self._slot_names(), *([SLOT] if self.stand_ins.kept else [])])
 
     def variables(self) -> list:
@@ -102,7 +102,7 @@ class InnerOptimizer(abc.ABC):
         return self.optimizer.variables()
 
     def combine_key(self, variable: Any) -> Any:
-        """Returns a key that is equal for variables that the optimizer updates as one flat tensor, or None."""
+        """Returns a key that is equal for variables updated together as one flat tensor, or None."""
         key_of = getattr(self.optimizer, "combine_key", None)
         return None if key_of is None else key_of(variable)
 
@@ -110,18 +110,18 @@ class InnerOptimizer(abc.ABC):
 def adapt(
     optimizer: Any, owner: str, is_updating: bool = True, takes_keras3: bool = False, saved_as: Any = None
 ) -> InnerOptimizer:
-    """Finds the adapter for an optimizer.
+    """Returns the adapter for an optimizer.
 
     Args:
       optimizer: an optimizer of any family.
-      owner: the class it was given to, for the message.
-      is_updating: False where somebody else calls the optimizer's `apply_gradients`.
-      takes_keras3: whether it may be one of Keras 3.
+      owner: the class that received it, for the message.
+      is_updating: False where another object calls the optimizer's `apply_gradients`.
+      takes_keras3: whether optimizers of Keras 3 are accepted.
       saved_as: the wrapper that object-based checkpoints save in its place.
     Raises:
       TypeError: it is not an optimizer of a known family, or of Keras 3 without `takes_keras3`.
     """
-    # An optimizer that has stand-ins of its own asks for the variables themselves.
+    # An optimizer with stand-ins of its own needs the original variables.
     updates_narrow = not is_updating or getattr(type(optimizer), "has_stand_ins", False)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _Tf1Optimizer(optimizer, updates_narrow, saved_as)
@@ -143,7 +143,7 @@ def adapt(
 
 
 def mark_as_distributed(optimizer: Any) -> None:
-    """Notes on the optimizer that its gradients are averaged, for whatever is put around it."""
+    """Notes on the optimizer that its gradients are averaged, for wrappers around it."""
     object.__setattr__(optimizer, _MARK, True)
 
 
@@ -179,7 +179,7 @@ class _Tf1Optimizer(InnerOptimizer):
 
 
 class _KerasFamily(InnerOptimizer):
-    """What both Keras families share: gradients are computed as in TF 1, and `global_step` is counted here."""
+    """The part that both Keras families share: gradients are computed as in TF 1, and `global_step` is counted here."""
 
     takes_references = False
 
@@ -220,8 +220,8 @@ class _KerasLegacyOptimizer(_KerasFamily):
         training.create_all_weights(self.optimizer, self.stand_ins.of(variables))
 
     def _update(self, grads_and_vars, name):
-        # In a TF 1 graph the sum over the replicas of a strategy is one op over all gradients, also when there is none,
-        # and every update would wait for the last of them.
+        # In a TF 1 graph the sum over the replicas of a strategy is one op over all gradients, even without a strategy,
+        # and every update would wait for the last gradient.
         is_stock = training.aggregates_as_stock(self.optimizer)
         takes_switch = type(self.optimizer).apply_gradients is tf.keras.optimizers.legacy.Optimizer.apply_gradients
         is_needless = building_graph() and is_stock and takes_switch and not tf.distribute.has_strategy()
@@ -278,7 +278,7 @@ class _KerasOptimizer(_KerasFamily):
         return list(self.optimizer.variables)
 
     def _slots_by_name(self):
-        """Slot name to variable name to slot: a slot of `dense/kernel` is named `Adam/m/dense/kernel`."""
+        """Returns slots by slot name and variable name: a slot of `dense/kernel` is named `Adam/m/dense/kernel`."""
         slots = {}
         for own in self.optimizer.variables:
             # "Adam/m/dense/kernel" ends with "kernel" too, if there is a variable of that name.
@@ -295,7 +295,7 @@ def _have_values(variables):
 
 
 class _Keras3Optimizer(_KerasFamily):
-    """Pipelines see the variables of TensorFlow behind those of Keras; the optimizer is given Keras' own."""
+    """Pipelines see TensorFlow's variables behind those of Keras; the optimizer gets Keras' own."""
 
     def __init__(self, optimizer, updates_narrow, saved_as=None):
         super().__init__(optimizer, updates_narrow, saved_as)
@@ -309,7 +309,7 @@ class _Keras3Optimizer(_KerasFamily):
         return values
 
     def known_as(self, values, wrap=lambda value: value):
-        """The variables of Keras around these; `wrap` gives, once, that of a variable without one, or None."""
+        """Returns the Keras variables around these, from `wrap`, called once, where none is known; leaves out None."""
         for value in values:
             if value.ref() not in self._known:
                 self._known[value.ref()] = wrap(value)
@@ -321,7 +321,7 @@ class _Keras3Optimizer(_KerasFamily):
             for value, stand_in in zip(variables, seen):
                 if stand_in is not value:
                     keras3.constrain(stand_in, self._known.get(value.ref()))
-            # Slots have their values at once, for ranks to compare; but not where the first batch makes the weights.
+            # Slots get their values at once, for ranks to compare; but not where the first batch makes the weights.
             with tf.init_scope() if _have_values(seen) else contextlib.nullcontext():
                 self.optimizer.build(self.known_as(seen))
 
@@ -329,7 +329,7 @@ class _Keras3Optimizer(_KerasFamily):
         raise NotImplementedError("Updates are shared in TF 1 graphs, where Keras 3 does not train.")
 
     def update(self, grads_and_vars):
-        """Updates variables of TensorFlow, or what stands for them."""
+        """Updates variables of TensorFlow, or their stand-ins."""
         grads, variables = zip(*grads_and_vars) if grads_and_vars else ((), ())
         self.optimizer.apply(list(grads), self.known_as(variables))
 
@@ -346,7 +346,7 @@ class _Keras3Optimizer(_KerasFamily):
         return list(map(keras3.value_of, self.optimizer.variables))
 
     def _slots_by_name(self):
-        """Slot name to variable to slot: a slot of `dense/kernel` is named `dense_kernel_momentum`."""
+        """Returns slots by slot name and variable: a slot of `dense/kernel` is named `dense_kernel_momentum`."""
         prefixes = {keras3.prefix_of_slots(known): known for known in keras3.variables_built_with(self.optimizer)}
         slots = {}
         for own in self.optimizer.variables:
@@ -359,9 +359,9 @@ class _Keras3Optimizer(_KerasFamily):
 
 
 def _start_after_variables(next_creator, **arguments):
-    """A variable creator: what starts as a copy of a variable can be initialised together with it, in any order.
+    """Creates a variable; one that starts as a copy of another can be initialised together with it, in any order.
 
-    Keras' moving averages do.
+    Keras' moving averages start this way.
     """
     origin = arguments.get("initial_value")
     if not isinstance(origin, tf.Variable) or not building_graph():
@@ -372,7 +372,7 @@ def _start_after_variables(next_creator, **arguments):
 
 
 def _start_rate_after_counter(optimizer):
-    """Has the variable of a scheduled learning rate start right, in whatever order variables are initialised.
+    """Corrects the start of a scheduled learning rate, so that variables can be initialised in any order.
 
     Keras makes it with the optimizer, and computes its start from the step counter, which may not be initialised yet.
     """
@@ -386,7 +386,7 @@ def _start_rate_after_counter(optimizer):
 
 
 def _value_or_start(variable):
-    """In a TF 1 graph, whose initialiser of all variables runs them without an order: what `variable` will start as."""
+    """Returns the value of `variable`, or its initial value: a graph's initialiser runs variables in no fixed order."""
     is_initialized = tf.compat.v1.is_variable_initialized(variable)
     return tf.cond(is_initialized, variable.read_value, lambda: variable.initial_value)
 

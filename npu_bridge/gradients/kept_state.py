@@ -1,8 +1,8 @@
-"""Matches the state of stages in a checkpoint with a training that has other stages or another number of ranks.
+"""Fits the state of stages in a checkpoint to a training with other stages or another number of ranks.
 
-The rule for all of it: read where it fits, begun where the checkpoint has none, dropped where nobody wants it; each is
-said once, in a line of rank 0. A variable of the model, or a step count, that is missing is an error. What each rank
-keeps for itself is in checkpoints as a row for each rank, and goes on with any number of ranks by the table below.
+State that fits is read, state that the checkpoint lacks begins anew, and state without a user is dropped; rank 0 logs
+each case once. A missing variable of the model, or a missing step count, is an error. State that each rank keeps for
+itself is saved as a row for each rank, and continues with any number of ranks:
 
     kind                          the same number of ranks         another number of ranks
     sums of Accumulate            each rank its own, bit for bit   all ranks the mean of the rows: the gradient of the
@@ -15,8 +15,8 @@ keeps for itself is in checkpoints as a row for each rank, and goes on with any 
     Adasum(on="weights")
     counts, loss scales, slots    alike on all ranks               the same values
 
-A row for each rank whose variable is no longer each rank's own (the stage is gone) becomes the mean, too. A checkpoint
-of one rank, and one that was written without `sync_all`, has no rows: all ranks go on with what it holds.
+A row for each rank also becomes the mean where its variable is no longer each rank's own (the stage is gone). A
+checkpoint of one rank, or one that was written without `sync_all`, has no rows: all ranks take the values it holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 
 OF_RANKS = "of_ranks/"  # in the names of variables with a row for each rank
-# By what stands in the names of variables, in TF 1 graphs and in object-based checkpoints: what messages call them.
+# Patterns in names of variables, in TF 1 graphs and in object-based checkpoints, with the words of messages for them.
 _KINDS = (
     (r"accumulated(_rows)?(/(?!counter)|$)", "Accumulate's sums"),
     (r"accumulated_steps|accumulated/counter", "Accumulate's count of batches"),
@@ -46,12 +46,12 @@ _SHOWN = 6
 
 
 def kind_of(name: str) -> str | None:
-    """What messages call the state of a stage with such a name; None for what is not of a stage."""
+    """Returns the words of messages for the state of a stage with such a name; None for other names."""
     return next((words for part, words in _KINDS if re.search(rf"(^|/){part}", name)), None)
 
 
 def is_kept(name: str, variables: Iterable[str]) -> bool:
-    """True for the name of state of a stage, of a slot of one of the variables, or of a number that rules keep."""
+    """Returns True for the name of a stage's state, of a slot of these variables, or of a number that rules keep."""
     if kind_of(name) or re.fullmatch(_BY_NAME, name) or re.fullmatch(rf"(.*/)?({_OF_RULES})(_\d+)?", name):
         return True
     parts = name.split("/")
@@ -60,21 +60,21 @@ def is_kept(name: str, variables: Iterable[str]) -> bool:
 
 
 def say_begun(checkpoint: str, names: Sequence[str], slots: Iterable[str]) -> None:
-    """Says what starts from its initial value, because the checkpoint has none."""
+    """Warns which state the checkpoint lacks, so that it starts from its initial values."""
     if names:
         listed = _listed(names, set(slots))
         _say(f"{checkpoint}: begun anew, as the checkpoint has none: {listed}; they start from their initial values.")
 
 
 def say_dropped(checkpoint: str, names: Sequence[str]) -> None:
-    """Says what the checkpoint has, and nobody uses."""
+    """Warns which state of the checkpoint has no use here."""
     if names:
         of_rules = {name for name in names if not re.fullmatch(_BY_NAME, name)}
         _say(f"{checkpoint}: dropped, as nothing here uses it: {_listed(names, of_rules)}.")
 
 
 def say_merged(checkpoint: str, names: Sequence[str], counts: Iterable[int]) -> None:
-    """Says whose rows became their mean, and of how many ranks these were."""
+    """Warns which rows became their mean, and how many ranks had written them."""
     if names:
         size, of = collective.current().size, " and ".join(map(str, sorted(set(counts))))
         now = f"{size} ranks" if size > 1 else "1 rank"
@@ -88,7 +88,7 @@ def _say(text):
 
 
 def _listed(names, others, words=_SLOTS):
-    """Names by kind, with their number; those in `others` that are of no stage are `words`, the rest by their names."""
+    """Lists names by kind with their numbers; names in `others` that belong to no stage count as `words`."""
     kinds: dict[str, int] = {}
     for name in names:
         kind = kind_of(name) or (words if name in others else name)
