@@ -15,15 +15,15 @@ from npu_bridge.gradients import collections
 
 LARGEST_SCALE = 3.4e38  # a little below the largest float32; no scale grows beyond
 SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits
-MOST_COUNTED_STEPS = 2**31 - 1  # of the counters, int32 in every checkpoint there is
-# How numbers of each kind are checked, whatever the argument is called.
+MOST_COUNTED_STEPS = 2**31 - 1  # the counters are int32 in every existing checkpoint
+# Checks for numbers of each kind, whatever the argument is called.
 check_scale = functools.partial(check_number, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
 check_growth = functools.partial(check_number, at_least=1, at_most=LARGEST_SCALE)
 check_backoff = functools.partial(check_number, above=0, at_most=1)
 
 
 class ScaleState(NamedTuple):
-    """What a loss scale that moves remembers between steps: numbers or tensors, for several scales of one shape.
+    """The state that a dynamic loss scale keeps between steps: numbers or tensors, for several scales of one shape.
 
     Attributes:
       scale: float32, the loss scale.
@@ -38,15 +38,15 @@ class ScaleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ScaleRule:
-    """How a loss scale moves with each step. Either event, growth or shrinking, sets both counters to 0.
+    """Moves a loss scale with each step. Growing and shrinking both set both counters to 0.
 
     Attributes:
       growth_interval: good steps in a row after which the scale grows.
       bad_steps: bad steps after which it shrinks.
-      growth_factor, backoff_factor: what it is multiplied by.
-      min_scale: the least that it shrinks to; None for the smallest normal float32.
-      max_scale: the most that it grows to; None for as far as the product stays below 3.4e38.
-      counts_in_a_row: a good step sets the count of bad ones to 0.
+      growth_factor, backoff_factor: the factors that it is multiplied by.
+      min_scale: its lower limit; None for the smallest normal float32.
+      max_scale: its upper limit; None to grow while the product stays below 3.4e38.
+      counts_in_a_row: whether a good step sets the count of bad ones to 0.
     """
 
     growth_interval: int
@@ -61,8 +61,8 @@ class ScaleRule:
         """Computes the state after a step.
 
         Args:
-          state: tensors, before it.
-          finite: booleans of that shape, True where the gradients could be used.
+          state: tensors, before the step.
+          finite: booleans of the same shape, True where the gradients were usable.
         """
         none = tf.zeros_like(state.good_steps)
         good_steps = _where(finite, _counted_on(state.good_steps), none)
@@ -87,7 +87,7 @@ class ScaleRule:
         return tf.maximum(SMALLEST_SCALE if self.min_scale is None else self.min_scale, scale * self.backoff_factor)
 
 
-# Without broadcasting, which would take three times as long for scalars: of small models that is a part of the step.
+# Without broadcasting, which takes three times as long for scalars: in small models a noticeable part of the step.
 _where = tf.compat.v1.where
 
 
@@ -96,17 +96,17 @@ def _counted_on(steps):
 
 
 def _is_reached(steps, limit):
-    if limit > MOST_COUNTED_STEPS:  # TensorFlow would make it a negative number, without a word
+    if limit > MOST_COUNTED_STEPS:  # TensorFlow would silently make it a negative number
         return tf.zeros_like(steps, tf.bool)
     return steps >= limit
 
 
 def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
-    """The variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it; else None.
+    """Creates the variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it; else None.
 
-    No variable's own op can have that name. A reference variable hands out its buffer, in which a fetch finds what the
-    update has left there, the scale of the next step; and the handle of a resource variable cannot be fetched. So the
-    op of that name is a read, on which the update depends, and the variable is called and saved by it.
+    No variable's own op can have that name. A reference variable exposes its buffer, in which a fetch finds the scale
+    of the next step, written by the update; and the handle of a resource variable cannot be fetched. So the op of that
+    name is a read, on which the update depends, and the variable is called and saved by it.
     """
     with tf.init_scope():
         if tf.executing_eagerly():
@@ -119,13 +119,13 @@ def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
 
 
 class _SavedAs(tf.Variable.SaveSliceInfo):
-    """Has a whole variable saved by another name than that of its op."""
+    """Saves a whole variable under another name than that of its op."""
 
-    spec = ""  # what savers take for "all of it"
+    spec = ""  # savers read this as the whole variable
 
 
 def counter_variable(initial_value: Any, name: str, dtype: tf.DType = tf.int32, use_resource: bool | None = None):
-    """A variable that is saved with the model, made outside any control flow or control dependency of the caller."""
+    """Creates a variable that is saved with the model, outside the caller's control flow and control dependencies."""
     with tf.init_scope():
         is_graph = not tf.executing_eagerly()
     variable = tf.compat.v1.Variable(
@@ -140,22 +140,22 @@ def counter_variable(initial_value: Any, name: str, dtype: tf.DType = tf.int32, 
 
 
 def write_values(variables: Sequence[tf.Variable], values: Sequence[Any], session: Any, owner: str) -> None:
-    """Sets variables between two steps; in a TF 1 graph without adding an operator to it.
+    """Sets variables between two steps, without adding operators to a TF 1 graph.
 
     Args:
-      variables: all eager ones, or all of one TF 1 graph.
+      variables: all eager, or all of one TF 1 graph.
       values: numbers or arrays, one for each.
-      session: of the graph, by default the default session; eager variables need none. Hooks of a `MonitoredSession`
-        do not notice.
-      owner: who asks, for messages.
+      session: a session of the graph, by default the default session; eager variables need none. Hooks of a
+        `MonitoredSession` do not run.
+      owner: name of the caller, for messages.
     Raises:
-      ValueError: the variables are those of a graph and there is no session.
+      ValueError: the variables belong to a graph and there is no session.
     """
     if variables[0].initializer is None:
         for variable, value in zip(variables, values):
             variable.assign(value)
         return
-    # Fed as if they were the initial values.
+    # Fed in place of the initial values.
     feeds = {variable.initializer.inputs[1]: value for variable, value in zip(variables, values)}
     _session_of(session, owner).run([variable.initializer for variable in variables], feeds)
 

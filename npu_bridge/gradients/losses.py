@@ -16,13 +16,13 @@ class Losses:
 
     Attributes:
       values: the losses as the user computed them, in the order in which they were scaled.
-      scaled: what was differentiated instead of them.
+      scaled: the losses that were differentiated in their place.
       scales: float32 scalars, the loss scales of all losses, or of all groups of variables; empty without loss scaling.
-      common_scale: the scale that sums of gradients have in common; None without loss scaling.
+      common_scale: the common scale of sums of gradients; None without loss scaling.
       latest: position of the scale of the loss that was scaled last.
-      usable: whether the gradients of each loss or group can be used by themselves, by its number: on this rank, and
-        as soon as the ranks have agreed on all of them. Empty where the gradients are judged as a whole only.
-      is_backward_own: the optimizer itself has computed the gradients, so that nobody else uses them yet.
+      usable: whether the gradients of each loss or group are usable by themselves, by its number: on this rank, and on
+        all ranks once these have agreed. Empty where the gradients are only judged as a whole.
+      is_backward_own: the optimizer itself computed the gradients, so no other code uses them yet.
     """
 
     values: list = dataclasses.field(default_factory=list)
@@ -34,15 +34,15 @@ class Losses:
     is_backward_own: bool = False
 
     def judge(self, number: int, gradients: Sequence, scale: Any) -> None:
-        """Notes whether gradients that are multiplied by a scale can be used; those of one number all have to be."""
+        """Notes whether scaled gradients are usable; a number is usable when all gradients given for it are."""
         usable = has_finite_norm([in_true_units(grad, scale) for grad in gradients])
         earlier = self.usable.get(number)
         self.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
 
     def with_common_scale(self, grads_and_vars: Sequence, number: int) -> list:
-        """Judges the gradients of one loss by themselves, and gives them the scale that all have in common.
+        """Judges the gradients of one loss by themselves, and converts them to the common scale.
 
-        Powers of two lose no bits on the way.
+        The conversion loses no bits, because scales are powers of two.
         """
         pairs = list(grads_and_vars)
         if len(self.scales) < 2:
@@ -52,13 +52,13 @@ class Losses:
         return [(grad if grad is None else in_true_units(grad, ratio), variable) for grad, variable in pairs]
 
     def right_scales(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
-        """Of each scale whose gradients were judged by themselves, whether it was right for this step.
+        """Returns, for each scale whose gradients were judged by themselves, whether it was right for this step.
 
-        When the step is skipped although all of them were usable, their sum was not, and no scale was right.
+        If the step is skipped although all of them were usable, their sum overflowed, and no scale was right.
         """
         if should_apply is None:
             return {number: tf.constant(True) for number in self.usable}
-        if is_due is not None:  # the step is that of a window, of which other batches were judged before
+        if is_due is not None:  # the step ends a window, whose earlier batches were judged before
             return self.usable
         all_usable = tf.reduce_all(tf.stack(list(self.usable.values())))
         blames_all = tf.logical_and(all_usable, tf.logical_not(should_apply))
@@ -71,7 +71,7 @@ def least_scale(scales: Any) -> tf.Tensor:
 
 
 def sum_of_pairs(pairs: Sequence, others: Sequence) -> list:
-    """Gradients added up by variable, in the order in which variables come first; sums of sparse ones are sparse."""
+    """Adds gradients up by variable, in the order in which variables first occur; sums of sparse ones are sparse."""
     if not pairs:
         return list(others)
     sums: dict = {}

@@ -1,7 +1,7 @@
-"""Says what object-based checkpoints and Keras' files had, and had not, for a training with other stages or ranks.
+"""Reports how object-based checkpoints and Keras' files differ from a training with other stages or ranks.
 
-Such checkpoints are restored part by part, each as soon as it exists, so that what is missing stays as it is and what
-nobody wants is left over, without a word. Here it is looked at once, when the first step is about to update.
+Such checkpoints are restored part by part, each as soon as it exists. So missing values silently keep their start, and
+unused ones are silently left over. The report is made once, when the first step is about to update.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _WHICH = "the restored checkpoint"
 
 
 def tell(state: dict, of_rule: Sequence, optimizer: Any, rank_values: Sequence[RankValues]) -> None:
-    """Says it in lines of rank 0, where the optimizer was restored.
+    """Logs the differences on rank 0, if the optimizer was restored.
 
     Args:
-      state: what a pipeline keeps, by name.
+      state: the state that a pipeline keeps, by name.
       of_rule: the variables of the optimizer that updates.
-      optimizer: what is saved as the optimizer, or None.
-      rank_values: with rows, not yet taken.
+      optimizer: the object that is saved as the optimizer, or None.
+      rank_values: those that hold rows which were not taken yet.
     """
     size = collective.current().size
     counts = {name: count for values in rank_values for name, count in values.counts().items()}

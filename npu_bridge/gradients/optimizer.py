@@ -1,4 +1,4 @@
-"""A pipeline of gradient transformations around another optimizer, as an optimizer of TensorFlow 1."""
+"""Wraps another optimizer in a pipeline of gradient transformations, as an optimizer of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _LOG = logger(__name__)
 
 
 class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
-    """Computes gradients with an inner optimizer, takes them through a pipeline and applies them with it.
+    """Computes gradients with an inner optimizer, passes them through a pipeline and applies them with that optimizer.
 
-    Works in TF 1 graphs, in a `tf.function` and eagerly (there with a callable loss). Attributes that this class does
-    not have are those of the inner optimizer.
+    Works in TF 1 graphs, in a `tf.function` and eagerly (there with a callable loss). Attributes that this class lacks
+    are those of the inner optimizer.
 
     Args:
       optimizer: a TF 1, Keras legacy or Keras optimizer.
       pipeline: the stages that gradients go through, and the adapter of the optimizer.
       name: name of this optimizer.
     Raises:
-      TypeError: `optimizer` is none.
+      TypeError: `optimizer` is not an optimizer.
       ValueError: `optimizer` is itself a pipeline whose stages would run in the wrong order or twice.
     """
 
@@ -58,7 +58,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         self._last_step = None
         self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combined, type(self).__name__)
 
-    @tf.autograph.experimental.do_not_convert  # a user's tf.function would have this package translated, for minutes
+    @tf.autograph.experimental.do_not_convert  # else a user's tf.function translates this package, for minutes
     def compute_gradients(
         self,
         loss,
@@ -70,11 +70,11 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         *,
         loss_id=None,
     ):
-        """Gradients of the unscaled loss, averaged over the ranks where the pipeline communicates.
+        """Computes gradients of the unscaled loss, averaged over the ranks where the pipeline communicates.
 
-        Of several losses each is multiplied by a scale of its own and differentiated by itself, and whether that scale
-        grows or shrinks depends on the gradients of that loss; the gradients are added up before they are sent. If
-        those of one loss overflow, the step is skipped.
+        Each of several losses is multiplied by its own scale and differentiated by itself, and that scale grows or
+        shrinks by the gradients of that loss; the gradients are added up before the all-reduce. If those of one loss
+        overflow, the step is skipped.
 
         Args:
           loss: scalar tensor, or a callable that returns one (required when executing eagerly); or a list of them, to
@@ -82,14 +82,14 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
           var_list: variables to differentiate by; all trainable ones by default.
           gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss: as in
             `tf.compat.v1.train.Optimizer.compute_gradients`.
-          loss_id: which of several managers is that of the loss, by its position; of a list of losses a list. By
-            default the first one, and for a list the managers in their order.
+          loss_id: position of the loss's manager; for a list of losses, a list. By default the first manager, and for a
+            list the managers in their order.
         Returns:
-          List of (gradient, variable); a gradient may be None, a sparse one is `tf.IndexedSlices`.
+          List of (gradient, variable); a gradient can be None, a sparse one is `tf.IndexedSlices`.
         Raises:
           TypeError: `loss_id` is not a position.
           RuntimeError: the loss is a tensor, and TensorFlow executes eagerly.
-          ValueError: there are not as many managers as losses, or there is no manager at that position.
+          ValueError: the numbers of managers and losses differ, or there is no manager at that position.
         Ranks: collective where the pipeline communicates.
         """
         owner = f"{type(self).__name__}.compute_gradients"
@@ -119,7 +119,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             )
             if has_several:
                 step.add_gradients(grads_and_vars, number)
-        # After the inner optimizer, so that of several around one another the outermost has the last word.
+        # After the inner optimizer, so that the outermost of nested optimizers sets the losses last.
         self._inner.tell_losses(losses, step.losses.values)
         if not any(map(callable, losses)):
             collections.publish(collections.UNSCALED_LOSS, sum_in_order(losses) if has_several else loss)
@@ -132,13 +132,13 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         """The loss, overflow and loss scale of the step that was built or executed last, as tensors.
 
         Raises:
-          ValueError: there is none, or its gradients did not come from here.
+          ValueError: there was no step, or its gradients did not come from this optimizer.
         """
         return report_of(self._last_step, f"{type(self).__name__}.last_step")
 
     @property
     def backward_passes(self) -> BackwardPasses:
-        """Those since the last update, for loops of one's own."""
+        """The backward passes since the last update, for custom loops."""
         return self._backward_passes
 
     def _combined(self, step, grads_and_vars):
@@ -158,7 +158,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         Returns:
           The op that runs the step; None when executed eagerly.
         Raises:
-          ValueError: there is no gradient at all.
+          ValueError: all gradients are None.
         """
         grads_and_vars = list(grads_and_vars)
         step = self._open_steps.latest_of([variable for _, variable in grads_and_vars]) or Step()
@@ -181,19 +181,19 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         return update
 
     def decide_together(self):
-        """Has the ranks agree on each step, for a reduction that stands around this optimizer instead of inside it."""
+        """Makes the ranks agree on each step, for a reduction that stands around this optimizer, not inside it."""
         self._pipeline.decide_together()
 
     def get_slot(self, var, name):
-        """The inner optimizer's slot `name` for `var`, or None."""
+        """Returns the inner optimizer's slot `name` for `var`, or None."""
         return self._inner.get_slot(var, name)
 
     def get_slot_names(self):
-        """Names of the inner optimizer's slots."""
+        """Returns the names of the inner optimizer's slots."""
         return self._inner.get_slot_names()
 
     def variables(self):
-        """The inner optimizer's variables."""
+        """Returns the inner optimizer's variables."""
         return self._inner.variables()
 
     def __repr__(self) -> str:
@@ -205,16 +205,16 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         return f"{type(self).__name__}({wrapped}, stages={list(self._pipeline.stages)!r})"
 
     def __getattr__(self, name):
-        # `_inner` is missing while an object is copied; `_self_...` and dunder names are checkpointing's and Python's
-        # own bookkeeping, which must not be shared with the inner optimizer.
+        # `_inner` is missing while an object is copied; `_self_...` and dunder names are bookkeeping of checkpoints and
+        # of Python, which must not be shared with the inner optimizer.
         if name == "_inner" or name.startswith(("_self_", "__")):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         found = getattr(self._inner.optimizer, name)
-        # Keras writes it as JSON, and those of its older optimizers hold numbers of numpy.
+        # Keras writes it as JSON, but configs of its older optimizers hold numpy numbers.
         return (lambda: plain(found())) if name == "get_config" else found
 
     def __setattr__(self, name, value):
-        # `optimizer.learning_rate = rate` means the optimizer that has one.
+        # `optimizer.learning_rate = rate` sets the attribute of the optimizer that has it.
         inner = self.__dict__.get("_inner")
         is_own = inner is None or name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
         if is_own or not hasattr(inner.optimizer, name):
@@ -223,8 +223,8 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             setattr(inner.optimizer, name, value)
 
     def __dir__(self):
-        # Object-based checkpoints save the slots of everything whose dir() lists get_slot_names. The inner optimizer is
-        # a dependency of this one and saves its own; saved twice they are an error.
+        # Object-based checkpoints save the slots of every object whose dir() lists get_slot_names. The inner optimizer
+        # is a dependency of this one and saves its own slots; saving them twice is an error.
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
     def _create_slots(self, var_list):
@@ -236,7 +236,7 @@ def _scaled_result(scale, loss):
 
 
 def _skips_steps(pipeline):
-    """True when some updates are left out as a whole."""
+    """Returns True when a stage can skip whole updates."""
     guards = (Stage.gate, NarrowVariableGuard.gate)
     return any(type(stage).gate not in guards for stage in pipeline.stages)
 

@@ -1,4 +1,4 @@
-"""Puts stages in their one order, whatever the order in which they are given, and refuses those without one."""
+"""Sorts stages into their fixed order, and rejects stages that have none."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SHARED_PLACE = "transform"
 
 
 def in_order(stages: Sequence[Any], owner: str) -> tuple:
-    """Puts stages in the order of their places, and several of users' own in the order in which they are given.
+    """Sorts stages by their places; several stages of users keep the order in which they are given.
 
     Args:
       stages: the stages, in any order.
-      owner: what they are stages of, for messages.
+      owner: name of the optimizer, for messages.
     Raises:
       TypeError: something is not a stage.
-      ValueError: a place is unknown or taken twice, two stages reduce, or a stage needs what none gives.
+      ValueError: a place is unknown or taken twice, two stages reduce, or a stage needs what no other gives.
     """
     for stage in stages:
         check_stage(stage, owner)
@@ -41,11 +41,11 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
 
 
 def check_stage(stage: Any, owner: str) -> None:
-    """Refuses what is not a stage.
+    """Checks that an object is a stage.
 
     Raises:
-      TypeError: it is something else, a class perhaps.
-      ValueError: its place is none.
+      TypeError: it is something else, such as a class.
+      ValueError: its place is unknown.
     """
     if not isinstance(stage, Stage):
         fix = f"Write {stage.__name__}(...)." if isinstance(stage, type) else "Pass objects of npu_bridge.stages."
@@ -72,7 +72,7 @@ def _check_needs(stages, owner):
 
 
 def _check_left_out(stages, owner):
-    """Refuses stages that expect every variable in every step, beside one that leaves variables out."""
+    """Rejects stages that expect every variable in every step, next to a stage that leaves variables out."""
     leaving = next((stage for stage in stages if stage.leaves_out), None)
     for stage in stages if leaving is not None else ():
         is_of_all = stage.place in ("update", "synchronise") and not stage.copes_with_left_out

@@ -1,4 +1,4 @@
-"""Reduces gradients over the ranks for scripts that call `npu_allreduce` themselves, without an optimizer of ours."""
+"""Reduces gradients over the ranks for scripts that call `npu_allreduce` themselves, without one of our optimizers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def mean_or_sum(value: Any, is_mean: bool, communicator: Communicator, name: str
     """Sums one gradient over the ranks, and divides it by their number for a mean.
 
     Args:
-      value: dense tensor, or `tf.IndexedSlices`, whose rows are then gathered from all ranks; rows with the same index
-        are kept apart. Integers divide rounding down.
+      value: dense tensor, or `tf.IndexedSlices`, whose rows are gathered from all ranks without merging equal indices.
+        The mean of integers is rounded down.
       is_mean: whether to divide.
       communicator: the ranks.
-      name: prefix of the transfers' names, the same on every rank.
+      name: prefix of the names of collectives, the same on every rank.
     Returns:
-      What `value` was, dense or sparse, with its dtype.
+      A tensor of the kind, dense or sparse, and the dtype of `value`.
     """
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(
@@ -47,14 +47,14 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
     Args:
       values: dense tensors and `tf.IndexedSlices`.
       reduction: "mean", "sum", "max", "min" or "prod"; sparse ones are summed for all but "mean".
-      fusion: how sums are sent: 0 one by one, 1 in the fragments of the group's split strategy
-        where it fits that many values, 2 all together.
+      fusion: how sums are sent: 0 one by one; 1 in the fragments of the group's split strategy, if that fits the
+        number of values; 2 all together.
       group: name of the group; a mean divides by its size.
     Returns:
       List in the same order.
     Raises:
       ValueError: the reduction or the group does not exist, or a value is None.
-      RanksDisagreeError: another rank is about to reduce something else, all ranks taking part and building a graph.
+      RanksDisagreeError: another rank is about to reduce something else; checked when all ranks build a graph.
     """
     communicator = collective.group(group, "npu_allreduce")
     _check(values, reduction)
@@ -101,7 +101,7 @@ def _reduce_one(value, reduction, communicator, name):
 def _description(position, value):
     """Describes the properties of one value that must be equal on all ranks."""
     value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
-    if isinstance(value, tf.IndexedSlices):  # of which ranks may have different numbers of rows
+    if isinstance(value, tf.IndexedSlices):  # ranks can have different numbers of rows
         return agreement.Gradient(f"value {position}", "", "a sparse gradient", value.dtype.name)
     shape = str(tuple(value.shape.as_list())) if value.shape.is_fully_defined() else "unknown"
     return agreement.Gradient(f"value {position}", shape, "a dense gradient", value.dtype.name)

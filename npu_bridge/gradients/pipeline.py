@@ -126,7 +126,7 @@ class Pipeline:
         return self.communicates and len(self._stages) == 1
 
     def decide_together(self) -> None:
-        """Has all ranks decide together about each step, where each rank decided alone."""
+        """Makes all ranks decide together about each step, where each rank decided alone."""
         for stage in self._stages:
             if isinstance(stage, OverflowCheck):
                 stage.is_joint = True
@@ -228,7 +228,7 @@ class Pipeline:
         return list(step.grads_and_vars)
 
     def _prepare(self, step):
-        """Creates the state of stages, and has later operators wait until this rank has restored its own values."""
+        """Creates the state of stages, and makes later operators wait until this rank has restored its own values."""
         trained = [pair for pair in step.grads_and_vars if pair[0] is not None]
         self.create_variables([variable for _, variable in trained], [grad for grad, _ in trained])
         taken = None if self._rank_values is None else self._rank_values.take()
@@ -292,8 +292,8 @@ class Pipeline:
 
         Args:
           step: the step; its `grads_and_vars` are the gradients to update with, for example clipped ones.
-          apply: makes the update of the pairs of gradients and variables that it is called with, or without arguments.
-            It is called once while the graph is built, or once for each group of variables that a stage trains in turn.
+          apply: makes the update. It is called with the pairs of gradients and variables, or without arguments: once
+            while the graph is built, or once for each group of variables that a stage trains in turn.
         Returns:
           The result of `apply` when no stage gates it; else the op of the whole update, or None when executed eagerly.
         """
@@ -369,7 +369,7 @@ class Pipeline:
         return self._rank_values is not None or self._replicas is not None
 
     def has_given_back(self, session: Any) -> bool:
-        """Whether a session has restored each rank's own weights after `sync_all` averaged them."""
+        """Returns whether a session has restored each rank's own weights after `sync_all` averaged them."""
         return self._given_back is not None and self._given_back.is_done(session)
 
     def _make_replicas(self, variables, slots):
@@ -380,12 +380,12 @@ class Pipeline:
             self._replicas.make([variable for variable in own if variable.shape.is_fully_defined()])
 
     def _give_back_replicas(self, transfers):
-        """Has a step start from this rank's own values after the values of all ranks were restored or saved."""
+        """Makes a step start from this rank's own values after the values of all ranks were restored or saved."""
         if self._replicas is not None and self._replicas.kept and building_graph():
             self._given_back = GivenBack(self._replicas, transfers)
 
     def _watch_graph(self, step, transfers):
-        """Has a session compare the variables of all ranks before it first runs these collectives of a TF 1 graph."""
+        """Makes a session compare the variables of all ranks before it first runs these collectives of a TF 1 graph."""
         if self._owner and building_graph():
             step_counter = global_step_of()
             known = [*step.updated, *([] if step_counter is None else [step_counter])]

@@ -43,23 +43,23 @@ def build_pipeline(
     Args:
       name: name of the optimizer, and prefix of the names of its collectives.
       manager: the loss-scale manager, or a list of them, one for each loss; None for no loss scaling.
-      is_checked: skip steps whose gradients overflow; counts with a manager.
+      is_checked: skip steps whose gradients overflow; used with a manager.
       is_distributed: average gradients over the ranks.
-      is_joint: decide about a step together with the other ranks. None decides so where a scaled loss is distributed
-        or the update is shared.
-      is_tailed: decide before the last fragment is all-reduced; counts with a manager and several ranks.
+      is_joint: decide about a step together with the other ranks; None does so where a scaled loss is distributed or
+        the update is shared.
+      is_tailed: decide before the last fragment is all-reduced; used with a manager and several ranks.
       wire_dtype: the 16-bit dtype to which gradients are rounded before the all-reduce, or None.
       is_sharded: ranks share the work of the update.
-      stages: stages that the user adds. They are copied, so one list can serve several optimizers.
+      stages: stages that the user adds; they are copied, so one list can serve several optimizers.
       record: a stage that records skipped steps, with a manager.
       first_parameters: positions of the parameters at which all-reduce fragments begin; None for the cut that is set
         for the process.
-      combines: join gradients into flat tensors; counts with a manager.
-      checks_combined: compare these with the single gradients in every step.
+      combines: join gradients into flat tensors; used with a manager.
+      checks_combined: compare the flat tensors with the single gradients in every step.
       inner: the optimizer that updates, of any family.
       owner: name of the optimizer's class, for messages.
     Raises:
-      TypeError: `stages` is not a list of stages, or `inner` is no optimizer.
+      TypeError: `stages` is not a list of stages, or `inner` is not an optimizer.
       ValueError: the stages cannot be ordered.
     """
     added = copy_stages(stages, owner)
@@ -77,10 +77,10 @@ def build_pipeline(
         reducing[0].transfer_name = name
     elif is_distributed:
         made.append(AllReduce(name, wire_dtype))
-    # A 16-bit wire format may itself cause an overflow, which must not get to a variable.
+    # A 16-bit wire format can itself cause an overflow, which must not reach a variable.
     needs_verdict = (is_distributed and wire_dtype == tf.float16) or any("a verdict" in stage.needs for stage in added)
     if is_checked if is_scaled else needs_verdict:
-        # A stage that leaves values behind must not be given a NaN; others pass it on to the reduced gradients.
+        # A stage that keeps values for later must not get a NaN; others pass it on to the reduced gradients.
         is_exchanged = is_distributed and (is_scaled or bool(reducing))
         is_judged_here = is_exchanged and all("reduced gradients" in stage.gives for stage in reducing)
         if is_joint is None:

@@ -1,8 +1,8 @@
-"""Marks in a TF 1 graph when this rank has all that its reductions need, and when the last of them has ended.
+"""Marks in a TF 1 graph when this rank has computed the inputs of its reductions, and when the last reduction has ended.
 
-A clock is read behind all that the transfers of gradients are made of and that waits for no other rank, and once more
-behind the last of them. So a rank's own work can be told from its waiting, in fragments that overlap the backward pass
-too. The marks are operators that wait for others and that nothing waits for.
+One clock is read once this rank has computed the inputs that wait for no other rank, a second one after the last
+reduction. So a rank's own work can be told from its waiting, even in fragments that overlap the backward pass. The
+marks are operators that wait for others and that nothing waits for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
     """Scalars to be fetched along with a training step.
 
     Attributes:
-      ready: when everything is there that this rank alone adds to the reductions, float64 seconds since the epoch.
+      ready: when all inputs of the reductions that this rank alone computes exist, float64 seconds since the epoch.
       done: when the last reduction has ended, likewise.
       exchanges: whether gradients are exchanged in this run, a boolean.
     """
@@ -37,12 +37,12 @@ class Moments(NamedTuple):
 
 
 def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
-    """The marks of a run of a graph; None where it sends no gradients, or sends them in a loop of the graph.
+    """Adds the marks of a run to a graph; returns None if it sends no gradients, or sends them in a loop of the graph.
 
     Args:
-      graph: a TF 1 graph, which may be finalized.
+      graph: a TF 1 graph; it can be finalized.
       run: a training step.
-    Graph: two clocks and what tells whether anything is sent, once for the same transfers.
+    Graph: adds two clocks and a flag for whether gradients are sent, once for the same collectives.
     Ranks: local.
     """
     sent = [op for op in run.ops if _is_sent(op)] or [op for op in run.ops if TRANSFER_TYPES.match(op.type)]
@@ -74,9 +74,9 @@ def _is_sent(op):
 
 
 def _before_and_behind(run: Run, sent: Sequence[tf.Operation], sure: Collection[tf.Operation]):
-    """The operators of this rank alone that transfers are made of, and those with which transfers arrive.
+    """Returns the operators of this rank alone that collectives depend on, and those that end the collectives.
 
-    What is inside a condition is told from what leads into it, and what comes out of it: all of them surely run.
+    Operators inside a condition are replaced by those that lead into it and out of it: these always run.
     """
     waiting = set(sent)  # for another rank
     readers: dict[tf.Operation, list[tf.Operation]] = {}
@@ -97,7 +97,7 @@ def _before_and_behind(run: Run, sent: Sequence[tf.Operation], sure: Collection[
 
 
 def _any_runs(alternatives: Iterable[Guards], known: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Whether in one of some alternatives all guards let an operator run, of those guards that are surely there."""
+    """Returns whether one of the alternatives runs: all its guards allow it, judged by the guards that always exist."""
     sure = {frozenset(pair for pair in guards if pair[0] in known) for guards in alternatives}
     if not all(sure):
         return tf.constant(True)

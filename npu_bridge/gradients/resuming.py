@@ -1,9 +1,9 @@
 """Restores checkpoints of TF 1 graphs into trainings with other stages, another rule or another number of ranks.
 
-TensorFlow's savers want every variable of the graph, and restore none if one is missing. So `Saver.restore` is changed
-once the process builds a pipeline: it compares the checkpoint's list of keys with what the saver restores, and decides
-for each key by the rule of `kept_state`. Whoever restores (a session, `MonitoredTrainingSession`, an Estimator) goes
-through it. Graphs without a pipeline, and checkpoints that have everything, are restored by TensorFlow alone.
+TensorFlow's savers need every variable of the graph, and restore none if one is missing. So `Saver.restore` is changed
+once the process builds a pipeline: it compares the checkpoint's keys with those that the saver restores, and decides
+for each key by the rule of `kept_state`. Sessions, `MonitoredTrainingSession` and Estimators all restore through it.
+Graphs without a pipeline, and checkpoints that have every variable, are restored by TensorFlow alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMED = 3
 
 
 class _Read(NamedTuple):
-    """One tensor that a saver reads: its key, the slice of it, and where the value comes out."""
+    """One tensor that a saver reads: its key, its slice, and the output that holds the value."""
 
     key: str
     part: str
@@ -41,16 +41,16 @@ class _Read(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What becomes of the keys of a checkpoint and of a saver.
+    """A plan for the keys of a checkpoint and of a saver.
 
     Attributes:
       reads: all that the saver reads.
-      begun: variables by key and slice that the checkpoint lacks.
-      merged: by key how many ranks have a row in the checkpoint, where they become their mean.
-      rows_of: by key the key of the rows whose mean its value becomes, as it is no longer each rank's own.
-      dropped: keys of the checkpoint that are state of stages or rules, and that nothing here wants.
+      begun: variables that the checkpoint lacks, by key and slice.
+      merged: numbers of ranks that have a row in the checkpoint, by key, where the rows become their mean.
+      rows_of: keys of rows, by the key whose value becomes their mean because it is no longer each rank's own.
+      dropped: keys of the checkpoint that are state of stages or rules and are not used here.
       slots: keys here that are state of the update rule.
-      anew: keys and slices here that are in the checkpoint, perhaps, and begin anew all the same.
+      anew: keys and slices here that begin anew even if the checkpoint has them.
     """
 
     reads: list[_Read]
@@ -64,14 +64,14 @@ class _Plan(NamedTuple):
 
 @functools.cache
 def watch_savers() -> None:
-    """Has savers of TF 1 graphs restore by the rule of `kept_state`, from now on."""
+    """Makes savers of TF 1 graphs restore by the rule of `kept_state`, from now on."""
     put_around_restore(_restore)
 
 
 def only_present(settings: Any) -> Any:
-    """Settings of a warm start of the default graph, without state of stages and rules that the checkpoint lacks.
+    """Returns settings of a warm start of the default graph, without state of stages and rules missing in the checkpoint.
 
-    `tf.estimator.WarmStartSettings` that name variables by patterns mean all that match; without, the trained ones.
+    Patterns in `tf.estimator.WarmStartSettings` stand for all variables that match; without patterns, for trained ones.
     """
     patterns = settings.vars_to_warm_start
     graph = tf.compat.v1.get_default_graph()
@@ -105,7 +105,7 @@ def _restore(restore, saver, session, path):
 
 
 def _plan(saver, graph, pipelines, path):
-    """None where TensorFlow is to restore, or to say what is wrong with the file, by itself."""
+    """Returns what to restore; None where TensorFlow restores, or reports what is wrong with the file, by itself."""
     try:
         reader = tf.train.load_checkpoint(path)
         shapes = reader.get_variable_to_shape_map()
@@ -135,7 +135,7 @@ def _plan(saver, graph, pipelines, path):
 
 
 def _state_of(saver, graph, pipelines):
-    """What may be missing, by key and slice; and the keys of the state of update rules among it."""
+    """Returns the variables that a checkpoint may lack, by key and slice; and the keys of update rules among them."""
     of_rules = [variable for pipeline in pipelines for variable in pipeline.optimizer_variables()]
     of_rules += [
         variable for pipeline in pipelines for variable in hyper_variables(pipeline.inner and pipeline.inner.saved_as)
@@ -180,7 +180,7 @@ def _check_missing(keys, path, shapes):
 
 
 def _restore_by(plan, saver, session, path):
-    """Reads what there is in a graph apart, as the session's own may be finalized, and feeds it to the saver's ops."""
+    """Reads available values in a separate graph, as the session's may be finalized, and feeds them to the saver."""
     there = [read for read in plan.reads if (read.key, read.part) not in plan.begun and read.key not in plan.rows_of]
     merged = [read for read in plan.reads if read.key in plan.rows_of]
     keys = [*(read.key for read in there), *(plan.rows_of[read.key] for read in merged)]
@@ -192,7 +192,7 @@ def _restore_by(plan, saver, session, path):
         if (read.key, read.part) in plan.begun:
             fed[read.output] = _empty(plan.begun[read.key, read.part])
     session.run(saver.saver_def.restore_op_name, fed)
-    # After that, for slots that start as a copy of a variable.
+    # Last, for slots that start as a copy of a variable.
     session.run([variable.initializer for variable in plan.begun.values()])
 
 
@@ -211,7 +211,7 @@ def _mean(rows):
 
 
 def _empty(variable):
-    """Something of the shape that the saver assigns before the variable is initialised."""
+    """Returns zeros in the variable's shape, which the saver assigns before the variable is initialised."""
     shape = variable.shape if variable.shape.is_fully_defined() else variable.initial_value.shape
     sizes = [size or 0 for size in shape.as_list()] if shape.rank is not None else [0]
     return np.zeros(sizes, variable.dtype.base_dtype.as_numpy_dtype)

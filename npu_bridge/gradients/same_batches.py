@@ -1,10 +1,11 @@
-"""Says, after the first step of a job of several ranks, that all ranks have read the same batch.
+"""Warns, after the first step of a job of several ranks, if all ranks have read the same batch.
 
-Ranks that read the same data compute the same gradients, and together learn what one of them would. Nobody sees it, as
-every loss falls. The batch is looked at where it is read anyway: what a session's first training run takes from its
-iterators and feeds, and what `fit` takes from its data. No batch is drawn for it, and later steps cost nothing.
+Ranks that read the same data compute the same gradients, and together learn what one of them would. This goes
+unnoticed, as every loss falls. The batch is inspected where it is read anyway: in the values that a session's first
+training run takes from its iterators and feeds, or that `fit` takes from its data. No extra batch is drawn, and later
+steps cost nothing.
 
-Values that are alike everywhere in a tensor tell nothing: labels of a discriminator, or the zeros of a benchmark.
+Tensors of equal values are ignored: labels of a discriminator, or the zeros of a benchmark.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def batch_of(run: Run) -> list[tf.Tensor]:
 
 
 def compare(values: Iterable[Any]) -> None:
-    """Compares this rank's first batch with those of the others; rank 0 says it once if all are equal bit for bit.
+    """Compares this rank's first batch with those of the others; rank 0 warns once if all are equal bit for bit.
 
     Args:
-      values: its arrays, and what else a step was given; empty on a rank that has seen none.
+      values: arrays of the batch, and other inputs of the step; empty on a rank that has seen none.
     Ranks: collective.
     """
     ranks = collective.current()
@@ -57,7 +58,7 @@ def compare(values: Iterable[Any]) -> None:
 
 
 class FirstBatchOfFit:
-    """Looks at the first batch that `fit` trains on, which is then trained as it would have been.
+    """Records the first batch that `fit` trains on, without changing the training.
 
     Args:
       model: a Keras model that is about to train eagerly or by functions.
@@ -75,7 +76,7 @@ class FirstBatchOfFit:
             model.train_function = first_call
 
     def compare(self) -> None:
-        """After the first step, as `compare`."""
+        """Compares the batch as the function `compare` does; call it after the first step."""
         compare(self._values)
         self._values = []
 
@@ -83,15 +84,15 @@ class FirstBatchOfFit:
         try:
             element = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
-            return iterator  # which says so itself
+            return iterator  # the caller finds the end itself
         self._values = [value.numpy() for value in tf.nest.flatten(element) if isinstance(value, tf.Tensor)]
-        # Of the very element_spec of the iterator: functions are traced anew for another one.
+        # Has exactly the iterator's element_spec: functions are traced again for another one.
         once = tf.data.Dataset.from_generator(lambda: [element], output_signature=iterator.element_spec)
         return iter(once)
 
 
 def _hash_of(values):
-    """A number for what tells one batch from another; `_NOTHING_SEEN` where nothing does."""
+    """Returns a hash of the values that can tell batches apart; `_NOTHING_SEEN` if there are none."""
     digest, tells = hashlib.blake2b(digest_size=8), False
     for value in values:
         array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""Counts steps that are skipped one after the other, and says once what to do when nothing is trained any more."""
+"""Counts skipped steps in a row, and warns once with a remedy when training no longer progresses."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import math
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 
-# A scale falls to 1 in some dozens of steps; who skips as many again at one scale has another problem (ours).
+# A scale falls to 1 within some dozens of steps; more skips than that at one scale have another cause (our limit).
 MOST_IN_A_ROW = 100
-# So many skipped steps in a row are reported where the scale is not the cause (ours). One or two batches may be bad.
+# Skipped steps in a row that are reported where the scale is not the cause (our limit). One or two batches can be bad.
 MOST_IN_VAIN = 10
 
 
 class SkipsInARow:
-    """Skipped steps since one was not skipped, or since the loss scale last moved: while it falls, skips are normal.
+    """Counts steps skipped in a row since the loss scale last moved: while the scale falls, skips are normal.
 
     They are not where the loss itself is NaN or Inf, or where nothing is scaled up: no other scale helps then.
 
     Attributes:
-      count: how many.
-      scale: the loss scale of the last step; None for none.
+      count: the number of steps.
+      scale: the loss scale of the last step; None without loss scaling.
 
     Args:
       scale: the loss scale before the first step, if it is known.
@@ -32,11 +32,11 @@ class SkipsInARow:
         self._in_vain = 0
 
     def add(self, skipped: bool, scale: float | None, loss: float | None = None, steps: int = 1) -> None:
-        """Counts a step or several that were all skipped, or a session run of several; the loss need not be known."""
+        """Counts a step, several steps that were all skipped, or a session run of several; the loss can be unknown."""
         has_moved, self.scale = scale != self.scale, scale
         self.count = 0 if not skipped or has_moved else self.count
         self.count += skipped * (1 if has_moved else steps)
-        # Whoever raises at this number does so in the same step.
+        # Callers that raise at this number do so in the same step.
         if self.count > MOST_IN_A_ROW:
             _warn_of_skips(scale)
         is_in_vain = scale is None or scale <= 1 or not math.isfinite(loss or 0.0)
@@ -59,7 +59,7 @@ def _warn_of_skips(scale: float | None) -> None:
 
 
 def _warn_of_cause(scale: float | None, loss: float | None) -> None:
-    """Warns, on rank 0, that steps are skipped for another reason than the scale."""
+    """Warns on rank 0 that steps are skipped for a reason other than the scale."""
     if environment.probable_rank() != 0:
         return
     problem = f"{MOST_IN_VAIN} steps in a row were skipped, and no loss scale helps"
