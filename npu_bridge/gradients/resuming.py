@@ -69,7 +69,7 @@ def watch_savers() -> None:
 
 
 def only_present(settings: Any) -> Any:
-    """Returns settings of a warm start of the default graph, without state of stages and rules missing in the checkpoint.
+    """Returns settings of a warm start of the default graph, without state of stages and rules that the file lacks.
 
     Patterns in `tf.estimator.WarmStartSettings` stand for all variables that match; without patterns, for trained ones.
     """
