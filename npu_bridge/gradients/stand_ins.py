@@ -1,10 +1,9 @@
-"""Keeps float32 variables for an optimizer in place of 16-bit ones, or of TF 1 reference variables that it refuses.
+"""Keeps float32 variables for an optimizer in place of 16-bit variables, or of TF 1 reference variables it cannot take.
 
-In bfloat16 a decay of 0.999 is 1, and a change of a thousandth of a weight is none. So an optimizer never sees a
-variable of 16 bits: it is given a stand-in, a float32 variable of that name, for which it keeps its slots, and the
-variable gets the rounded result. A stand-in is part of the optimizer's state. Where the variable is not its rounded
-value, somebody else changed the variable, be it an assignment or a checkpoint without that state; there the stand-in
-begins anew.
+In bfloat16 a decay of 0.999 rounds to 1, and a change of a thousandth of a weight is lost. So an optimizer never gets
+a 16-bit variable: it gets a stand-in, a float32 variable of that name, for which it keeps its slots, and the variable
+is set to the rounded result. A stand-in is part of the optimizer's state. Where the variable is not its rounded value,
+an assignment, or a checkpoint without that state, has changed the variable; there the stand-in begins anew.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from npu_bridge.base.tf_internals.training import track
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import building_graph, initialise_with_keras, value_before_update
 
-# The slot that a stand-in is, and how checkpoints call it: `<variable>/float32`.
+# The slot name of stand-ins; checkpoints call them `<variable>/float32`.
 SLOT = "float32"
 
 
 def is_narrow(variable: Any) -> bool:
-    """Whether a variable holds numbers of 16 bits."""
+    """Returns whether a variable holds 16-bit numbers."""
     dtype = tf.as_dtype(variable.dtype).base_dtype
     return dtype.is_floating and dtype.size < tf.float32.size
 
 
 def is_reference(variable: Any) -> bool:
-    """Whether a variable is a TF 1 reference variable."""
+    """Returns whether a variable is a TF 1 reference variable."""
     return isinstance(variable, tf.Variable) and is_reference_dtype(variable.dtype)
 
 
 def check_takes_stand_ins(optimizer: Any, owner: str) -> None:
-    """Refuses an optimizer that cannot train variables of 16 bits.
+    """Rejects an optimizer that cannot train 16-bit variables.
 
     Raises:
-      ValueError: it writes to variables elsewhere than in `apply_gradients`, or reads them by the loss.
+      ValueError: it writes to variables outside `apply_gradients`, or evaluates the loss with changed variables.
     """
     name = type(optimizer).__name__
     if hasattr(optimizer, "evaluates"):
@@ -56,11 +55,11 @@ class StandIns:
     """The stand-ins of one optimizer.
 
     Args:
-      optimizer: whose checkpoints hold them.
+      optimizer: the optimizer whose checkpoints hold them.
       takes_references: whether it updates TF 1 reference variables itself.
-      updates_narrow: whether it updates variables of 16 bits itself; then there are no stand-ins for these.
-    Graph: a float32 variable for each variable of 16 bits that is updated, and nothing for others. One for a reference
-      variable is a copy in a step, which no checkpoint holds.
+      updates_narrow: whether it updates 16-bit variables itself; then these get no stand-ins.
+    Graph: a float32 variable for each 16-bit variable that is updated. The stand-in of a reference variable is a copy
+      within a step, which no checkpoint holds.
     """
 
     def __init__(self, optimizer: Any, takes_references: bool, updates_narrow: bool):
@@ -71,7 +70,7 @@ class StandIns:
         self._module: Any = None
 
     def of(self, variables: Sequence) -> list:
-        """Returns the variables that the optimizer updates for these, and creates the missing ones."""
+        """Returns the variables that the optimizer updates in place of these, and creates the missing ones."""
         made = [self._stand_in_of(variable) for variable in variables]
         return [variable if own is None else own.seen for own, variable in zip(made, variables)]
 
@@ -81,15 +80,15 @@ class StandIns:
         return [own.values for own in self._made.values() if own is not None and own.is_kept]
 
     def slot_of(self, variable: Any) -> Any:
-        """The float32 variable kept for a variable; None without one."""
+        """Returns the float32 variable kept for a variable; None without one."""
         own = self._made.get(variable.ref())
         return own.values if own is not None and own.is_kept else None
 
     def update(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
-        """Calls `update` with stand-ins and float32 gradients, and has the variables follow.
+        """Calls `update` with stand-ins and float32 gradients, then copies the results to the variables.
 
         Returns:
-          What `update` returned; in a TF 1 graph where there are stand-ins, an op.
+          The result of `update`; in a TF 1 graph with stand-ins, an op.
         """
         given = [variable for grad, variable in grads_and_vars if grad is not None]
         own = {variable.ref(): made for variable in given if (made := self._stand_in_of(variable)) is not None}
@@ -98,7 +97,7 @@ class StandIns:
         return self._change(list(own.values()), lambda: update([_pair_of(own, *pair) for pair in grads_and_vars]))
 
     def change(self, variables: Sequence, change: Callable[[list], Any]) -> Any:
-        """Calls `change` with what stands for variables, and has the variables follow; returns as `update`."""
+        """Calls `change` with the stand-ins of variables, then copies the results to them; returns as `update`."""
         made = [own for own in map(self._stand_in_of, variables) if own is not None]
         if not made:
             return change(list(variables))
@@ -139,7 +138,7 @@ class StandIns:
             raise ValueError(message(owner, problem, expected, got, fix))
         made = _StandIn(variable, self._takes_references)
         if made.is_kept:
-            if self._module is None:  # tracked when it holds something, so that other checkpoints stay what they are
+            if self._module is None:  # tracked only when it holds something, so that other checkpoints stay unchanged
                 self._module = tf.Module(name=SLOT)
                 track(self._optimizer, self._module, SLOT, overwrite=True)
             track(self._module, made.values, made.seen.name.partition(":")[0], overwrite=True)
@@ -147,11 +146,11 @@ class StandIns:
 
 
 class _StandIn:
-    """Stands for one variable.
+    """The stand-in of one variable.
 
     Attributes:
       values: the variable that the optimizer changes.
-      seen: the same under the name of the variable it stands for.
+      seen: the same values under the name of the original variable.
       is_kept: whether its value outlives a step.
     """
 
@@ -178,7 +177,7 @@ class _StandIn:
             self.seen = stand_in(variable, self.values, dtype, has_key)
 
     def follow_variable(self):
-        """Makes the value that of the variable, but where that is its rounded value; returns the op."""
+        """Copies the variable to the stand-in, except where it is the stand-in's rounded value; returns the op."""
         value = (value_before_update if is_reference(self._variable) else tf.identity)(self._variable)
         if self.is_kept:
             kept = self.values.read_value()
@@ -186,7 +185,7 @@ class _StandIn:
         return self.values.assign(value, read_value=False)
 
     def lead_variable(self):
-        """Gives the variable the rounded value; returns the op."""
+        """Assigns the rounded value to the variable; returns the op."""
         return tf.compat.v1.assign(self._variable, tf.cast(self.values.read_value(), self._dtype))
 
 
@@ -194,6 +193,6 @@ def _pair_of(own, grad, variable):
     made = own.get(variable.ref())
     if grad is None:
         return grad, variable
-    if made is None:  # Keras wants all gradients from one graph, and here may be a branch
+    if made is None:  # Keras needs all gradients from one graph, and this code can run inside a branch
         return map_values(grad, tf.identity), variable
     return map_values(grad, lambda values: tf.cast(values, made.seen.dtype)), made.seen

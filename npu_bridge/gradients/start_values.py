@@ -1,9 +1,9 @@
-"""Starts all ranks from equal values: compares once before the first step, and takes rank 0's where they differ.
+"""Starts all ranks from equal values: compares them once before the first step, and takes rank 0's where they differ.
 
-Ranks average gradients, so they stay alike only if they start alike. Here it is seen to for scripts that broadcast
-nothing, and after a restore on one rank. In a TF 1 graph nothing is added: a session's first run that reaches the
-transfers of gradients first compares hashes, in runs of its own. A `tf.function` is compared while it is traced, before
-its first step; steps executed eagerly before their first update.
+Ranks average gradients, so they stay alike only if they start alike. This covers scripts that broadcast nothing, and
+a restore on one rank. In a TF 1 graph nothing is added: a session's first run that reaches the all-reduces of
+gradients first compares hashes, in runs of its own. A `tf.function` is compared while it is traced, before its first
+step; eager steps are compared before their first update.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HELD_BYTES = 256 * 2**20
 
 
 def make_plan(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
-    """Plans the collectives of stages for these gradients, for ranks to compare before the first one."""
+    """Plans the collectives of stages for these gradients, which ranks compare before the first one."""
     plan = agreement.Plan(has_numbered_names=has_numbered_names)
     for stage in stages:
         plan.owner = stage.transfer_name or plan.owner
@@ -62,19 +62,19 @@ def _describe_gradient(grad, variable):
 def watch_graph(
     owner: str, variables: Callable[[], Iterable], transfers: Iterable[str], kept: Callable[[], Iterable] = list
 ) -> None:
-    """Has variables compared before a session of the TF 1 graph being built first reduces gradients.
+    """Makes ranks compare variables before a session of the TF 1 graph being built first reduces gradients.
 
     Args:
       owner: the optimizer, for messages.
-      variables: gives them, when it comes to that.
-      transfers: full names of the transfers that reduce gradients.
-      kept: gives variables whose values are each rank's own; see `_spread`.
+      variables: returns the variables; called only for the comparison.
+      transfers: full names of the collectives that reduce gradients.
+      kept: returns the variables whose values are each rank's own; see `_spread`.
     Raises:
-      RanksDisagreeError: in that run, where ranks have variables of other shapes or dtypes.
-    Graph: nothing.
+      RanksDisagreeError: in that run, if ranks have variables of other shapes or dtypes.
+    Graph: adds nothing.
     Ranks: collective in that run.
     """
-    if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later come to no first step of the others
+    if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later do not share the others' first step
         return
     check = first_run.check_of(tf.compat.v1.get_default_graph(), _GraphCheck, _GraphCheck)
     check.transfers.update(transfers)
@@ -84,13 +84,13 @@ def watch_graph(
 def variables_in_training(model: Any, optimizer: Any = None) -> list:
     """Lists all values that a training resumes from, in the same order on every rank; creates the slots.
 
-    Metrics are not part of it: each epoch begins them anew, and a rank that has loaded a model has made them already.
+    Metrics are not part of it: each epoch resets them, and a rank that has loaded a model has made them already.
 
     Args:
-      model: of Keras, or a `tf.Module` that knows its variables.
-      optimizer: of Keras; by default the one that the model was compiled with.
+      model: a Keras model, or a `tf.Module` that knows its variables.
+      optimizer: a Keras optimizer; by default the one that the model was compiled with.
     Returns:
-      Variables of TensorFlow, each once, without those whose shape changes.
+      Variables of TensorFlow, without duplicates and without those whose shape changes.
     """
     optimizer = model.optimizer if optimizer is None else optimizer
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
@@ -98,25 +98,25 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
     elif not getattr(optimizer, "built", False):
         optimizer.build(model.trainable_variables)
     own = optimizer.variables
-    # Not `variables` of a Keras model, to which Keras 3 adds seeds: each rank draws random numbers of its own.
+    # Not `variables` of a Keras model, to which Keras 3 adds seeds: each rank draws its own random numbers.
     found = [*(model.weights if hasattr(model, "weights") else model.variables)]
     found += own() if callable(own) else own
-    # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
+    # Hyper-parameters and the loss scale of Keras' own optimizer are not in `variables`, but parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
     # Keras also lists tables of words (`StringLookup`, `TextVectorization`), which are not variables.
     found = [part for part in map(keras3.value_of, found) if isinstance(part, tf.Variable)]
-    # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
+    # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step handles them.
     return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
 
 
 class SeenVariables:
-    """Variables of one optimizer that were compared already, outside of TF 1 graphs."""
+    """The variables of one optimizer that were compared already, outside of TF 1 graphs."""
 
     def __init__(self):
         self._seen: set = set()
 
     def compare(self, owner: str, variables: Iterable[Any], kept: Iterable[Any] = ()) -> None:
-        """Compares those not seen before, now; arguments and errors as `watch_graph`.
+        """Compares the variables that were not compared before; arguments and errors as `watch_graph`.
 
         Ranks: collective.
         """
@@ -144,10 +144,10 @@ class SeenVariables:
 
 
 class _GraphCheck(first_run.CheckOfTransfers):
-    """What the optimizers of one graph train.
+    """Compares the variables that the optimizers of one graph train.
 
     Attributes:
-      watched: names of optimizers, and functions that give their variables and those that are each rank's own.
+      watched: names of optimizers, with functions that return their variables and those that are each rank's own.
     """
 
     def __init__(self):
@@ -171,7 +171,7 @@ class _GraphCheck(first_run.CheckOfTransfers):
             is_changed = _start_alike(new[0][0], variables, *_in_session(session, variables), _IN_GRAPH)
             _spread(kept, *_in_session(session, kept))
         except tf.errors.FailedPreconditionError:
-            return None  # a variable has no value yet, which the run itself will say
+            return None  # a variable has no value yet; the run itself will report it
         self._done[session] = len(self.watched)
         if is_changed and slots is not None:
             run_quietly(session, targets=slots.distributions())
@@ -183,14 +183,14 @@ class _GraphCheck(first_run.CheckOfTransfers):
 
 
 def _in_session(session, variables):
-    """Functions that read variables by their positions, and that write them."""
+    """Returns a function that reads variables by their positions, and one that writes them."""
     tensors = [session.graph.as_graph_element(variable) for variable in variables]
 
     def read(positions):
         return run_quietly(session, [tensors[position] for position in positions])
 
     def write(positions, values):
-        # What `Variable.load` does: it works in a finalized graph, and adds nothing to one.
+        # Assigns as `Variable.load` does: it works in a finalized graph, and adds nothing to it.
         left = list(zip(positions, values))
         while left:
             targets, feeds, later = [], {}, []
@@ -212,12 +212,12 @@ def _start_alike(owner, variables, read, write, line):
     """Gives every rank rank 0's values where they differ; returns whether any did.
 
     Args:
-      read: gives the values of variables by a list of their positions.
+      read: takes a list of positions; returns the values of the variables there.
       write: takes a list of positions and their values.
-      line: what a script would add to do it itself.
+      line: the code that a script would add to do this itself.
     """
     ranks = collective.current()
-    # Many variables in one run: a session builds an executor for every new set of fetches, out of the whole graph.
+    # Reads many variables in one run: for every new set of fetches a session prunes the whole graph.
     hashes = [
         _hash(np.ascontiguousarray(value).tobytes())
         for batch in _batches(range(len(variables)), variables)
@@ -237,7 +237,7 @@ def _start_alike(owner, variables, read, write, line):
         return False
     hashes_of_ranks = np.reshape(_all_gather(ranks, hashes), [ranks.size, -1])
     differing = [position for position, column in enumerate(hashes_of_ranks.T) if len(set(column)) > 1]
-    # Rows for all ranks (`rank_values`) are rank 0's alone until now, whoever restored them.
+    # Until now only rank 0 has rows for all ranks (`rank_values`), even if another rank restored them.
     names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
     if ranks.rank == 0 and names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -258,10 +258,10 @@ def _start_alike(owner, variables, read, write, line):
 
 
 def _spread(variables, read, write):
-    """Gives ranks that hold nothing yet, of what each rank keeps for itself, that of rank 0.
+    """Gives rank 0's own values to the ranks that hold nothing yet, for variables that each rank keeps for itself.
 
-    A checkpoint of one rank has one value, and perhaps rank 0 alone has read it. Where there are rows for all ranks,
-    each will take its own after this.
+    A checkpoint of one rank has one value, which rank 0 alone may have read. Where there are rows for all ranks, each
+    rank takes its own afterwards.
     """
     if not variables:
         return
@@ -275,7 +275,7 @@ def _spread(variables, read, write):
 
 
 def _comparable(variables):
-    """Those that can be compared and sent, each once."""
+    """Returns the variables that can be compared and broadcast, without duplicates."""
     once = {id(variable): variable for variable in variables if isinstance(variable, tf.Variable)}.values()
     dtypes = [variable.dtype.base_dtype for variable in once]
     return [variable for variable, dtype in zip(once, dtypes) if dtype.is_floating or dtype.is_integer or dtype.is_bool]
@@ -286,7 +286,7 @@ def _hash(data):
 
 
 def _batches(positions, variables):
-    """Runs of positions whose values are held in memory at a time."""
+    """Splits positions into batches whose values are held in memory together."""
     batch, held = [], 0
     for position in positions:
         size = (variables[position].shape.num_elements() or 0) * variables[position].dtype.base_dtype.size
@@ -304,7 +304,7 @@ def _all_gather(ranks, numbers):
 
 
 def _shaped_as_on_rank_0(ranks, values):
-    """Values of the shapes that they have on rank 0, which is to send them."""
+    """Replaces values by zeros where their shapes differ from rank 0's, which sends the values."""
     lengths = [length for value in values for length in np.shape(value)]
     there = iter(np.reshape(_all_gather(ranks, lengths), [ranks.size, -1])[0])
     shapes = [tuple(int(next(there)) for _ in np.shape(value)) for value in values]

@@ -21,7 +21,7 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
     """Makes a function without arguments that updates the variables that this step trains.
 
     Args:
-      apply: makes the update of the pairs that it is called with, or, where all variables are trained, of all.
+      apply: updates the pairs that it is called with; without an argument, only where all variables are trained.
     """
     takes_pairs = _takes_pairs(apply)
     if step.group is None:
@@ -40,14 +40,14 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def _takes_pairs(apply):
-    """True for a function that must be called with an argument."""
+    """Returns True for a function that must be called with an argument."""
     parameters = inspect.signature(apply).parameters.values()
     needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(parameter.kind in needed and parameter.default is parameter.empty for parameter in parameters)
 
 
 class BranchResults:
-    """What stages make of the gradients of the step around several branches, of which one is run."""
+    """The results of a step's stages in several branches, of which one is run."""
 
     def __init__(self, step: Step):
         self._given = step.grads_and_vars
@@ -55,9 +55,9 @@ class BranchResults:
         self._made: Step | None = None
 
     def of(self, inside: Step) -> list:
-        """The tensors of a branch: verdicts, what stages have noted, and gradients; zeros where it has no gradient.
+        """Returns the tensors of a branch: verdicts, notes of stages, and gradients; zeros where a gradient is missing.
 
-        The first step that comes from a branch says which tensors there are; it has all gradients.
+        The first branch that is built defines which tensors there are; it has all gradients.
         """
         pairs = [
             (nothing_like(given, variable) if grad is None and given is not None else grad, variable)
@@ -71,9 +71,9 @@ class BranchResults:
         return [*verdicts, *noted, *(part for grad, _ in pairs if grad is not None for part in parts_of(grad))]
 
     def nothing(self) -> list:
-        """The tensors of a branch that makes nothing of the gradients."""
+        """Returns the tensors of a branch that does nothing with the gradients."""
         made = self._made
-        if made is None:  # executed eagerly, where the other branch was never run
+        if made is None:  # executed eagerly, where the other branch never ran
             self._made = made = Step(grads_and_vars=self._given)
         verdicts = [tf.constant(False) for verdict in (made.is_usable_here, made.should_apply) if verdict is not None]
         noted = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.notes.values()]
@@ -81,7 +81,7 @@ class BranchResults:
         return [*verdicts, *noted, *(part for grad in zeros for part in parts_of(grad))]
 
     def unpack(self, step: Step, tensors: list) -> None:
-        """Gives a step the tensors of the branch that was run."""
+        """Sets a step's values to the tensors of the branch that was run."""
         made, parts = self._made, iter(tensors)
         step.is_usable_here = None if made.is_usable_here is None else next(parts)
         step.should_apply = None if made.should_apply is None else next(parts)

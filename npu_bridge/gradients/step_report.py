@@ -9,16 +9,16 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Step
 
-_OVERFLOW = "overflow"  # its place among the notes of a step
+_OVERFLOW = "overflow"  # its key among the notes of a step
 
 
 class StepReport(NamedTuple):
     """One training step: tensors of a TF 1 graph or function, or numbers of the last step that was run.
 
     Attributes:
-      loss: as the user computed it, on this rank; of several losses a tuple.
-      overflow: True when the step was skipped because gradients could not be used on some rank.
-      loss_scale: what the loss was multiplied by; of several losses or groups a tuple.
+      loss: the loss as the user computed it, on this rank; a tuple for several losses.
+      overflow: True when the step was skipped because gradients were unusable on some rank.
+      loss_scale: the factor of the loss; a tuple for several losses or groups.
     """
 
     loss: Any
@@ -27,7 +27,7 @@ class StepReport(NamedTuple):
 
 
 def report_of(step: Step | None, owner: str) -> StepReport:
-    """The report of a step as tensors; adds operators to a TF 1 graph only for what the step did not need itself.
+    """Returns the report of a step as tensors; adds operators to a TF 1 graph only if the step lacks them.
 
     Raises:
       ValueError: there is no step, or its loss is not known because gradients came from elsewhere.
@@ -41,21 +41,21 @@ def report_of(step: Step | None, owner: str) -> StepReport:
 
 
 def overflow_of(step: Step) -> tf.Tensor:
-    """Whether a step should have updated the variables and does not, as one tensor however often it is asked for."""
+    """Returns whether a step should have updated the variables but does not; the same tensor at each call."""
     if _OVERFLOW not in step.notes:
         step.notes[_OVERFLOW] = tf.constant(False) if step.should_apply is None else step.is_skipped()
     return step.notes[_OVERFLOW]
 
 
 class KeptReport:
-    """Keeps the report of the last step in variables, which no checkpoint holds, so that `fit` can be asked for it."""
+    """Keeps the report of the last step in variables outside of checkpoints, so that it can be read after `fit`."""
 
     def __init__(self):
         self._variables: StepReport | None = None
         self._tensors: StepReport | None = None
 
     def note(self, step: Step) -> None:
-        """Keeps the report of a step, where its loss is known."""
+        """Keeps the report of a step, if its loss is known."""
         if not step.losses.values or tf.distribute.has_strategy():
             return
         report = report_of(step, "last_step")
@@ -71,7 +71,7 @@ class KeptReport:
             variable.assign(value)
 
     def read(self, owner: str) -> StepReport:
-        """Tensors in a TF 1 graph, else numbers.
+        """Returns the report as tensors in a TF 1 graph, else as numbers.
 
         Raises:
           ValueError: no step has been reported.
@@ -88,6 +88,6 @@ def _one_or_all(values):
 
 
 def _flat(part):
-    """Scalars: booleans as they are, numbers in 32 bits, the mean of what is more than one."""
+    """Converts values to scalars: keeps booleans, casts numbers to 32 bits, averages tensors with several elements."""
     values = [tf.convert_to_tensor(value) for value in (part if isinstance(part, tuple) else (part,))]
     return [value if value.dtype == tf.bool else tf.reduce_mean(tf.cast(value, tf.float32)) for value in values]

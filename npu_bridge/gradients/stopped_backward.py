@@ -1,6 +1,6 @@
-"""Stops a backward pass that is already built, in the steps that need no more of it.
+"""Stops a backward pass that is already built, in the steps that need only a part of it.
 
-An operator that waits for one that does not run does not run either, in a session and in a `tf.function`. So every
+In a session and in a `tf.function`, an operator whose control input does not run does not run either. So every
 operator that only frozen variables need waits for a branch that is taken in the other steps.
 """
 
@@ -15,23 +15,23 @@ from npu_bridge.base.tf_internals.graphs import add_control_inputs, control_outp
 from npu_bridge.gradients.arithmetic import nothing_like, order_of_readiness, parts_of, rebuilt
 from npu_bridge.graph.operators import consumers, needed_ops
 
-# A merge runs whatever it waits for, and what is inside a loop cannot wait for what is outside.
+# A merge runs although an input is missing, and operators in a loop cannot wait for operators outside.
 _KEPT = {"Merge", "Switch", "_SwitchN", "Enter", "Exit", "NextIteration", "LoopCond", "ControlTrigger", "Placeholder"}
 _KEPT |= {f"Ref{kind}" for kind in _KEPT} | {"PlaceholderWithDefault", "_Arg"}
 _FUNCTIONS = ("func", "list(func)")  # attributes that hold functions
 
 
 def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: tf.Tensor, losses: Sequence) -> list:
-    """Has the gradients of each variable computed in the steps only that train it.
+    """Computes the gradients of each variable only in the steps that train it.
 
-    Operators with side effects, loops, conditions and functions that the model calls run in all steps, and so does what
-    they need.
+    Operators with side effects, loops, conditions and functions that the model calls run in all steps, with all their
+    inputs.
 
     Args:
-      grads_and_vars: pairs of the graph or function being built, which nobody has used yet.
-      last_groups: for each the number of the last group that trains the variable.
+      grads_and_vars: pairs of the graph or function being built, which no other code has used yet.
+      last_groups: for each pair, the number of the last group that trains the variable.
       group: int32 scalar, the group of the step.
-      losses: what was differentiated; it is computed in all steps.
+      losses: the differentiated losses; they are computed in all steps.
     Returns:
       Pairs of the same kinds and shapes; gradients that are not computed are zeros, or sparse ones without rows.
     """
@@ -45,12 +45,12 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
             ends[part.op] = max(last, ends.get(part.op, 0))
     ends.update((getattr(loss, "op", None), top) for loss in tf.nest.flatten(losses))
     needed_until = _last_groups_of_operators(graph, ends, top)
-    # Also those of variables whose gradient comes from an operator that others need for longer.
+    # Includes variables whose gradient comes from an operator that others need for longer.
     branches = {last: _Branch(tf.less_equal(group, last)) for last in sorted({*last_groups} - {top})}
     for op, last in needed_until.items():
         if not any(needed_until.get(tensor.op) == last for tensor in op.inputs):
             add_control_inputs(op, [branches[last].taken])
-    # In the order in which the backward pass delivers: what reduces them looks for that order.
+    # In the order in which the backward pass delivers gradients: code that reduces them looks for that order.
     for position in sorted(range(len(pairs)), key=order_of_readiness([grad for grad, _ in pairs])):
         grad, variable = pairs[position]
         if grad is not None and any(part.op in needed_until for part in parts_of(grad)):
@@ -71,7 +71,7 @@ class _Branch:
         self.taken, self._left = tf.identity(on).op, tf.identity(off).op
 
     def or_nothing(self, grad: Any, variable: Any) -> Any:
-        """A gradient in the steps that take the branch, and zeros in others."""
+        """Returns a gradient in the steps that take the branch, and zeros in others."""
         with tf.control_dependencies([self._left]):
             nothing = [tf.identity(part) for part in parts_of(nothing_like(grad, variable))]
         merged = []
@@ -82,11 +82,11 @@ class _Branch:
 
 
 def _last_groups_of_operators(graph, ends, top):
-    """The operators that some groups do not need, each with the last group that does."""
+    """Returns the operators that some groups do not need, each with the last group that does."""
     numbers = {op: number for number, op in enumerate(graph.get_operations())}
     operators = list(numbers)
-    # The latest first, so that all who need an operator are known before it; one that is not known yet is in a loop.
-    # Leaves of the backward pass that are no gradient do not count. Of the forward pass everything leads to the loss.
+    # Latest first, so that all users of an operator are known before it; a user that is not known yet is in a loop.
+    # Leaves of the backward pass that are not gradients do not count. In the forward pass everything leads to the loss.
     waiting = [-numbers[op] for op in ends if op in numbers]
     heapq.heapify(waiting)
     found: dict = {}

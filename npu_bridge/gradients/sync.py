@@ -1,4 +1,4 @@
-"""Brings ranks together before rank 0 saves: values that each rank keeps, and variables that differ between ranks."""
+"""Prepares the ranks for a checkpoint: gathers the values that each rank keeps, and averages weights that differ."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
 
 
 def sync_all(optimizer: Any) -> Any:
-    """Makes what rank 0 would write into a checkpoint now that of all ranks.
+    """Collects the values of all ranks on rank 0, for its next checkpoint.
 
-    Run it on all ranks before rank 0 writes one. What stages keep for each rank alone, as the sums of `Accumulate` and
-    what `TopK` and `Threshold` did not send, is gathered on rank 0, until the next step; when training goes on from
-    such a checkpoint, each rank takes its own. So are weights and slots with `PartialSync`, where all ranks have the
-    mean of every trained variable until the next step gives each its own back, and slots with `Adasum` of weights.
+    Run it on all ranks before rank 0 writes one. Values that stages keep for each rank alone, such as the sums of
+    `Accumulate` and the values that `TopK` and `Threshold` did not send, are gathered on rank 0 until the next step.
+    When training resumes from such a checkpoint, each rank takes its own. So are weights and slots with `PartialSync`,
+    where all ranks hold the mean of every trained variable until the next step restores each rank's own, and slots with
+    `Adasum` of weights.
 
     Args:
-      optimizer: an optimizer with that stage, or a pipeline; in a TF 1 graph after `minimize`.
+      optimizer: an optimizer with such a stage, or a pipeline; in a TF 1 graph after `minimize`.
     Returns:
       The op to run in a TF 1 graph or a `tf.function`; None when executed eagerly.
     Raises:
-      TypeError: it has no stages.
-      ValueError: no stage needs it, or it is not known yet which variables are trained.
+      TypeError: `optimizer` has no stages.
+      ValueError: no stage needs the call, or the trained variables are not known yet.
     Ranks: collective.
     """
     pipelines = list_pipelines(optimizer)
@@ -44,7 +45,7 @@ def sync_all(optimizer: Any) -> Any:
 
 
 def sync_if_needed(optimizer: Any) -> None:
-    """As `sync_all`, executed eagerly, for any optimizer: does nothing for one that is the same on all ranks.
+    """Runs `sync_all` eagerly where an optimizer needs it; accepts any optimizer.
 
     Ranks: collective.
     """
@@ -57,10 +58,10 @@ def sync_if_needed(optimizer: Any) -> None:
 
 
 def batches_waiting(optimizer: Any) -> list:
-    """Variables that count the batches which an optimizer has added up and not yet applied; none for most.
+    """Returns the variables that count the batches added up and not yet applied; for most optimizers none.
 
     Args:
-      optimizer: as of `sync_all`; one without stages has none.
+      optimizer: as for `sync_all`, or one without stages.
     """
     try:
         stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
@@ -70,7 +71,7 @@ def batches_waiting(optimizer: Any) -> list:
 
 
 def begin_anew(optimizer: Any) -> None:
-    """Sets to zero what no training goes on with that was restored; executed eagerly, for any optimizer."""
+    """Sets restored state that no training resumes to zero; executed eagerly, for any optimizer."""
     try:
         stages = [stage for pipeline in list_pipelines(optimizer) for stage in pipeline.stages]
     except TypeError:
@@ -87,7 +88,7 @@ def differ_between_ranks(pipelines: Sequence) -> bool:
 def _sync(pipelines):
     with tf.name_scope("sync_all"):
         gathered = [pipeline.gather_rank_values() for pipeline in pipelines if pipeline.has_rank_values]
-        # What is gathered are the weights before they become the mean.
+        # The weights are gathered before they become the mean.
         with tf.control_dependencies([] if tf.executing_eagerly() else gathered):
             averaged = [stage.sync_all() for pipeline in pipelines for stage in _synchronising(pipeline)]
     return None if tf.executing_eagerly() else tf.group(*gathered, *averaged)
@@ -100,18 +101,18 @@ def _synchronising(pipeline):
 class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     """Runs `sync_all` when a checkpoint of rank 0 is due, for the optimizers of the session's graph.
 
-    It counts as a `tf.estimator.CheckpointSaverHook` with the same `save_steps`, and comes before that one in the list
-    of hooks. `NPUEstimator` has both by itself, unless it is given a saver. Where no stage needs `sync_all`, and on one
-    rank, the hook does nothing.
+    It counts as a `tf.estimator.CheckpointSaverHook` with the same `save_steps` does, and comes before that hook in the
+    list. `NPUEstimator` adds both by itself, unless it is given a saver. The hook does nothing on one rank, or where no
+    stage needs `sync_all`.
 
     Args:
-      save_steps: global steps between checkpoints; None for those that follow the clock, of which only the last one,
-        at the end of training, is prepared for: ranks do not have the same clock.
-      is_saving: False where no checkpoint is written, and nothing is to be done.
+      save_steps: global steps between checkpoints; None for checkpoints by time. Of those only the last one, at the end
+        of training, is prepared for, because clocks of ranks differ.
+      is_saving: False where no checkpoint is written; the hook then does nothing.
     Raises:
       TypeError: `save_steps` is not an integer.
       ValueError: it is below 1.
-    Ranks: collective; give it to every rank. What rank 0 is given counts.
+    Ranks: collective; give it to every rank. Rank 0's arguments count.
     """
 
     def __init__(self, save_steps: int | None = None, is_saving: bool = True):
@@ -133,7 +134,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session, coord):
         if self._sync is None:
             return
-        # A saver saves what a session starts with, in which ranks are alike.
+        # Values that a session starts with, which a saver writes at once, are alike on all ranks.
         self._synced_at, self._interval = session.run([self._global_step, self._interval_of_rank_0])
         if self._interval == _NEVER:
             self._sync = None
@@ -143,7 +144,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         return None if self._sync is None else tf.compat.v1.train.SessionRunArgs(self._global_step)
 
     def after_run(self, run_context, run_values):
-        # The step is read beside its update, so what was read may be one behind.
+        # The step is read beside its update, so the value can be one behind.
         if self._sync is None or not self._is_due(run_values.results + 1):
             return
         step = run_context.session.run(self._global_step)
@@ -154,12 +155,12 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         if self._sync is None:
             return
         step = session.run(self._global_step)
-        # A run that was begun, and found no more data, has given weights back.
+        # A run that started, and found no more data, has restored each rank's own weights.
         if step != self._synced_at or any(pipeline.has_given_back(session) for pipeline in self._pipelines):
             self._run(session, step)
 
     def bring_together(self, session: Any) -> None:
-        """Has `sync_all` run once more after a run, for a copy of the variables that is no checkpoint of this hook's.
+        """Runs `sync_all` once more after a run, for a copy of the variables other than this hook's checkpoints.
 
         Ranks: collective; between two runs.
         """

@@ -1,11 +1,11 @@
-"""Says, before the first step of a job of several ranks, that its step brings nothing of the ranks together.
+"""Warns, before the first step of a job of several ranks, that the step exchanges nothing between ranks.
 
-Such a job trains a model on each rank, and nobody sees it: every loss falls. All trainings pass one of two places. A
-TF 1 graph is trained by runs of sessions; of the first run that trains it is asked whether what updates a variable is
-computed from a transfer. Functions and eager steps are trained by `Pipeline.apply` or a Keras optimizer, at which
-`collective/exchanges.py` looks.
+Such a job trains a separate model on each rank, unnoticed, as every loss falls. All trainings pass one of two places.
+A TF 1 graph is trained by runs of sessions; the first run that trains is checked for updates of variables that depend
+on a collective. Functions and eager steps are trained by `Pipeline.apply` or a Keras optimizer, which
+`collective/exchanges.py` watches.
 
-Nothing is added to graphs, Horovod is not started for it, and only rank 0 looks and speaks.
+Nothing is added to graphs, Horovod is not started for it, and only rank 0 checks and warns.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _BROADCAST = re.compile(r"HorovodBroadcast")
 
 
 def watch_sessions() -> None:
-    """Has all sessions of this process looked at, if this is rank 0 of several ranks; again is as good as once."""
+    """Checks all sessions of this process, if this is rank 0 of several; calling it again has no effect."""
     if exchanges.is_looking():
         first_run.check_of(None, _FirstTraining, _FirstTraining)
 
 
 def watch_trainings() -> None:
-    """Looks from now on at whatever trains in this process, if a launcher has made it rank 0 of several ranks.
+    """Watches all training in this process from now on, if a launcher made it rank 0 of several ranks.
 
     An update without an optimizer counts as training if it is computed from gradients.
     """
@@ -50,7 +50,7 @@ def _watch_gradients_once() -> None:
 
 
 class _FirstTraining(first_run.Check):
-    """Before the first run of each graph that trains."""
+    """Checks each graph before its first run that trains."""
 
     def __init__(self):
         self._seen: weakref.WeakSet = weakref.WeakSet()
@@ -60,7 +60,7 @@ class _FirstTraining(first_run.Check):
         return graph not in self._seen and bool(graph.get_collection_ref(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
 
     def concerns(self, run):
-        # What is assigned without a kernel of an optimizer, and without gradients, may be weights that are clipped.
+        # Assignments without an optimizer's kernel, and without gradients, can be weights that are clipped.
         is_training = run.trains or run.loss is not None
         return bool(run.trained) and (is_training or bool(collections.pipelines_in(run.ops[0].graph)))
 
@@ -71,10 +71,11 @@ class _FirstTraining(first_run.Check):
 
 
 def is_exchanged(graph: tf.Graph, run: Run) -> bool:
-    """Whether a run updates variables by what is computed from values of several ranks.
+    """Returns whether a run updates variables with values computed from those of several ranks.
 
-    Gradients may wait in variables between runs, and weights be averaged in a run of their own: the way goes back
-    through variables, to whatever changes them. A broadcast counts only in the run itself: others give start values.
+    Gradients can wait in variables between runs, and weights can be averaged in a run of their own: so the search goes
+    back through variables to all operators that change them. A broadcast counts only in the run itself: others give
+    start values.
     """
     writers: dict[str, list] = {}
     for op in graph.get_operations():

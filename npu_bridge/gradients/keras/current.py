@@ -1,4 +1,4 @@
-"""A pipeline around Keras optimizers of the current generation (`tf.keras.optimizers.Optimizer`)."""
+"""Wraps Keras optimizers of the current generation (`tf.keras.optimizers.Optimizer`) in a pipeline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, del
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
-    """Takes gradients through a pipeline and updates with an optimizer of the current generation."""
+    """Passes gradients through a pipeline and updates with an optimizer of the current generation."""
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, loss, var_list, tape=None):
-        """Gradients averaged over the ranks; arguments as in `tf.keras.optimizers.Optimizer`."""
+        """Returns gradients averaged over the ranks; arguments as in `tf.keras.optimizers.Optimizer`."""
         return self._pipeline.compute_gradients(
             loss, tape, lambda scaled, tape: self._optimizer.compute_gradients(scaled, var_list, tape=tape)
         )
@@ -33,8 +33,8 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         Args:
           grads_and_vars: pairs; gradients that were not averaged over the ranks before are averaged now.
           name: name of the update.
-          skip_gradients_aggregation: True leaves the gradients what they are.
-          **kwargs: `experimental_aggregate_gradients`, the opposite of the former.
+          skip_gradients_aggregation: True leaves the gradients unchanged.
+          **kwargs: `experimental_aggregate_gradients`, the opposite of `skip_gradients_aggregation`.
         Returns:
           The count of updates, a variable; in a TF 1 graph the op that updates.
         """
@@ -47,12 +47,12 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
                 pairs, lambda trained: self._pipeline.inner.apply_gradients(trained, None, name)
             )
         keywords = {"skip_gradients_aggregation": True} if is_skipping else {}
-        keywords.update(kwargs, **({} if name is None else {"name": name}))  # a script's own class may take none
+        keywords.update(kwargs, **({} if name is None else {"name": name}))  # a script's own class can lack `name`
         self._pipeline.apply(pairs, lambda trained: self._optimizer.apply_gradients(trained, **keywords))
         return self.iterations
 
     def get_updates(self, loss, params):
-        """Refuses to train in Keras' TF 1 mode, which knows the legacy generation only."""
+        """Raises an error, because Keras' TF 1 mode knows only the legacy generation."""
         raise ValueError(
             f"{self.name}: Keras trains in TF 1 graphs with legacy optimizers only. Expected a "
             f"tf.keras.optimizers.legacy.Optimizer inside; got {type(self._optimizer).__name__}. Write "
@@ -61,32 +61,32 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def build(self, var_list):
-        """Makes the slots of the variables, and what stages keep for them."""
+        """Makes the slots of the variables, and the state that stages keep for them."""
         self._optimizer.build(self._pipeline.inner.stand_ins.of(var_list))
         self._pipeline.pipeline.create_variables(var_list)
 
     @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):
-        """Gives the variables their moving averages at the end of a training, where the optimizer keeps some."""
+        """Sets the variables to their moving averages at the end of a training, if the optimizer keeps any."""
         self._pipeline.inner.stand_ins.change(var_list, self._optimizer.finalize_variable_values)
 
     @property
     def variables(self):
-        """The inner optimizer's variables, then those of the pipeline's stages and what stands for 16-bit variables."""
+        """The inner optimizer's variables, then those of the pipeline's stages and the stand-ins for 16-bit ones."""
         return type(self._optimizer.variables)(self._all_variables())
 
     def save_own_variables(self, store):
-        """Gives a `.keras` or `.weights.h5` file the values, and the names of those that stages keep."""
+        """Writes the values into a `.keras` or `.weights.h5` file, with the names of those that stages keep."""
         super().save_own_variables(store)
         note_names(store, len(self._inner_variables()), self._own_variables())
 
     def load_own_variables(self, store):
-        """Takes the values that such a file holds, also where it was saved with other stages."""
+        """Reads the values of such a file, even if it was saved with other stages."""
         if not load_by_name(store, self._inner_variables(), self._own_variables()):
             super().load_own_variables(store)
 
     def get_config(self):
-        if training.converts_optimizers():  # so Keras asks, and finds no legacy optimizer of this kind
+        if training.converts_optimizers():  # Keras calls it to convert, but has no legacy optimizer of this kind
             problem, expected = "Keras compiles no such optimizer without TensorFlow 2 behaviour", "a legacy optimizer"
             fix = "Take one of tf.keras.optimizers.legacy or npu_bridge.optimizers.keras_legacy."
             raise ValueError(
@@ -95,7 +95,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         return {**super().get_config(), "is_legacy_optimizer": False}
 
     _compute_current_learning_rate = delegated("_compute_current_learning_rate")
-    _create_or_restore_slot_variable = delegated("_create_or_restore_slot_variable")  # a message with the class
+    _create_or_restore_slot_variable = delegated("_create_or_restore_slot_variable")  # its error names the class
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
@@ -104,4 +104,4 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CurrentLossScaleOptimizer(LossScaleMixin, CurrentPipelineOptimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-    """The same with loss scaling; Keras takes it for one of its own and adds none."""
+    """Adds loss scaling; Keras takes this class for one of its own and adds none."""

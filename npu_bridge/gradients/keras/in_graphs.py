@@ -1,4 +1,4 @@
-"""Refuses a Keras optimizer that would not train in a TF 1 graph, and says what does."""
+"""Rejects a Keras optimizer that would not train in a TF 1 graph, and names an alternative."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
 
-# How Keras 2.15 refuses a loss that is a tensor, in both generations, and how its current one names its step counter.
+# How Keras 2.15 rejects a loss that is a tensor, in both generations, and how its current one names its step counter.
 _REFUSAL = "`tape` is required"
 _COUNTER = "iteration"
 _MEND = (
@@ -22,10 +22,10 @@ _MEND = (
 
 @contextlib.contextmanager
 def refusals_explained(owner: str) -> Iterator[None]:
-    """Inside, a Keras optimizer that is asked to minimize a tensor says how it can; `owner` builds the graph.
+    """Explains, inside the context, how a Keras optimizer can minimize a tensor; `owner` builds the graph.
 
     Raises:
-      ValueError: instead of the one of Keras.
+      ValueError: in place of Keras' error.
     """
     try:
         yield
@@ -38,14 +38,14 @@ def refusals_explained(owner: str) -> Iterator[None]:
 
 
 def check_train_op(train_op: Any, owner: str) -> None:
-    """Refuses a training step that a Keras optimizer of the current generation made in a TF 1 graph by itself.
+    """Rejects a training step that a Keras optimizer of the current generation made in a TF 1 graph by itself.
 
-    Nothing refers to the update operators it makes there, so that running the step counts it and changes no variable.
+    Nothing refers to the update operators it makes there, so running the step counts it but changes no variable.
 
     Args:
-      train_op: what is run for a step; a tensor, an operator or a variable of the default graph.
+      train_op: the tensor, operator or variable of the default graph that is run for a step.
     Raises:
-      ValueError: the step is such a one.
+      ValueError: the step only counts.
     """
     ops = computed_ops([getattr(train_op, "op", train_op)])
     trainable = {variable.op.name for variable in tf.compat.v1.trainable_variables()}

@@ -1,4 +1,4 @@
-"""A pipeline around optimizers of Keras 3 (`keras.optimizers.Optimizer`) on TensorFlow; loads Keras 3."""
+"""Wraps optimizers of Keras 3 (`keras.optimizers.Optimizer`) on TensorFlow in a pipeline; loads Keras 3."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
 
 keras = keras3.load(__name__)
-# Under which key a file has these names as text: Keras 3 keeps arrays alone.
+# The key under which a file holds these names, as an array of bytes: Keras 3 stores arrays only.
 _NAMES = "npu_bridge_names"
 
 
 @keras.saving.register_keras_serializable(package="npu_bridge")
 class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
-    """Takes gradients through a pipeline and updates with an optimizer of Keras 3.
+    """Passes gradients through a pipeline and updates with an optimizer of Keras 3.
 
-    As everywhere in Keras 3, `apply` takes the gradients of what `scale_loss` made of the loss, in the same function.
-    Where `scale_loss` was not called they are taken for those of the loss itself.
+    As in all of Keras 3, `apply` expects gradients of the loss that `scale_loss` returned, in the same function. If
+    `scale_loss` was not called, they count as gradients of the original loss.
     """
 
     _adapt = staticmethod(functools.partial(adapt, takes_keras3=True))
@@ -39,7 +39,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             self.build(variables_built_with(optimizer))
 
     def __setattr__(self, name, value):
-        if name == "loss_scale_factor":  # which Keras takes from every optimizer that it scales the loss for
+        if name == "loss_scale_factor":  # Keras reads it from every optimizer for which it scales the loss
             problem = "loss scaling must be outside the reduction, and happen once"
             expected = "npu_keras_optimizer(opt, loss_scale_manager) outside of all other optimizers"
             got = f"loss_scale_factor={value!r} from LossScaleOptimizer, which compile adds in mixed_float16, or others"
@@ -52,10 +52,10 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def build(self, variables):
-        """Makes the slots of the variables, and what stages keep for them.
+        """Makes the slots of the variables, and the state that stages keep for them.
 
         Raises:
-          ValueError: a variable is to be overwritten with its gradient, as in float8.
+          ValueError: a variable is overwritten with its gradient, as in float8.
         """
         for variable in variables:
             if getattr(variable, "overwrite_with_gradient", False):
@@ -76,10 +76,10 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         """Averages gradients over the ranks, and updates the variables if the pipeline agrees.
 
         Args:
-          grads: gradients of the scaled loss, or what `get_unscaled_gradients` gave; None for a variable without one.
-          trainable_variables: of Keras or TensorFlow, one for each; by default those that the optimizer was built with.
+          grads: gradients of the scaled loss, or those of `get_unscaled_gradients`; None for a variable without one.
+          trainable_variables: a Keras or TensorFlow variable for each; by default those the optimizer was built with.
         Raises:
-          ValueError: there are not as many variables as gradients, or `scale_loss` was called in another function.
+          ValueError: the numbers of variables and gradients differ, or `scale_loss` was called in another function.
         Ranks: collective where the pipeline communicates.
         """
         if trainable_variables is None:
@@ -98,31 +98,31 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars):
-        """`apply`, with pairs of gradients and variables; returns the count of updates, a variable."""
+        """Calls `apply` with pairs of gradients and variables; returns the count of updates, a variable."""
         grads, variables = zip(*grads_and_vars)
         self.apply(grads, variables)
         return self.iterations
 
     @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):
-        """Gives the variables their moving averages at the end of a training, where the optimizer keeps some."""
+        """Sets the variables to their moving averages at the end of a training, if the optimizer keeps any."""
         self._optimizer.finalize_variable_values(var_list)
 
     @property
     def learning_rate(self):
-        """The inner optimizer's."""
+        """The inner optimizer's learning rate."""
         return self._optimizer.learning_rate
 
     @property
     def variables(self):
-        """The inner optimizer's variables, then those of the pipeline's stages and what stands for 16-bit variables.
+        """The inner optimizer's variables, then those of the pipeline's stages and the stand-ins for 16-bit ones.
 
-        Rows of all ranks, whose number changes, are none that Keras can have; files hold them too.
+        Rows of all ranks are left out, because Keras variables cannot change their shape; files hold them too.
         """
         return [*self._optimizer.variables, *self._pipeline.inner.known_as(self._own_variables(), _as_keras_variable)]
 
     def set_weights(self, weights):
-        """Sets `variables`, or the first ones of them.
+        """Sets `variables`, or the first of them.
 
         Raises:
           ValueError: the inner optimizer has not been built.
@@ -133,14 +133,14 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
             variable.assign(value)
 
     def save_own_variables(self, store):
-        """Gives a `.keras` or `.weights.h5` file the values, and the names of those that stages keep."""
+        """Writes the values into a `.keras` or `.weights.h5` file, with the names of those that stages keep."""
         for number, variable in enumerate(self._all_variables()):
             store[str(number)] = variable.numpy()
         names = "\n".join(names_by_number(len(self._inner_variables()), self._own_variables()))
         store[_NAMES] = np.frombuffer(names.encode(), np.uint8)
 
     def load_own_variables(self, store):
-        """Takes the values that such a file holds, also where it was saved with other stages.
+        """Reads the values of such a file, even if it was saved with other stages.
 
         Raises:
           ValueError: it was saved with another inner optimizer.
@@ -180,7 +180,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
 
 @keras.saving.register_keras_serializable(package="npu_bridge")
 class Keras3LossScaleOptimizer(LossScaleMixin, Keras3PipelineOptimizer, keras.optimizers.LossScaleOptimizer):
-    """The same with loss scaling; Keras takes it for one of its own and adds none."""
+    """Adds loss scaling; Keras takes this class for one of its own and adds none."""
 
 
 def _as_keras_variable(variable):

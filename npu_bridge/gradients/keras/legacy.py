@@ -1,4 +1,4 @@
-"""A pipeline around Keras optimizers of the legacy generation (`tf.keras.optimizers.legacy`)."""
+"""Wraps Keras optimizers of the legacy generation (`tf.keras.optimizers.legacy`) in a pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
 
 _Base = tf.keras.optimizers.legacy.Optimizer
-# In a TF 1 graph Keras asks for this very class when it decides whether a mixed_float16 model needs loss scaling.
+# In a TF 1 graph Keras checks for exactly this class when it decides if a mixed_float16 model needs loss scaling.
 _KerasLossScaling = next(
     scaling for scaling in tf.keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(scaling, _Base)
 )
@@ -16,7 +16,7 @@ _KerasLossScaling = next(
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class LegacyPipelineOptimizer(PipelineMixin, _Base):
-    """Takes gradients through a pipeline and updates with a legacy optimizer; also in TF 1 graphs."""
+    """Passes gradients through a pipeline and updates with a legacy optimizer; also in TF 1 graphs."""
 
     _HAS_AGGREGATE_GRAD = True
 
@@ -30,7 +30,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
     @tf.autograph.experimental.do_not_convert
     def get_gradients(self, loss, params):
-        """Gradients in a TF 1 graph; arguments as in `tf.keras.optimizers.legacy.Optimizer`."""
+        """Returns gradients in a TF 1 graph; arguments as in `tf.keras.optimizers.legacy.Optimizer`."""
         params = tf.nest.flatten(params)
         pairs = self._pipeline.compute_gradients(
             loss, None, lambda scaled, _: list(zip(self._optimizer.get_gradients(scaled, params), params))
@@ -48,7 +48,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         Args:
           grads_and_vars: pairs; gradients that were not averaged over the ranks before are averaged now.
           name: name of the update.
-          experimental_aggregate_gradients: False leaves the gradients what they are.
+          experimental_aggregate_gradients: False leaves the gradients unchanged.
         Returns:
           The op that updates; its value when executed eagerly, None if loss scaling gates it.
         """
@@ -57,17 +57,17 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
             pairs = self._aggregate_gradients(pairs)
         self._make_variables(pairs)
         keywords = {} if experimental_aggregate_gradients else {"experimental_aggregate_gradients": False}
-        keywords.update({} if name is None else {"name": name})  # a script's own class may take none
+        keywords.update({} if name is None else {"name": name})  # a script's own class can lack `name`
         return self._pipeline.apply(pairs, lambda trained: self._optimizer.apply_gradients(trained, **keywords))
 
     def _make_variables(self, pairs):
-        """Makes in a function what would else be made inside the gate, and be named after it."""
+        """Makes, in a function, variables that would otherwise be made inside the gate and be named after it."""
         if self._pipeline.pipeline.is_gated and not tf.executing_eagerly() and not building_graph():
             with tf.name_scope(scope_of_variables(self._optimizer)), tf.init_scope():
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
     def variables(self):
-        """The inner optimizer's variables, then those of the pipeline's stages and what stands for 16-bit variables."""
+        """Returns the variables of the inner optimizer and of the pipeline's stages, and the stand-ins for 16-bit ones."""
         return self._all_variables()
 
     @property
@@ -96,4 +96,4 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class LegacyLossScaleOptimizer(LossScaleMixin, LegacyPipelineOptimizer, _KerasLossScaling):
-    """The same with loss scaling; Keras takes it for one of its own and adds none."""
+    """Adds loss scaling; Keras takes this class for one of its own and adds none."""

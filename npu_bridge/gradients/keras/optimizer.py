@@ -1,4 +1,4 @@
-"""Chooses the wrapper for a Keras optimizer by its generation, and refuses what cannot be wrapped."""
+"""Chooses the wrapper for a Keras optimizer by its generation, and rejects optimizers that cannot be wrapped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPi
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import PipelineMixin
 
-# (without loss scaling, with it) by generation; those of Keras 3 come when it has been loaded
+# (without loss scaling, with it) by generation; those of Keras 3 are added when it has been loaded
 _CLASSES: dict[str, tuple[type, type]] = {
     "legacy": (LegacyPipelineOptimizer, LegacyLossScaleOptimizer),
     "current": (CurrentPipelineOptimizer, CurrentLossScaleOptimizer),
 }
 
 
-# Settings of the current generation alone; the first two change numbers.
+# Settings that only the current generation has; the first two change results.
 _COUNTING = ("weight_decay", "use_ema")
 _OF_CURRENT = (*_COUNTING, "ema_momentum", "ema_overwrite_frequency", "jit_compile", "is_legacy_optimizer")
 
@@ -29,11 +29,11 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
     """Puts a pipeline around a Keras optimizer.
 
     Returns:
-      An optimizer of the same generation; without TensorFlow 2 behaviour of the legacy one, where that has the kind, as
-      Keras itself compiles models. With loss scaling it is a `tf.keras.mixed_precision.LossScaleOptimizer` too, or
-      `keras.optimizers.LossScaleOptimizer` of Keras 3, so that Keras adds no second one.
+      An optimizer of the same generation; without TensorFlow 2 behaviour a legacy one, if there is one of that kind, as
+      Keras itself does when it compiles models. With loss scaling it is also a `LossScaleOptimizer` of
+      `tf.keras.mixed_precision`, or of `keras.optimizers` in Keras 3, so that Keras adds no second one.
     Raises:
-      TypeError: `optimizer` is none of Keras.
+      TypeError: `optimizer` is not a Keras optimizer.
       ValueError: it averages gradients or scales the loss itself, or Keras 3 does not compute with TensorFlow.
     """
     generation = _generation_of(optimizer)
@@ -53,7 +53,7 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
 
 
 def keras_optimizer_from_config(config: dict, custom_objects: dict | None = None) -> Any:
-    """Makes an optimizer from what its `get_config` returned, whatever its class was."""
+    """Makes an optimizer of any class from the result of its `get_config`."""
     generation = config.get("generation") or ("legacy" if config.get("is_legacy_optimizer", True) else "current")
     return _class_of(generation, config["manager"]).from_config(config, custom_objects)
 
@@ -68,7 +68,7 @@ def _generation_of(optimizer):
 
 def _legacy_of(optimizer):
     """Returns the legacy optimizer with the same settings, or None if Keras has none of that kind."""
-    kind = vars(type(optimizer)).get("legacy_kind")  # of this package, and not of a class that extends it
+    kind = vars(type(optimizer)).get("legacy_kind")  # only of this package's own class, not of a subclass
     if kind is not None:
         return kind.from_config(training.config_before_training(optimizer))
     name = type(optimizer).__name__
