@@ -67,7 +67,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
     def variables(self):
-        """Returns the variables of the inner optimizer and of the pipeline's stages, and the stand-ins for 16-bit ones."""
+        """Returns the variables of the inner optimizer, then those of the stages and the stand-ins for 16-bit ones."""
         return self._all_variables()
 
     @property
