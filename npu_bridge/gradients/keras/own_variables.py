@@ -1,7 +1,7 @@
-"""Optimizer variables in `.keras` and `.weights.h5` files, for a training with other stages than the one that saved.
+"""Reads and writes optimizer variables in `.keras` and `.weights.h5` files, for trainings with other stages.
 
 Keras numbers the variables of an optimizer, and loads all of them or none. Ours come after those of the inner
-optimizer, and their names are noted beside the numbers, so that each is read where it fits.
+optimizer, and their names are noted next to the numbers, so that each is loaded where it fits.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _WHICH = "the loaded file"
 
 
 def note_names(store: Any, inner_count: int, state: Sequence) -> None:
-    """Notes the names of the variables of stages, where the format of the file has room for them."""
+    """Notes the names of the stages' variables, if the file format has room for them."""
     attributes = getattr(store, "attrs", None)
     if attributes is not None and state:
         attributes[_NAMES] = names_by_number(inner_count, state)
 
 
 def names_by_number(inner_count: int, state: Sequence) -> list[str]:
-    """Returns `number=name` of each variable of stages."""
+    """Returns `number=name` for each variable of the stages."""
     return [f"{inner_count + number}={name}" for number, name in enumerate(_names(state))]
 
 
 def load_by_name(store: Any, inner: Sequence, state: Sequence, noted: Sequence[str] | None = None) -> bool:
-    """Loads what fits, and says what does not; False where Keras can do it, or where the inner optimizer has changed.
+    """Loads values that fit and logs the others; returns False if Keras can load all, or the inner optimizer differs.
 
     Args:
       store: arrays by number.
-      inner: the variables of the inner optimizer, which must be there with their shapes.
-      state: those of the stages.
-      noted: what `names_by_number` gave when the file was written; None for what `note_names` has put there.
+      inner: the variables of the inner optimizer; the file must have them with their shapes.
+      state: the variables of the stages.
+      noted: the result of `names_by_number` when the file was written; None for the names that `note_names` stored.
     """
     saved = [np.asarray(store[str(number)]) for number in range(len(store.keys())) if str(number) in store]
     if noted is None:
@@ -66,7 +66,7 @@ def fits_all(variables: Sequence, values: Sequence[np.ndarray]) -> bool:
 
 
 def _names(variables):
-    """What they are called in files: their kind and number, as the names of layers change from model to model."""
+    """Returns the names used in files: kind and number, as the names of layers change from model to model."""
     counts: dict[str, int] = {}
     names = []
     for variable in variables:

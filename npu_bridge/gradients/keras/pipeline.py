@@ -1,4 +1,4 @@
-"""Takes the gradients of a Keras optimizer through a pipeline once, whichever method they come by."""
+"""Passes the gradients of a Keras optimizer through a pipeline once, whichever method they come by."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KerasPipeline:
       pipeline: the stages and the optimizer that updates, also an attribute.
       owner: name for messages.
     Attributes:
-      backward_passes: those since the last update, for loops of one's own.
+      backward_passes: the backward passes since the last update, for custom loops.
     """
 
     def __init__(self, pipeline: Pipeline, owner: str):
@@ -44,12 +44,12 @@ class KerasPipeline:
         self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, owner)
 
     def compute_gradients(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
-        """Gradients of the unscaled loss, averaged over the ranks.
+        """Computes gradients of the unscaled loss, averaged over the ranks.
 
         Args:
           loss: tensor, or a callable that returns one.
           tape: the `tf.GradientTape` that recorded a tensor `loss`; None in a TF 1 graph or with a callable.
-          differentiate: gives the pairs of (gradient, variable) of the loss and tape it is called with.
+          differentiate: called with a loss and a tape; returns the pairs of (gradient, variable).
         Returns:
           Pairs in the same order.
         Ranks: collective where the pipeline communicates.
@@ -73,10 +73,10 @@ class KerasPipeline:
         return self._combine(self._step_of_unscaled_loss(), pairs, may_be_left=True)
 
     def combine_scaled(self, grads_and_vars: Sequence) -> list:
-        """As `combine_once`, for gradients of the loss that `scale_loss` gave in this function, if it was called.
+        """Averages as `combine_once`, for gradients of the loss that `scale_loss` returned in this function, if called.
 
         Raises:
-          ValueError: it was called elsewhere, where the scale may be another.
+          ValueError: `scale_loss` was called in another function, where the scale can differ.
         """
         pairs = list(grads_and_vars)
         step = self._open_steps.take_scaled(is_nested=True)
@@ -95,7 +95,7 @@ class KerasPipeline:
         return self._open_steps.take(list(grads_and_vars)) is not None
 
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], Any]) -> None:
-        """As `Pipeline.start_alike`, for an update that does not go through `apply`."""
+        """Compares variables as `Pipeline.start_alike`, for an update that does not go through `apply`."""
         self.pipeline.start_alike(grads_and_vars, make_slots)
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
@@ -107,7 +107,7 @@ class KerasPipeline:
         return self.pipeline.apply(step, lambda trained: self.inner.stand_ins.update(trained, update))
 
     def scale_loss(self, loss: Any) -> Any:
-        """Scales the loss to differentiate with a tape of your own; a callable gives a callable."""
+        """Scales the loss to differentiate with a custom tape; a callable gives a callable."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
         step = self.pipeline.begin()
@@ -115,7 +115,7 @@ class KerasPipeline:
         return self.pipeline.scale(loss, step)
 
     def unscale(self, gradients: Sequence) -> list:
-        """Gradients of a scaled loss to gradients of the job in true units; a None stays None.
+        """Converts gradients of a scaled loss to gradients of the job in true units; a None stays None.
 
         Ranks: collective where the pipeline communicates.
         """
@@ -138,7 +138,7 @@ class KerasPipeline:
         self._check_compilation()
         self._check_execution()
         pairs = list(grads_and_vars)
-        if has_variables:  # those that `build` would make, so that a saved optimizer has the same ones either way
+        if has_variables:  # the variables that `build` would make, so a saved optimizer has the same ones either way
             self.pipeline.create_variables([variable for _, variable in pairs])
         combined = self.pipeline.combine(step, pairs)
         self._open_steps.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
@@ -174,12 +174,12 @@ class KerasPipeline:
         if model is None:
             return
         with tf.init_scope():
-            is_tuned = getattr(model, "autotune_steps_per_execution", False)  # which Keras 3 has not
+            is_tuned = getattr(model, "autotune_steps_per_execution", False)  # missing in Keras 3
             got = "'auto'" if is_tuned else steps_per_execution(model)
         if got != 1:
             problem = f"{spanning[0]} and Keras would both put several batches into one step"
             expected, fix = "steps_per_execution=1", "Leave it out of model.compile."
-            # AutoGraph, which traces Keras' loop, would hide a ValueError behind one of its own.
+            # AutoGraph, which traces Keras' loop, would hide a ValueError behind an error of its own.
             raise RuntimeError(message(self._owner, problem, expected, f"steps_per_execution={got}", fix))
 
 

@@ -1,4 +1,4 @@
-"""Keeps the arguments of a Keras optimizer with a pipeline in a form that is saved with a model."""
+"""Holds the arguments of a Keras optimizer with a pipeline in a form that is saved with a model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class KerasSettings:
     """The arguments of one optimizer; `name`, `manager`, `is_distributed` and `stages` as of `recipe.build_pipeline`.
 
     Attributes:
-      is_tailing_optimization: decide about a step before the last fragment is all-reduced; needs both of the above.
-      decides_together: with a manager, skip a step on all ranks where it overflowed on one, also when something else
+      is_tailing_optimization: decide about a step before the last fragment is all-reduced; needs a manager and
+        `is_distributed`.
+      decides_together: with a manager, skip a step on all ranks where it overflowed on one, even when other code
         averages the gradients.
       counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
       wire: format in which gradients are sent: "none", "float16" or "bfloat16".
       first_parameters: positions of the parameters at which fragments of the gradients begin; None for the usual cut.
       combines: with a manager, unscale and judge gradients in flat tensors.
-      checks_combined: compare these with the single gradients in every step.
+      checks_combined: compare the flat tensors with the single gradients in every step.
     """
 
     name: str
@@ -56,7 +57,7 @@ class KerasSettings:
 
     @property
     def documented_name(self) -> str:
-        """Returns the name of the function or class with which scripts make such an optimizer."""
+        """The name of the function or class with which scripts make such an optimizer."""
         is_plain = self == KerasSettings(self.name)
         return "KerasDistributeOptimizer" if is_plain else "npu_keras_optimizer"
 
@@ -93,8 +94,8 @@ class KerasSettings:
 
     @classmethod
     def from_config(cls, config: dict) -> KerasSettings:
-        """Makes settings from the result of `to_config`; other keys are left in it."""
-        fields = dataclasses.fields(cls)  # of which older files do not have all
+        """Makes settings from the result of `to_config`; ignores other keys."""
+        fields = dataclasses.fields(cls)  # older files lack some of them
         arguments = {field.name: config[field.name] for field in fields if field.name in config}
         manager = config["manager"]
         if manager is not None:
@@ -104,7 +105,7 @@ class KerasSettings:
 
 
 # Keras writes one form of nested objects into .keras files and another into older ones, and reads the wrong one in
-# .h5 files. This form is the same everywhere.
+# .h5 files. The form here is the same everywhere.
 def _config_of(manager, owner):
     made_by = type(manager)
     if not hasattr(manager, "get_config"):

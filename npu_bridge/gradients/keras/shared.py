@@ -1,4 +1,4 @@
-"""Base classes of Keras optimizers with a pipeline, of any generation."""
+"""Defines base classes of Keras optimizers with a pipeline, of any generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from npu_bridge.gradients.step_report import KeptReport, StepReport
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
 
 
-# AutoGraph would translate this package when a user's tf.function calls into it: for half a minute, to no effect.
+# AutoGraph would translate this package when a user's tf.function calls into it: half a minute without a benefit.
 def delegated(name: str):
     """Returns a method that calls the inner optimizer's method of that name."""
 
@@ -38,21 +38,21 @@ def delegated(name: str):
 
 
 def _current_class(name: str) -> type | None:
-    """The optimizer of Keras' current generation alone that has a name, which Keras 2.15 does not find in files."""
+    """Returns the optimizer of that name which only Keras' current generation has; Keras 2.15 misses it in files."""
     is_alone = not hasattr(tf.keras.optimizers.legacy, name)
     return getattr(tf.keras.optimizers, name, None) if is_alone else None
 
 
 class PipelineMixin(delegating_trackable()):
-    """Mixes into a generation's base class; whatever is not defined here or there is the inner optimizer's.
+    """Mixes into a generation's base class; attributes that neither of them defines are the inner optimizer's.
 
-    The base class is never initialised: the state is the inner optimizer's. For checkpoints too this object is the
-    inner optimizer, with the state of the pipeline's stages added, so that a checkpoint of the bare optimizer can be
-    continued with this one and the other way round.
+    The base class is never initialised: the state is the inner optimizer's. In checkpoints, too, this object is the
+    inner optimizer, with the state of the pipeline's stages added. So a checkpoint of the bare optimizer can be
+    resumed with this one, and one of this optimizer with the bare one.
 
     Args:
       optimizer: the inner optimizer, of this generation.
-      settings: what to do with its gradients.
+      settings: its settings.
     """
 
     has_stand_ins = True
@@ -73,7 +73,7 @@ class PipelineMixin(delegating_trackable()):
         initialise_with_keras(self.state_variables)
 
     def __repr__(self) -> str:
-        if "_pipeline" not in self.__dict__:  # while it is made or copied
+        if "_pipeline" not in self.__dict__:  # while it is being made or copied
             return object.__repr__(self)
         stages = list(self._pipeline.pipeline.stages)
         return f"{self._settings.documented_name}({type(self._optimizer).__name__}, stages={stages!r})"
@@ -85,7 +85,7 @@ class PipelineMixin(delegating_trackable()):
 
     @property
     def backward_passes(self) -> BackwardPasses:
-        """Those since the last update, for loops of one's own."""
+        """The backward passes since the last update, for custom loops."""
         return self._pipeline.backward_passes
 
     @property
@@ -95,7 +95,7 @@ class PipelineMixin(delegating_trackable()):
 
     @property
     def variables_of_this_rank(self) -> list:
-        """Those of them that are each rank's own, such as the sums of `Accumulate`."""
+        """The state variables that are each rank's own, such as the sums of `Accumulate`."""
         return self._pipeline.pipeline.variables_of_this_rank()
 
     @property
@@ -103,12 +103,12 @@ class PipelineMixin(delegating_trackable()):
         return self._settings.name
 
     @property
-    def _name(self):  # where the legacy generation keeps it
+    def _name(self):  # the attribute of the legacy generation
         return self._settings.name
 
     @property
     def iterations(self):
-        """The inner optimizer's count of updates; a skipped step is none."""
+        """The inner optimizer's count of updates; skipped steps do not count."""
         return self._optimizer.iterations
 
     def get_config(self) -> dict:
@@ -119,7 +119,7 @@ class PipelineMixin(delegating_trackable()):
     def from_config(cls, config, custom_objects=None):
         """Makes an optimizer from the result of `get_config`."""
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
-        # In .h5 files Keras takes an optimizer of a user's that is called as one of its own for that.
+        # In .h5 files Keras mistakes a user's optimizer for its own optimizer of that name.
         made_by = tf.keras.utils.get_registered_object(
             inner.get("registered_name") or inner["class_name"], custom_objects
         ) or _current_class(inner["class_name"])
@@ -134,7 +134,7 @@ class PipelineMixin(delegating_trackable()):
             return cls(optimizer, KerasSettings.from_config(config))
 
     def set_weights(self, weights):
-        """Sets the inner optimizer's variables and then, if there are values for them, those that are kept besides."""
+        """Sets the inner optimizer's variables, then, where values are left for them, those of stages and stand-ins."""
         held = self._variables_of([np.shape(value) for value in weights])
         count = len(self._inner_variables())
         self._optimizer.set_weights(weights if held is None else weights[:count])
@@ -142,14 +142,14 @@ class PipelineMixin(delegating_trackable()):
             tf.keras.backend.batch_set_value(list(zip(held[count:], weights[count:])))
 
     def _all_variables(self):
-        """The inner optimizer's variables, those of the stages, and those that stand for variables of 16 bits."""
+        """Returns the inner optimizer's variables, those of the stages, and the stand-ins for 16-bit variables."""
         return [*self._inner_variables(), *self._own_variables()]
 
     def _own_variables(self):
         return [*self.state_variables, *self._pipeline.inner.stand_ins.kept]
 
     def _variables_of(self, shapes):
-        """Those that a file holds whose values have these shapes; it may be without the last ones, or the stages'."""
+        """Returns the variables whose values in a file have these shapes; it can lack stand-ins or those of stages."""
         own, stages, kept = self._inner_variables(), self.state_variables, self._pipeline.inner.stand_ins.kept
         for held in (self._all_variables(), [*own, *stages], [*own, *kept], own):
             if [tuple(variable.shape) for variable in held] == list(map(tuple, shapes)):
@@ -180,7 +180,7 @@ class PipelineMixin(delegating_trackable()):
 
 
 class LossScaleMixin:
-    """Adds what an optimizer with loss scaling offers, as `tf.keras.mixed_precision.LossScaleOptimizer` does."""
+    """Adds the interface of `tf.keras.mixed_precision.LossScaleOptimizer` to an optimizer with loss scaling."""
 
     @property
     def _managers(self):
@@ -194,7 +194,7 @@ class LossScaleMixin:
 
     @property
     def skipped_steps(self) -> tf.Tensor:
-        """How many steps were skipped so far, an int64 scalar."""
+        """The number of steps skipped so far, an int64 scalar."""
         return tf.convert_to_tensor(self._state["skipped_steps"])
 
     @property
@@ -204,7 +204,7 @@ class LossScaleMixin:
 
     @property
     def last_step_finite(self) -> tf.Tensor:
-        """Whether the gradients of the last step could be used, a boolean scalar."""
+        """Whether the gradients of the last step were usable, a boolean scalar."""
         return tf.logical_not(self._state["last_step_skipped"])
 
     @property
@@ -212,7 +212,7 @@ class LossScaleMixin:
         """The loss, overflow and loss scale of the last step: numbers, in a TF 1 graph tensors to fetch.
 
         Raises:
-          ValueError: there was none, or its loss is not known because the gradients came from elsewhere.
+          ValueError: there was no step, or its loss is not known because the gradients came from elsewhere.
         """
         records = [stage for stage in self._pipeline.pipeline.stages if isinstance(stage, SkipRecord)]
         report = records[0].report if records else KeptReport()
@@ -227,38 +227,38 @@ class LossScaleMixin:
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """After how many good steps in a row the scale grows; None when it does not."""
+        """The number of good steps in a row after which the scale grows; None when it does not grow."""
         constants = self._managers[0].agreed_constants()
         return constants.get("incr_every_n_steps", constants.get("growth_interval"))
 
     @property
     def dynamic_counter(self) -> tf.Tensor | None:
-        """The number of good steps in a row, an int32 scalar; None for a scale that does not grow by them."""
+        """The number of good steps in a row, an int32 scalar; None for a scale that does not count them."""
         counters = [each for each in getattr(self._managers[0], "variables", ()) if "good_steps" in each.name]
         return tf.convert_to_tensor(counters[0]) if counters else None
 
     @property
     def dynamic(self) -> bool:
-        """Whether the scale can move."""
+        """Whether the scale can change."""
         return any(getattr(manager, "variables", ()) for manager in self._managers)
 
     @tf.autograph.experimental.do_not_convert
     def get_scaled_loss(self, loss):
-        """Scales the loss to differentiate with a tape of your own.
+        """Scales the loss to differentiate with a custom tape.
 
         Args:
           loss: tensor, or a callable that returns one.
         Returns:
-          The same, multiplied by the loss scale.
+          The loss, or a callable, multiplied by the loss scale.
         """
         return self._pipeline.scale_loss(loss)
 
     @tf.autograph.experimental.do_not_convert
     def get_unscaled_gradients(self, grads):
-        """Gradients in true units, averaged over the ranks: clip these, and give them to `apply_gradients`.
+        """Returns gradients in true units, averaged over the ranks: clip these, then pass them to `apply_gradients`.
 
         Args:
-          grads: list of gradients of a scaled loss, or None.
+          grads: list of gradients of a scaled loss; elements can be None.
         Ranks: collective with several ranks.
         """
         return self._pipeline.unscale(grads)

@@ -1,4 +1,4 @@
-"""Gradient accumulation: the gradients of several batches are added up and applied once."""
+"""Accumulates gradients: adds up those of several batches and applies them once."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
 class Accumulate(Stage):
     """Adds up the gradients of `steps` batches on each rank; only the last batch of such a window updates.
 
-    In a window there are one all-reduce, one decision about overflows, one update, one count of
+    Each window has one all-reduce, one decision about overflows, one update, one count of
     `global_step` (or `iterations`, which schedules read) and one move of the loss scale. If the gradients of one batch
-    are not usable, the whole window is left out and the next one begins with zeros. With "mean" and a loss that is a
-    mean over the batch, `steps` batches train as one batch of their sum would.
+    are not usable, the whole window is dropped and the next one begins with zeros. With "mean" and a loss that is a
+    mean over the batch, a window trains like one batch of all its examples.
 
-    Between the last batches `compute_gradients` gives zeros, and sparse gradients without rows. The gradients of the
-    window come with its last batch: clip these. Sums are kept in true units, so that the loss scale may move in
+    Before the last batch `compute_gradients` returns zeros, and sparse gradients without rows. The gradients of the
+    window come with its last batch: clip these. Sums are kept in true units, so that the loss scale can move in
     between, in float32 (float64 for float64 gradients). A sparse gradient stays sparse: the update gets the rows that
     any batch of the window has touched.
 
-    Two of these once-a-window things can happen with every batch instead. With `exchange="batch"` every batch is
-    all-reduced and judged by itself; one that overflows is left out, and the window lasts until `steps` others have
-    come. With `loss_scale="batch"` the loss scale moves with every batch, so that each one has its own; all else is
-    that of a window.
+    Two of these can happen with every batch instead. With `exchange="batch"` every batch is all-reduced and judged by
+    itself; one that overflows is dropped, and the window lasts until it has `steps` usable batches.
+    With `loss_scale="batch"` the loss scale moves with every batch; all else happens once in a window.
 
     Args:
       steps: batches of a window, at least 1.
@@ -47,8 +46,8 @@ class Accumulate(Stage):
       TypeError: `steps` is not an integer.
       ValueError: an argument is out of its range, or the loss scale would move with other steps than are judged.
     Graph: a variable of each trained variable's shape, a boolean for each row of sparse ones, and a counter; all are
-      saved. On several ranks sums are each rank's own: run `sync_all` before rank 0 writes a checkpoint in the middle
-      of a window. With `exchange="batch"` they are the same on all ranks.
+      saved. With several ranks the sums are each rank's own: run `sync_all` before rank 0 writes a checkpoint in the
+      middle of a window. With `exchange="batch"` they are the same on all ranks.
     """
 
     place = "accumulate"
@@ -66,7 +65,7 @@ class Accumulate(Stage):
         self._scales_batches = (loss_scale or exchange) == "batch"
         self._sums: Sums | None = None
         self.place = "accumulate reduced" if self._reduces_batches else "accumulate"
-        # A mean of usable gradients is usable, a sum need not be.
+        # A mean of usable gradients is usable, but a sum can overflow.
         self.keeps_usable = reduction == "mean"
 
     @property
@@ -103,15 +102,15 @@ class Accumulate(Stage):
             self._sums.of(variable, may_be_sparse=is_sparse)
 
     def weighed(self, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-        """What a batch adds to the sum of a gradient.
+        """Returns the addend of a batch to the sum of a gradient.
 
         Args:
           values: the gradient of this batch, in true units.
-          counted: how many batches of the window came before, an int32 scalar.
+          counted: number of earlier batches of the window, an int32 scalar.
         """
         return values / self._steps if self._reduction == "mean" else values
 
-    # With the exchange of a window, batches are added up before the reduction, and only the last one goes on.
+    # When windows are exchanged, batches are added up before the reduction, and only the last one is reduced.
 
     def accumulate(self, step):
         if self._reduces_batches:
@@ -127,7 +126,7 @@ class Accumulate(Stage):
             with tf.name_scope("Accumulate"):
                 step.grads_and_vars = step.notes[self].totals(step)
 
-    # With an exchange of each batch, reduced gradients are added up, and the update waits for the last batch.
+    # When batches are exchanged, reduced gradients are added up, and the update waits for the last batch.
 
     def after_reduce(self, step):
         if not self._reduces_batches:
@@ -153,7 +152,7 @@ class Accumulate(Stage):
             raise gradients_from_elsewhere("Accumulate", "these gradients were not accumulated")
         if not self._reduces_batches:
             return update()
-        # Here, behind the verdict: a batch that is left out does not count.
+        # After the verdict: a dropped batch does not count.
         updated = run_if(step.notes[self].is_last, update)
         kept = self._keep(step)
         return updated if updated is None or tf.executing_eagerly() else tf.group(updated, kept)
@@ -162,12 +161,12 @@ class Accumulate(Stage):
         return None if self._reduces_batches else self._keep(step)
 
     def _with_batch(self, step):
-        """The window with this batch's gradients added, in true units."""
+        """Returns the window with this batch's gradients added, in true units."""
 
         def addend(grad, dtype, counted):
             wide = map_values(grad, lambda values: tf.cast(values, dtype))
             if isinstance(wide, tf.IndexedSlices) and step.divisor is not None and not self._reduces_batches:
-                # While scaled, as a dense gradient is summed: what overflows does so in any dealing of the batches.
+                # Summed while scaled, like a dense gradient: so overflows do not depend on how batches are dealt.
                 wide = sum_repeated_rows(wide)
             return map_values(in_true_units(wide, step.divisor), lambda values: self.weighed(values, counted))
 

@@ -1,4 +1,4 @@
-"""Adasum: combines gradients or updates of ranks in pairs, by how much they point the same way."""
+"""Combines gradients or updates of ranks in pairs by Adasum, depending on the angle between them."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ class Adasum(AllReduce):
     """Combines the gradients or the updates of all ranks by Adasum, in place of the all-reduce that averages gradients.
 
     Two tensors a and b of one variable become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
-    orthogonal, their mean where they are the same. More than two are combined in a binary tree of neighbouring ranks,
+    Two tensors a and b of one variable become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
+    orthogonal, their mean where they are equal. More than two are combined in a binary tree of neighbouring ranks,
     or of neighbouring groups of ranks whose gradients are averaged first.
 
-    On gradients: they are combined before the update. Sparse ones stay sparse and give what dense ones would. A step
-    whose gradients are not usable on one rank is skipped on all, whatever is made of them. A sum can also be too large
-    where no gradient is, so the results are judged, too.
+    On gradients: they are combined before the update. Sparse ones stay sparse and give the same result as dense ones. A
+    step whose gradients are not usable on one rank is skipped on all. A sum can be too large where no gradient is, so
+    the results are judged, too.
 
-    On weights: every rank updates with its own gradients, or with the means of its group, and then all have the old
-    value minus what Adasum makes of old minus new. The step is decided upon before the update, by all ranks, from the
-    gradients that it would use. Slots of optimizers are each group's own and never exchanged; a variable is sent as a
-    whole, also where its gradient is sparse.
+    On weights: every rank updates with its own gradients, or with the means of its group; then the new value on all
+    ranks is the old value minus the Adasum of (old minus new). All ranks decide about the step before the update, from
+    the gradients that it would use. Slots of optimizers are each group's own and never exchanged; a variable is sent as
+    a whole, even where its gradient is sparse.
 
     Args:
-      averaged_ranks: how many neighbouring ranks average their gradients before Adasum combines the means: 1 for none,
-        "host" for those of one host.
-      on: what is combined, "gradients" or "weights".
+      averaged_ranks: the number of neighbouring ranks that average their gradients before Adasum combines the means: 1
+        for no averaging, "host" for those of one host.
+      on: which values are combined, "gradients" or "weights".
     Raises:
       TypeError: `averaged_ranks` is neither an integer nor "host".
       ValueError: it is below 1, or `on` is something else. When gradients are computed: the number of averaging groups
         is not a power of two.
-    Graph: for what is sent at once, and each level of the tree, a transfer between pairs, half as long as that of the
-      level before, and one of three numbers for each variable; at last an all-gather. Together a rank sends about as
-      much as in an all-reduce. On weights a copy of each variable besides.
+    Graph: for each fragment and level of the tree, an exchange between pairs, half as large as that of the level
+      before, and one of three numbers for each variable; at last an all-gather. Together a rank sends about as
+      much as in an all-reduce. On weights, also a copy of each variable.
     """
 
     needs = ("a verdict",)
-    copes_with_left_out = True  # Adasum of no change is no change
+    copes_with_left_out = True  # the Adasum of unchanged variables changes nothing
 
     def __init__(self, averaged_ranks: int | str = 1, on: str = "gradients"):
         super().__init__(type(self).__name__)
@@ -60,7 +61,7 @@ class Adasum(AllReduce):
         self._averaged_ranks = averaged_ranks
         fix = "Leave it out to combine gradients."
         self._is_of_weights = check_choice("Adasum", "on", on, ("gradients", "weights"), fix) == "weights"
-        self.keeps_usable = self._is_of_weights  # a sum of gradients may be too large where none of them is
+        self.keeps_usable = self._is_of_weights  # a sum of gradients can be too large where no gradient is
         self.differ_between_ranks = ("slots",) if self._is_of_weights else ()  # weights are alike after each update
         if self._is_of_weights:
             self.place, self.gives = "synchronise", ()
@@ -100,7 +101,7 @@ class Adasum(AllReduce):
         if not self._is_of_weights or ranks.size == 1:
             return update()
         tree = AdasumTree(ranks, _averaged(self._averaged_ranks, ranks))
-        if tree.groups == 1:  # all have the same gradients, and so the same updates
+        if tree.groups == 1:  # all ranks have the same gradients, and so the same updates
             return update()
         variables = update.variables
         old_values = [value_before_update(variable) for variable in variables]
@@ -111,14 +112,14 @@ class Adasum(AllReduce):
             with tf.control_dependencies([updated] if is_op else []):
                 assigned = self._combine_updates(variables, old_values, tree)
         if building_graph():
-            # Ranks start alike here too, though no gradients may have been sent.
+            # Ranks start alike here too, although gradients are possibly not exchanged.
             watch_graph(self.transfer_name, lambda: variables, transfers)
         return tf.group(updated, *assigned) if is_op else updated
 
     def _combine_updates(self, variables, old_values, tree):
         old_values = [_wide(value, None) for value in old_values]
         deltas = [old - _wide(variable.read_value(), None) for variable, old in zip(variables, old_values)]
-        # What 16 bits cannot hold is no reason to lose the whole variable's update.
+        # A few values that overflow 16 bits must not discard the whole variable's update.
         finite = [
             delta if variable.dtype.size >= 4 else tf.where(tf.math.is_finite(delta), delta, tf.zeros_like(delta))
             for variable, delta in zip(variables, deltas)
@@ -134,7 +135,7 @@ class Adasum(AllReduce):
 
 
 def _averaged(wanted: Any, ranks: Communicator) -> int:
-    """How many neighbouring ranks average their gradients; all ranks are refused where that cannot be."""
+    """Returns how many neighbouring ranks average their gradients; raises an error if that is impossible."""
     averaged = ranks.local_size if wanted == "host" else wanted
     groups, left = divmod(ranks.size, averaged)
     if left or groups & (groups - 1) or not groups:
@@ -154,7 +155,7 @@ def _averaged(wanted: Any, ranks: Communicator) -> int:
 
 
 def _wide(grad, divisor):
-    """A gradient in true units, with 32 bits at least."""
+    """Converts a gradient to true units, in at least 32 bits."""
     widened = map_values(grad, lambda values: tf.cast(values, tf.float32) if values.dtype.size < 4 else values)
     return in_true_units(widened, divisor)
 
@@ -166,7 +167,7 @@ def _with_dtype_of(grad, result):
 
 
 def _dense(grads, cut, combined, name):
-    """What `combined` makes of dense tensors, by position; while some are on the wire, others are computed with."""
+    """Applies `combined` to dense tensors and returns results by position; computes with some while others are sent."""
     sizes_bytes = [0 if grad is None else static_bytes(values_of(grad)) for grad in grads]
     results = {}
     for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, collective.current().size)):
@@ -176,7 +177,7 @@ def _dense(grads, cut, combined, name):
 
 
 def _together(grads, combined, name):
-    """The same for a list of them, all of one dtype at once; one of unknown shape goes alone."""
+    """Applies `combined` to a list of tensors, all of one dtype at once; those of unknown shape go alone."""
     results = {}
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         of_dtype = [number for number, grad in enumerate(grads) if grad.dtype == dtype]
@@ -193,7 +194,7 @@ def _together(grads, combined, name):
 
 
 def _sparse(grad, tree, name):
-    """The result for a sparse gradient, of the rows that any rank has, each once and in ascending order."""
+    """Combines a sparse gradient over the rows that any rank has, each once and in ascending order."""
     rows = tf.sort(tf.unique(tree.ranks.all_gather(grad.indices, f"{name}_indices"))[0])
     own = tf.math.unsorted_segment_sum(grad.values, tf.searchsorted(rows, grad.indices), tf.size(rows))
     combined = tree.combined(tf.reshape(own, [-1]), None, name)
@@ -202,5 +203,5 @@ def _sparse(grad, tree, name):
 
 
 def _sparse_mean(grad, tree, name):
-    """The mean of a sparse gradient over the group, each row once."""
+    """Averages a sparse gradient over the group, each row once."""
     return mean_of_rows(grad, tree.gathered, tree.averaged_ranks, name)

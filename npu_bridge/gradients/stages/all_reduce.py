@@ -20,34 +20,33 @@ _LOG = logger(__name__)
 class AllReduce(Stage):
     """Replaces every gradient by its mean over the ranks; does nothing when one process trains alone.
 
-    Dense gradients are all-reduced in aggregation fragments, in the order they become ready, cut as `hccl.split.api`
-    was told or 96.54 % / 3.46 % by bytes. A large fragment is sent in several transfers, and only a few transfers are
-    under way at once. Of a sparse gradient the rows are gathered, so that it stays sparse; rows with the same index are
-    added up before and after, so that its norm is that of the dense one.
+    Dense gradients are all-reduced in aggregation fragments, in the order they become ready, cut as set by
+    `hccl.split.api`, or 96.54 % / 3.46 % by bytes. A large fragment is sent in several pieces, and only a few are under
+    way at once. The rows of a sparse gradient are gathered, so that it stays sparse; rows with the same index are
+    added up before and after, so that its norm equals that of the dense gradient.
 
-    What is sent is made in one place, before anything else looks at it: `Step.on_wire`. The local verdict of an
-    `OverflowCheck` and the transfers read those same tensors, so nothing can be sent that was not judged.
+    The values to send are made in one place: `Step.on_wire`. The local verdict of an `OverflowCheck` and the
+    all-reduces read those same tensors, so nothing is sent that was not judged.
 
     Scaled gradients, and all that were judged, are multiplied by a power of two not above 1 / ranks before they are
-    summed, which loses no bits and keeps a sum of finite values finite; the rest of the mean is left to the division
-    by the loss scale, where there is one. In a 16-bit wire format they are rounded, nothing else: the mean is taken in
-    float32.
-    When the decision about the step is known early, only the last fragment waits for it, if it is not large. When the
-    options of the run say `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
+    summed, which loses no bits and keeps a sum of finite values finite; the division by the loss scale, if any,
+    completes the mean. In a 16-bit wire format they are only rounded: the mean is taken in float32.
+    When the decision about the step is known early, only the last fragment waits for it, if it is small. With
+    `hcom_parallel=False` in the options of the run, no all-reduce starts before every gradient of this rank exists.
 
     Args:
-      name: prefix of the transfers' names; the same on every rank.
-      wire_dtype: the 16-bit dtype gradients are rounded to before they are sent, or None for as they are. Gradients
-        that have 16 bits already keep their dtype.
+      name: prefix of the names of collectives; the same on every rank.
+      wire_dtype: the 16-bit dtype that gradients are rounded to before they are sent, or None for no rounding.
+        Gradients that already have 16 bits keep their dtype.
     Attributes:
       split: how this optimizer cuts its gradients.
-    Graph: name scope `<name>_Allreduce`; the transfers themselves are in the scope `transfers` at the root.
+    Graph: name scope `<name>_Allreduce`; the collectives themselves are in the scope `transfers` at the root.
     """
 
     place = "reduce"
     gives = ("reduced gradients",)
     communicates = True
-    keeps_usable = True  # so is a mean of usable gradients
+    keeps_usable = True  # a mean of usable gradients is usable
 
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self.transfer_name = name
@@ -98,7 +97,7 @@ class AllReduce(Stage):
         with tf.name_scope(f"{self.transfer_name}_Allreduce"):
             sent, cut = when_ready(step.on_wire), self.fragments(step.grads_and_vars)
             reduced = {
-                # Different ranks may send the same row: only with these added up is the norm right to clip by.
+                # Different ranks can send the same row: only after these are added up is the norm right for clipping.
                 position: sum_repeated_rows(method.gather(grad, f"{self.transfer_name}_sparse_{position}"))
                 for position, grad in enumerate(sent)
                 if isinstance(grad, tf.IndexedSlices)
@@ -112,11 +111,11 @@ class AllReduce(Stage):
                 step.multiplied_by(method.leftover)
 
     def _reduce_dense(self, gradients, cut, method, decision):
-        """Reduced gradients by position; the last fragment waits for the decision about the step, if there is one."""
+        """Returns reduced gradients by position; the last fragment waits for the decision about the step, if any."""
         results, sent, most = {}, [], fragments.most_in_flight()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
-        # A large one would leave the link idle: updates that the decision lets run keep the processor from sending it.
+        # A large one would leave the link idle, because updates that the decision permits occupy the processor.
         overlaps = _may_overlap()
         is_small = last_bytes <= fragments.flight_bytes(method.size, overlaps)
         waits_for_decision = set(cut[-1]) if cut and is_small else set()
@@ -132,11 +131,11 @@ class AllReduce(Stage):
 
 
 class _Mean:
-    """Gradients are sent in their own dtype and received as means, sparse ones with every row once.
+    """Sends gradients in their own dtype and receives means, of sparse ones with every row once.
 
     Attributes:
       size: number of ranks.
-      leftover: what the results are still multiplied by, besides what they were multiplied by before.
+      leftover: the factor by which results still differ from the mean.
     """
 
     leftover = 1.0
@@ -161,7 +160,7 @@ class _Mean:
 
 
 class _FiniteSum(_Mean):
-    """Gradients are multiplied by a power of two that keeps sums finite; `leftover` is the rest of the mean."""
+    """Multiplies gradients by a power of two that keeps sums finite; `leftover` is the rest of the mean."""
 
     def __init__(self, communicator):
         super().__init__(communicator)
@@ -176,7 +175,7 @@ class _FiniteSum(_Mean):
 
 
 class _RoundedMean(_Mean):
-    """Gradients are sent in 16 bits and received as means."""
+    """Sends gradients in 16 bits and receives means."""
 
     def reduce(self, tensors, name, after):
         return wire.mean(self._communicator, tensors, name, after)
@@ -187,7 +186,7 @@ class _RoundedMean(_Mean):
 
 
 class OwnSplit:
-    """How one optimizer cuts its gradients: as it was told itself, else as was set for the process when it first asks.
+    """How one optimizer cuts its gradients: by its own setting, else by that of the process at the first call.
 
     Args:
       first_parameters: positions of the parameters at which a fragment begins, or None.
@@ -197,7 +196,7 @@ class OwnSplit:
         self._strategy = first_parameters and fragments.SplitStrategy(first_parameters=first_parameters)
 
     def strategy(self) -> fragments.SplitStrategy:
-        """The strategy, the same at every call."""
+        """Returns the strategy, the same at every call."""
         if self._strategy is None:
             self._strategy = groups.of_this_process().strategies.of(groups.WORLD)
         return self._strategy
@@ -210,8 +209,8 @@ def cut_fragments(
 
     Args:
       gradients: dense tensors, `tf.IndexedSlices` or Nones.
-      names: what each of them is the gradient of; for the log line that shows the order indices count in.
-      strategy: how to cut; None for what is set for the process now.
+      names: names of their variables, for the log line that shows the order in which indices count.
+      strategy: how to cut; None for the current setting of the process.
     Returns:
       Positions of the dense ones, one list per fragment, in the order they become ready.
     Raises:
@@ -230,9 +229,9 @@ def cut_fragments(
 
 
 def when_ready(gradients: Sequence) -> list:
-    """The gradients as transfers take them: themselves, or, with `hcom_parallel=False`, once all of them exist.
+    """Returns the gradients unchanged, or, with `hcom_parallel=False`, makes each wait until all of them exist.
 
-    The option is that of the run the graph being built belongs to; unknown, as in eager execution, it is on.
+    The option comes from the run whose graph is being built; where there is none, as in eager execution, it is on.
     """
     of_graph.built_with("hcom_parallel", _overlaps_backward_pass())
     if _overlaps_backward_pass():
@@ -247,19 +246,19 @@ def _overlaps_backward_pass():
 
 
 def _may_overlap():
-    """Whether the options of the run ask for steps in a row, of which the next one may begin before one is over."""
+    """Returns whether the run's options ask for steps in a row that can overlap."""
     options = of_graph.options_of_graph()
     in_a_row = options is not None and options.iterations_per_loop > 1
     return in_a_row and environment.overlapped_steps() is not False
 
 
 def static_bytes(tensor: tf.Tensor) -> int:
-    """Bytes of a tensor by its static shape; 0 for an unknown shape."""
+    """Returns the bytes of a tensor by its static shape; 0 for an unknown shape."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def replace_gradients(step: Step, reduced: dict) -> None:
-    """Puts reduced gradients, by position, in the place of those of a step, whose dtypes they get."""
+    """Replaces the gradients of a step by reduced ones, given by position, cast to the old dtypes."""
 
     def as_before(position, grad):
         return map_values(reduced[position], lambda values: tf.cast(values, grad.dtype))

@@ -1,4 +1,4 @@
-"""Gradient centralisation: the gradient of each output of a layer gets the mean zero."""
+"""Centralises gradients: subtracts the mean from the gradient of each output of a layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CentralizeGradients(Stage):
     """Subtracts from the gradients of matrices and kernels their mean over all axes but the last one.
 
     The last axis is that of a layer's outputs. Gradients of vectors and scalars, of depthwise kernels and of variables
-    whose name contains a word of `skip` stay what they are, and so do sparse ones, which is logged once.
+    whose name contains a word of `skip` stay unchanged. So do sparse ones, which is logged once.
 
     Args:
       skip: texts; variables whose names contain one are left alone.

@@ -1,4 +1,4 @@
-"""Bounds for gradients: for single values, and for the norm of all of them."""
+"""Bounds single values of gradients, or the norm of all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClipByGlobalNorm(Stage):
       clip_norm: the largest norm, above 0.
     Raises:
       TypeError: `clip_norm` is not a number.
-      ValueError: it is not a positive finite one.
+      ValueError: it is not positive and finite.
     """
 
     place = "clip by norm"
@@ -48,7 +48,7 @@ class ClipByGlobalNorm(Stage):
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class ClipByValue(Stage):
-    """Bounds every value of the reduced gradients, in true units. An Inf or NaN is not hidden: it skips the step.
+    """Bounds every value of the reduced gradients, in true units. An Inf or NaN is kept, and skips the step.
 
     Args:
       low: the smallest value; with one argument, the bound on both sides.
@@ -84,7 +84,7 @@ class ClipByValue(Stage):
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class ClipLocally(ClipByValue):
-    """Bounds every value that this rank sends, before gradients of other ranks are added. Bounds are in true units.
+    """Bounds every value of this rank's gradients, in true units, before the gradients of other ranks are added.
 
     Args, Raises: as `ClipByValue`.
     """
@@ -102,7 +102,7 @@ class ClipLocally(ClipByValue):
 
 
 def bounded(values: tf.Tensor, low: float, high: float, factor: Any = 1.0) -> tf.Tensor:
-    """Finite values between the bounds times `factor`, which is positive; an Inf or NaN stays what it is."""
+    """Clips finite values to the bounds times `factor`, which is positive; keeps Inf and NaN."""
     wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
     factor = tf.cast(factor, wide.dtype)
     clipped = tf.clip_by_value(wide, low * factor, high * factor)

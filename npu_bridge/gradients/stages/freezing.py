@@ -1,4 +1,4 @@
-"""Freezing layers: many updates train the last layers only, and then cost nothing for the first ones."""
+"""Freezes layers: many updates train only the last layers, and so cost nothing for the first ones."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from npu_bridge.gradients.stopped_backward import stop_backward
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class Freeze(Stage):
-    """Trains in each update one group of the variables: all of them, or those of the last layers alone.
+    """Trains in each update one group of the variables: all of them, or only those of the last layers.
 
-    The gradients of frozen variables are neither computed nor sent, and neither these variables nor their slots are
-    read or changed. There is one set of slots, whatever the group. What a schedule or Adam counts is all updates, as in
-    `global_step` or `iterations`, those in which a variable was frozen too.
+    The gradients of frozen variables are neither computed nor sent, and these variables and their slots are neither
+    read nor changed. There is one set of slots for all groups. Schedules and Adam count all updates, as `global_step`
+    or `iterations` do, including those in which a variable was frozen.
 
-    The group depends on the number of updates alone, so it is the same on all ranks. Skipped steps do not count, and
-    neither do batches that are accumulated.
+    The group depends only on the number of updates, so it is the same on all ranks. Skipped steps do not count, nor do
+    batches that are accumulated.
 
-    `compute_gradients` gives zeros for what is frozen, and sparse gradients without rows. The backward pass ends early
-    in graphs and in a `tf.function`, where the optimizer itself computes the gradients (`minimize`, `fit`,
-    `compute_gradients`, `Pipeline.gradients`); with gradients of a tape of one's own, executed eagerly, and where XLA
-    compiles the whole step, it is complete, and the rest is saved.
+    `compute_gradients` returns zeros for frozen variables, and sparse gradients without rows. The backward pass ends
+    early in graphs and in a `tf.function`, where the optimizer itself computes the gradients (`minimize`, `fit`,
+    `compute_gradients`, `Pipeline.gradients`). With gradients of a custom tape, in eager execution, and where XLA
+    compiles the whole step, the backward pass is complete, and only the rest is saved.
 
     Args:
       schedule: a `FreezeSchedule`, or a dictionary of its arguments.
     Raises:
-      TypeError, ValueError: as `FreezeSchedule`; with the first step, where that does not fit the variables.
-    Graph: a counter of updates, which is saved; for each group a condition with transfers and one with the update.
+      TypeError, ValueError: as `FreezeSchedule`; at the first step, if the schedule does not fit the variables.
+    Graph: a counter of updates, which is saved; for each group a condition with all-reduces and one with the update.
     """
 
     place = "freeze"
@@ -55,7 +55,7 @@ class Freeze(Stage):
         return {"schedule": self._schedule.get_config()}
 
     def sent_bytes(self, others, ranks):
-        return None  # those of the layers that are trained
+        return None  # depends on the layers that are trained
 
     def state(self):
         if self._counter is None:
@@ -66,7 +66,7 @@ class Freeze(Stage):
         self.state()
 
     def agreed_settings(self, grads_and_vars):
-        # The digest stands for what is drawn, or for a long list.
+        # The digest replaces a drawn or long sequence.
         return {"Freeze": str({**self._schedule.get_config(), "sequence": self._schedule.digest()})}
 
     def accumulate(self, step):
@@ -98,7 +98,7 @@ class Freeze(Stage):
             return counter.assign_add(tf.cast(is_updated, tf.int64))
 
     def _chosen(self, grads_and_vars, last_groups):
-        """The group that this step trains; `last_groups` says of each variable which is the last group that does."""
+        """Returns the group that this step trains; `last_groups` has the last group that trains each variable."""
         count = self._schedule.group_count
         frozen = tuple(
             frozenset(variable.ref() for (_, variable), last in zip(grads_and_vars, last_groups) if last < group)

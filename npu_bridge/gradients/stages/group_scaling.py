@@ -1,4 +1,4 @@
-"""The stage of group loss scales: unscales and checks the gradients of each group of variables by itself."""
+"""Unscales and checks the gradients of each group of variables by itself, for group loss scales."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from npu_bridge.gradients.stages.loss_scaling import unscale
 
 
 class GroupScaling(Stage):
-    """Takes gradients that have the scale of their variable's group to true units, and judges each group by itself.
+    """Converts gradients that carry the scale of their variable's group to true units, and judges each group by itself.
 
-    The loss is not multiplied: boundaries between the groups are, in the backward pass. Gradients are sent with one
-    scale that all groups have in common.
+    The loss is not multiplied; gradients are, at boundaries between the groups in the backward pass. Gradients are sent
+    with one scale common to all groups.
 
     Args:
-      manager: an object with `get_loss_scale()` giving a float32 vector, `update_loss_scale(finite)` taking a boolean
-        one, and `group_of(variable)` giving the position of a variable's group.
-      combined: as of `LossScaling`.
+      manager: an object with `get_loss_scale()` returning a float32 vector, `update_loss_scale(finite)` taking a
+        boolean one, and `group_of(variable)` returning the position of a variable's group.
+      combined: as in `LossScaling`.
     Attributes:
-      managers: the manager.
+      managers: a tuple of the manager.
     """
 
     place = "scale"

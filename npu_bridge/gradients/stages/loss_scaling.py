@@ -1,4 +1,4 @@
-"""The stage of loss scaling: multiplies the loss, and divides the reduced gradients."""
+"""Scales the loss, and divides the reduced gradients by the scale."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.losses import least_scale
 from npu_bridge.gradients.stage import Stage, Step
 
-_first_users = weakref.WeakKeyDictionary()  # the stage that each manager was used in first
+_first_users = weakref.WeakKeyDictionary()  # the stage that used each manager first
 
 
 def unscale(step: Step, combined: Any) -> None:
-    """Takes the gradients of a step to true units, in flat tensors where `combined` joins them."""
+    """Converts the gradients of a step to true units, in flat tensors where `combined` joins them."""
     if combined is None or step.divisor is None:
         step.map(lambda grad: in_true_units(grad, step.divisor))
     else:
@@ -29,14 +29,13 @@ def unscale(step: Step, combined: Any) -> None:
 class LossScaling(Stage):
     """Multiplies the loss by the manager's scale and divides the combined gradients by it.
 
-    With several managers there is a loss for each, and sums of their gradients have a scale in common. Whether a scale
-    grows or shrinks depends on the gradients of its own loss; a manager whose loss takes no part in a step stays as it
-    is.
+    With several managers there is a loss for each, and sums of their gradients have a common scale. A scale grows or
+    shrinks by the gradients of its own loss; a manager whose loss takes no part in a step is left unchanged.
 
     Args:
-      manager: an object with `get_loss_scale()` giving a float32 scalar, and `update_loss_scale(finite)` that moves
-        the scale on after a step and returns an op (None when executed eagerly); or a list of them.
-      combined: a `CombinedGradients` to divide many gradients at once; None for each by itself.
+      manager: an object with `get_loss_scale()` returning a float32 scalar, and `update_loss_scale(finite)` that moves
+        the scale after a step and returns an op (None when executed eagerly); or a list of them.
+      combined: a `CombinedGradients` to divide many gradients at once; None to divide each by itself.
     Attributes:
       managers: all of them.
     """
@@ -73,7 +72,7 @@ class LossScaling(Stage):
     def _read_scales(self, step):
         self._warn_of_sharing()
         scales = [tf.convert_to_tensor(manager.get_loss_scale()) for manager in self.managers]
-        # A TF 1 reference variable gives out its own buffer: a late reader would see the value after the update.
+        # A TF 1 reference variable exposes its own buffer: a late reader would see the value after the update.
         scales = tuple(tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale for scale in scales)
         step.losses.scales = scales
         step.losses.common_scale = scales[0] if len(scales) == 1 else least_scale(scales)
@@ -81,7 +80,7 @@ class LossScaling(Stage):
         collections.publish(collections.LOSS_SCALE, step.losses.common_scale)
 
     def accumulate(self, step):
-        if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, which nobody has judged
+        if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, not judged yet
             step.grads_and_vars = step.losses.with_common_scale(step.grads_and_vars, step.losses.latest)
 
     def after_reduce(self, step):

@@ -1,4 +1,4 @@
-"""Overflow check: a step whose gradients overflow is skipped on every rank, and counted."""
+"""Skips a step on every rank when its gradients overflow, and counts skipped steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from npu_bridge.gradients.step_report import KeptReport, overflow_of
 from npu_bridge.graph.loop import allow_copies
 from npu_bridge.graph.operators import sources_among
 
-# The name under which the NPU stack's documentation and scripts know the decision.
+# The NPU stack's documentation and scripts know the decision by this name.
 _FETCHED_NAME = "overflow_status_reduce_all"
 
 
@@ -31,18 +31,18 @@ class OverflowCheck(Stage):
     Usable means that the global norm of the gradients, in true units, is a finite float32. So there is no NaN and no
     Inf among them, and the optimizer can square every one of them without overflowing its slots.
 
-    What is checked: the gradients given to the update, and those this pipeline delivered if the given ones were made
+    Checked are the gradients given to the update, and those that this pipeline delivered if the given ones were made
     from them (clipping by value turns an Inf into a finite number). Where this pipeline reduces, every rank judges the
-    very tensors it sends, in true units, and that decides alone unless the caller changes a gradient: the mean of
-    usable gradients is usable. So the decision is the same whether it is taken before the reduction or after it.
+    very tensors it sends, in true units, and that alone decides unless the caller changes a gradient: the mean of
+    usable gradients is usable. So the decision is the same before and after the reduction.
 
     Args:
-      name: prefix of the transfer's name; the same on every rank.
+      name: prefix of the names of collectives; the same on every rank.
       is_joint: decide together with the other ranks.
       judges_local: judge what this rank sends, before communication; needs a stage before this one that reduces.
-      decides_early: take the joint decision from the local verdicts, before the last fragment is reduced, so that
-        nothing but that fragment's own updates waits for it. A changed gradient (clipped, say) is checked again.
-      combined: a `CombinedGradients` to judge many gradients at once; None for each by itself.
+      decides_early: take the joint decision from the local verdicts, before the last fragment is reduced, so that only
+        that fragment's own updates wait for it. A changed gradient (clipped, say) is checked again.
+      combined: a `CombinedGradients` to judge many gradients at once; None to judge each by itself.
     Attributes:
       is_joint: as above.
     Graph: publishes `collections.STEP_SKIPPED`; a boolean tensor `overflow_status_reduce_all:0` in the caller's name
@@ -75,7 +75,7 @@ class OverflowCheck(Stage):
         return {"is_tailing_optimization": self._decides_early} if self.is_joint else {}
 
     def accumulate(self, step):
-        usable = step.losses.usable  # what moves each of several loss scales
+        usable = step.losses.usable  # moves each of several loss scales
         if usable and self.is_joint and collective.current().size > 1:
             with tf.name_scope(f"{self._name}_OverflowCheck"):
                 agreed = tf.unstack(self._agree(tf.stack(list(usable.values())), "each"))
@@ -85,7 +85,7 @@ class OverflowCheck(Stage):
         if not self._judges_local or collective.current().size == 1:
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
-            # Only values: adding up rows here once more would judge another tensor than the one that is sent.
+            # Only values: adding up rows here again would judge other tensors than those that are sent.
             sent = [values_of(grad) for grad in step.on_wire if grad is not None]
             sent = sent if self._combined is None else self._combined.joined(sent)
             step.is_usable_here = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
@@ -93,7 +93,7 @@ class OverflowCheck(Stage):
                 step.should_apply = self._agree(step.is_usable_here, "early")
 
     def after_reduce(self, step):
-        # What other stages make of the gradients may be usable although these are not.
+        # Other stages can make usable gradients from unusable ones.
         if step.is_usable_here is None and any(map(changes_after_verdict, self.pipeline)):
             step.is_usable_here = _are_usable(step.gradients, step)
 
@@ -114,11 +114,11 @@ class OverflowCheck(Stage):
         if step.should_apply is not None and not changed:
             return step.should_apply
         if step.is_usable_here is not None and not changed:
-            # What an early decision is taken from, once all gradients are reduced.
+            # The inputs of an early decision, once all gradients are reduced.
             with tf.control_dependencies([values_of(grad) for grad in with_flats(step.gradients)]):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = _are_usable(step.gradients + sources, step)
-        # Gradients that were added up in variables may be applied when there is no batch to judge any more.
+        # Gradients that were added up in variables can be applied when there is no batch left to judge.
         is_of_this_batch = sources or is_every_one_checked or len(changed) < len(step.gradients)
         for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
             if earlier is not None:
@@ -130,17 +130,17 @@ class OverflowCheck(Stage):
 
 
 def _are_usable(gradients, step):
-    """Whether these can be used, and what they are the sum of."""
+    """Returns whether these gradients, and those of the losses they sum, are usable."""
     return functools.reduce(tf.logical_and, step.losses.usable.values(), has_finite_norm(with_flats(gradients)))
 
 
 def _may_spoil(stage):
-    """True for a stage that may make unusable gradients of those that were judged."""
+    """Returns True for a stage that can make judged gradients unusable."""
     return (stage.place == "reduce" or changes_after_verdict(stage)) and not stage.keeps_usable
 
 
 def _changed_and_their_sources(step):
-    """The given gradients that the pipeline did not deliver, and the delivered ones they were made from."""
+    """Returns the given gradients that the pipeline did not deliver, and the delivered ones they were made from."""
     delivered = [grad for grad in step.delivered if grad is not None]
     delivered_ids = {id(grad) for grad in delivered}
     given_ids = {id(grad) for grad in step.gradients}
@@ -152,8 +152,8 @@ def _changed_and_their_sources(step):
 class NarrowVariableGuard(Stage):
     """Keeps the old value of every element of a 16-bit variable or slot whose new value is not finite.
 
-    An optimizer does its arithmetic in float32, but in float16 what is above 65504 is infinite, so that a usable
-    gradient can still make an Inf. Variables of 32 and 64 bits are left alone, and cost nothing.
+    An optimizer computes in float32, but in float16 values above 65504 are infinite, so a usable gradient can still
+    make an Inf. Variables of 32 and 64 bits are left alone, and cost nothing.
     """
 
     place = "guard"
@@ -177,7 +177,7 @@ class SkipRecord(Stage):
     """Counts skipped steps and remembers whether the last one was skipped; changes no gradient.
 
     Args:
-      optimizer: a Keras optimizer whose `iterations` is to count skipped steps too; None for updates alone.
+      optimizer: a Keras optimizer whose `iterations` also counts skipped steps; None to count updates only.
     Attributes:
       skipped_steps: int64 scalar variable.
       last_step_skipped: boolean scalar variable.
@@ -213,14 +213,14 @@ class SkipRecord(Stage):
 
 
 class DropNotice(Stage):
-    """Says, on rank 0, when the first step is dropped that no loss scale will fix; changes no gradient.
+    """Warns on rank 0 when the first step is dropped that no loss scale can fix; changes no gradient.
 
-    With a loss scale a skipped step is a step of its search, and others tell when the search fails. Without one,
+    With a loss scale, skipped steps are part of its search, and other code warns when the search fails. Without one,
     the next step is computed from the same variables, and most likely dropped as well.
 
     Args:
-      words: what to say.
-    Graph: an operator of Python, on every rank, that is run in dropped steps only. There is none in what XLA compiles.
+      words: the warning.
+    Graph: an operator of Python on every rank, run in dropped steps only; left out where XLA compiles.
     """
 
     place = "record"

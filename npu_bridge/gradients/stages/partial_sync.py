@@ -1,4 +1,4 @@
-"""Partial synchronisation: ranks update by themselves, and average a part of the variables after each update."""
+"""Implements partial synchronisation: ranks update by themselves, and average some variables after each update."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ class PartialSync(Stage):
     """Averages variables over the ranks instead of gradients: after each update one partition of them, round robin.
 
     Each rank updates with its own gradients. The variables are cut into partitions in the order of the backward pass,
-    the last one first: one of more than `threshold` values is a partition by itself, others are put together until they
-    have more. So each variable is the same on all ranks once in as many updates as there are partitions, and differs in
-    between. Slots of optimizers are each rank's own and never averaged. `sync_all` puts both into a checkpoint.
+    the last one first: a variable of more than `threshold` values is a partition by itself; others are joined until
+    they have more. So each variable is equal on all ranks once in as many updates as there are partitions, and differs
+    in between. Slots of optimizers are each rank's own and never averaged. `sync_all` puts both into a checkpoint.
 
-    Which partition it is depends on the number of updates alone, which is that of `global_step` or `iterations`:
-    skipped steps, and batches that are accumulated, do not count. A step is skipped on all ranks where gradients are
-    not usable on one.
+    The partition depends only on the number of updates, which is that of `global_step` or `iterations`: skipped steps,
+    and batches that are accumulated, do not count. A step is skipped on all ranks if gradients are not usable on one.
 
     A checkpoint of rank 0 holds the variables of rank 0: run `sync_all` on all ranks before it is written.
 
     Args:
-      threshold: values of a partition, at least 1.
+      threshold: number of values that a partition exceeds, at least 1.
     Raises:
       TypeError: `threshold` is not an integer.
       ValueError: it is below 1.
@@ -57,7 +56,7 @@ class PartialSync(Stage):
         return {"threshold": self._threshold}
 
     def sent_bytes(self, others, ranks):
-        return None  # one partition of the variables, and with each update another one
+        return None  # depends on the partition, another one with each update
 
     def state(self):
         if self._counter is None:
@@ -81,7 +80,7 @@ class PartialSync(Stage):
             with tf.control_dependencies([] if tf.executing_eagerly() else averaged):
                 counted = counter.assign_add(1)
         if building_graph():
-            # Ranks start alike here too, though no gradients are sent.
+            # Ranks start alike here too, although no gradients are exchanged.
             watch_graph(self.transfer_name, lambda: self._variables, transfers)
         return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *averaged, counted)
 
@@ -104,10 +103,10 @@ def partitions(variables: Sequence[Any], threshold: int) -> list[list]:
     """Cuts variables into partitions, the last variable first.
 
     Args:
-      variables: in the order of the forward pass, of known shapes.
-      threshold: a variable of more values is a partition by itself; others are put together until they have more.
+      variables: variables of known shapes, in the order of the forward pass.
+      threshold: a variable of more values is a partition by itself; others are joined until they have more.
     Raises:
-      ValueError: a shape is not known.
+      ValueError: a shape is unknown.
     """
     cut: list[list] = []
     together: list = []

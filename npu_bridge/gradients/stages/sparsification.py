@@ -1,4 +1,4 @@
-"""Gradient sparsification: only the largest values are sent, and the others with later steps."""
+"""Sparsifies gradients: sends only the largest values, and the others with later steps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_r
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
 from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
 
-# Gradients of so many values are sampled, every so manyth value, unless more than such a share is sent.
+# Gradients with at least this many values are sampled at this interval, unless a larger share than this is sent.
 _SAMPLED_SIZE, _SAMPLED_EVERY, _SAMPLED_DENSITY = 2**14, 32, 0.1
 
 
 class _Sparsified(AllReduce, abc.ABC):
-    """Sends some values of each dense gradient with their positions, and adds up what all ranks sent.
+    """Sends some values of each dense gradient with their positions, and adds up the values of all ranks.
 
-    With error feedback a rank keeps what it did not send, in true units, and adds it to the next gradient. A
-    skipped step leaves what is kept bit for bit. Sparse gradients are sent as ever. One rank sends nothing and keeps
-    nothing.
+    With error feedback a rank keeps the values that it did not send, in true units, and adds them to the next gradient.
+    A skipped step leaves them unchanged bit for bit. Sparse gradients are sent as without this stage. One rank alone
+    sends nothing and keeps nothing.
     """
 
     needs = ("a verdict",)
@@ -34,7 +34,7 @@ class _Sparsified(AllReduce, abc.ABC):
         super().__init__(type(self).__name__)
         error_feedback = check_switch(type(self).__name__, "error_feedback", error_feedback, "Leave it out for True.")
         self._has_feedback = self.needs_variables = error_feedback
-        self.needs_true_units = error_feedback  # else what was not sent would be added to gradients of another scale
+        self.needs_true_units = error_feedback  # else kept values would be added to gradients of another scale
         self._residuals: tf.Module | None = None
         self._residual_of: dict = {}
 
@@ -95,7 +95,7 @@ class _Sparsified(AllReduce, abc.ABC):
             return run_if(step.should_apply, keep)
 
     def _means(self, pairs, step, ranks, name):
-        """The means over the ranks of a fragment's gradients; what they choose is one transfer."""
+        """Averages a fragment's gradients over the ranks; the values that all of them select are sent together."""
         flats = [tf.reshape(grad, [-1]) for grad, _ in pairs]
         if self._has_feedback:
             flats = [
@@ -115,7 +115,7 @@ class _Sparsified(AllReduce, abc.ABC):
                 for number, part in zip(unit, _split(left, [sizes[number] for number in unit])):
                     variable = pairs[number][1]
                     step.notes[self, variable.ref()] = tf.reshape(part, variable.shape)
-        # Bits of the values beside their positions, so that both come in one transfer.
+        # Bits of the values next to their positions, so that one all-gather sends both.
         rows = tf.stack([tf.bitcast(tf.concat(chosen, axis=0), tf.int32), tf.concat(positions, axis=0)], axis=1)
         of_ranks = ranks.all_gather(rows, name)
         values = tf.bitcast(of_ranks[:, 0], tf.float32) / ranks.size
@@ -132,16 +132,16 @@ class _Sparsified(AllReduce, abc.ABC):
         return self._residual_of[key]
 
     def _is_used(self) -> bool:
-        """False where dense transfers send fewer bytes, or one rank sends nothing."""
+        """Returns False if dense all-reduces send fewer bytes, or one rank trains alone."""
         return collective.current().size > 1
 
     def _units(self, count: int) -> list[range]:
-        """Which of a fragment's gradients are selected from together."""
+        """Returns which of a fragment's gradients are selected from together."""
         return [range(number, number + 1) for number in range(count)]
 
     @abc.abstractmethod
     def _select(self, flat: tf.Tensor) -> tf.Tensor:
-        """Positions in a vector of the values to send, int32."""
+        """Returns the positions in a vector of the values to send, int32."""
 
 
 def _in_float32(grad, divisor):
@@ -160,14 +160,14 @@ def _split(flat, sizes):
 class TopK(_Sparsified):
     """Sends the share `density` of each gradient whose magnitudes are largest, in place of the all-reduce.
 
-    Each of the N ranks receives the values and positions of all others, so it pays below a density of 1 / (N - 1); from
-    there on gradients are all-reduced as without this stage, which is logged once.
+    Each of the N ranks receives the values and positions of all others, so it pays below a density of 1 / (N - 1). At
+    higher densities gradients are all-reduced as without this stage, which is logged once.
 
     Args:
-      density: share of the values that is sent, above 0 and at most 1; at least one value of each gradient is.
-      error_feedback: add what was not sent to the gradient of the next step, instead of losing it.
-      per: what this is a share of: "tensor" for each gradient, "fragment" for all gradients that are sent together.
-        Then large values of one take the place of small ones of another; these are `FUSION_TENSOR_SIZE` bytes.
+      density: share of the values that is sent, above 0 and at most 1; at least one value of each gradient is sent.
+      error_feedback: add the values that were not sent to the gradient of the next step, instead of losing them.
+      per: what the share refers to: "tensor" for each gradient, "fragment" for all gradients that are sent together.
+        Then large values of one replace small ones of another; a fragment has `FUSION_TENSOR_SIZE` bytes.
     Raises:
       TypeError: `density` is not a number, or `error_feedback` not a boolean.
       ValueError: `density` is out of its range, or `per` is something else.
@@ -219,8 +219,8 @@ class TopK(_Sparsified):
 
         if size < _SAMPLED_SIZE or self._density > _SAMPLED_DENSITY:
             return of_all()[0]
-        # Looking for them costs far more than one pass. A sample tells which values cannot be among them; should it be
-        # wrong, all are looked at.
+        # Finding the largest costs far more than one pass. A sample shows which values cannot be among them; should it
+        # mislead, all values are searched.
         in_sample = count / _SAMPLED_EVERY
         enough = math.ceil(1.25 * in_sample + 4 * math.sqrt(in_sample))
         bound = tf.math.top_k(magnitudes[::_SAMPLED_EVERY], k=enough).values[-1]
@@ -235,7 +235,7 @@ class TopK(_Sparsified):
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class Threshold(_Sparsified):
-    """Sends the values of each gradient whose magnitude, in true units, is at least `value`, not all of them.
+    """Sends only the values of each gradient whose magnitude, in true units, is at least `value`.
 
     Args:
       value: the smallest magnitude that is sent, above 0.

@@ -1,7 +1,7 @@
-"""Tail optimisation of finished graphs of Horovod and stock loss scaling: overflows are decided about early.
+"""Applies tail optimisation to finished graphs of Horovod and stock loss scaling: decides about overflows early.
 
-The pass takes a graph and returns a report; it never runs a session. Where it cannot help it changes nothing, and the
-report says why.
+The pass takes a graph and returns a report; it never runs a session. Where it cannot help it changes nothing, and
+reports why.
 """
 
 from npu_bridge.gradients.tailing.report import TailingReport

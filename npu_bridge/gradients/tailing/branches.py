@@ -1,4 +1,4 @@
-"""Finds transfers to other ranks inside functions that operators run, such as the branches of a condition."""
+"""Finds exchanges with other ranks inside functions that operators run, such as the branches of a condition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHANGES_OF_DTYPE = ("Identity", "Cast")
 
 
 class Exchange(NamedTuple):
-    """A branch that does nothing but send its inputs to the other ranks; the fields are those of a `Transfer`."""
+    """A branch that only sends its inputs to the other ranks; the fields are those of a `Transfer`."""
 
     routes: tuple[tuple[int, int], ...]
     factor: float
@@ -26,10 +26,10 @@ class Exchange(NamedTuple):
 
 
 def exchange_in(op: tf.Operation) -> Exchange | None:
-    """What a condition of `TYPES` exchanges whose one branch does it and whose other gives back what it was given.
+    """Returns the exchange of a condition of `TYPES` of which one branch exchanges its inputs and the other returns them.
 
-    So `hvd.DistributedOptimizer` builds it with control flow of TensorFlow 2. Integers, as the indices of sparse
-    gradients, may go any way. None when there is more to it, or nothing is exchanged.
+    `hvd.DistributedOptimizer` builds such conditions with control flow of TensorFlow 2. Integers, such as the indices
+    of sparse gradients, are ignored. Returns None when the branches do more, or exchange nothing.
     """
     body, other = _body(op, "then_branch"), _body(op, "else_branch")
     if not any(map(_is_transfer, body.node_def)):
@@ -52,7 +52,7 @@ def exchange_in(op: tf.Operation) -> Exchange | None:
 
 
 def transfers_inside(op: tf.Operation) -> list[str]:
-    """Names of what sends floating-point numbers to other ranks in the functions that an op runs; mostly none."""
+    """Returns names of ops that send floating-point numbers to other ranks in the functions that an op runs."""
     inside = nodes_in_functions(op.graph, [op.node_def]) if op.type in CALLS else ()
     return [f"{op.name}/{node.name}" for node in inside if _is_transfer(node)]
 
@@ -66,9 +66,9 @@ def _body(op, branch):
 
 
 def _way_back(body, position):
-    """From an output of a function to the argument it is made of, or None, and the transfers it has passed on its way.
+    """Follows an output of a function back to its argument; returns that, or None, and the exchanges passed.
 
-    Between them there may be nothing but changes of dtype and divisions by 1 and more.
+    Between them there can only be changes of dtype and divisions by 1 and more.
     """
     nodes = {node.name: node for node in body.node_def}
     arguments = [argument.name for argument in body.signature.input_arg]

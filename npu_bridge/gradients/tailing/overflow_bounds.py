@@ -1,9 +1,9 @@
-"""Overflow bounds: which checks of reduced gradients must pass, told from local gradients before they are all-reduced.
+"""Bounds reduced gradients by local ones, to tell before the all-reduce which overflow checks must pass.
 
 A reduced gradient is no larger than the number of ranks times the largest local one. So when the local ones are far
-enough from overflow on every rank, a check that tests reduced ones for Inf and NaN must pass, and its outcome is known
-early. Bounds are of the Euclidean norm, which costs one pass over a gradient and bounds its elements, too. When a bound
-says no, nothing is known, and the check itself has to decide.
+enough from overflow on every rank, a check of reduced ones for Inf and NaN must pass, and its outcome is known early.
+Bounds are of the Euclidean norm, which costs one pass over a gradient and bounds its elements, too. When a bound is
+exceeded, nothing is known, and the check itself has to decide.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from npu_bridge.gradients.tailing.transfers import is_flag_transfer
 
 _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
 _SAME_NORM = ("Abs", "Neg", "Cast")
-# What gives some of the values, by the position of the input that has them all.
+# Ops that return a part of an input's values, with that input's position.
 _PARTS = {"StridedSlice": 0, "Slice": 0, "SplitV": 0, "Split": 1}
-# Of terms whose number is not known. Ours: nobody has memory for more than its square.
+# For sums of unknown length. Our choice: no memory holds more than its square.
 _ROOT_OF_MOST_TERMS = 2.0**20
 _ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2")
 _ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2")
@@ -30,11 +30,11 @@ class UnknownCheckError(Exception):
 
 
 class OverflowBounds:
-    """Builds, op by op, bounds of tensors that depend on transfers, and what follows for checks of them.
+    """Builds, op by op, bounds of tensors that depend on all-reduces, and early outcomes of checks of them.
 
     Args:
-      transfers: the transfers by the name of their op.
-      dependent: names of the ops that are computed from some transfer.
+      transfers: the all-reduces by the name of their op.
+      dependent: names of the ops that depend on an all-reduce.
     """
 
     def __init__(self, transfers: dict, dependent: set, ranks: int):
@@ -45,23 +45,23 @@ class OverflowBounds:
         self._arriving: dict = {}
 
     def is_true(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A boolean scalar of this rank; when it is True on every rank, all elements of `tensor` are True.
+        """Returns a boolean scalar of this rank; if it is True on every rank, all elements of `tensor` are True.
 
         Raises:
-          UnknownCheckError: the tensor is made of ops that are not understood.
+          UnknownCheckError: the tensor is made of unsupported ops.
         """
         return self._once("true", tensor, self._true)
 
     def is_false(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The same for all elements being False."""
+        """Returns the same for all elements being False."""
         return self._once("false", tensor, self._false)
 
     def is_transfer(self, op: tf.Operation) -> bool:
-        """True for the ops that all-reduce gradients."""
+        """Returns True for the ops that all-reduce gradients."""
         return op.name in self._transfers
 
     def is_made_of_transfers(self, tensor: tf.Tensor) -> bool:
-        """False when transfers only decide whether the tensor is computed, and its value has nothing of them."""
+        """Returns False when all-reduces only decide whether the tensor is computed, and do not enter its value."""
 
         def sources(op):
             data = op.inputs[:1] if op.type in ("Switch", "RefSwitch") else op.inputs
@@ -70,19 +70,19 @@ class OverflowBounds:
         return any(op.name in self._transfers for op in search([tensor.op], sources))
 
     def ops_between_transfers_and(self, op: tf.Operation, index) -> list:
-        """The ops that depend on transfers and that `op` depends on, both included, in graph order."""
+        """Returns the ops that depend on all-reduces and that `op` depends on, both included, in graph order."""
         before = index.ancestors([op]) & self._dependent
         return [member for member in index.ops if member.name in before]
 
     def norm_bound(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A float32 scalar of this rank; the largest one of all ranks bounds the Euclidean norm of `tensor`.
+        """Returns a float32 scalar of this rank; the largest one of all ranks bounds the Euclidean norm of `tensor`.
 
-        Inf or NaN when there is no bound.
+        It is Inf or NaN when there is no bound.
         """
         return self._once("bound", tensor, self._bound)
 
     def _once(self, what, tensor, build):
-        while tensor.op.type in ("Switch", "RefSwitch"):  # gives what it is given, or nothing
+        while tensor.op.type in ("Switch", "RefSwitch"):  # returns its input, or nothing
             tensor = tensor.op.inputs[0]
         key = what, tensor.name
         if key not in self._known:
@@ -117,12 +117,12 @@ class OverflowBounds:
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
     def _every(self, is_certain, op):
-        """Of all boolean inputs; others are axes and shapes."""
+        """Combines the outcomes of all boolean inputs; others are axes and shapes."""
         parts = [is_certain(tensor) for tensor in op.inputs if tensor.dtype == tf.bool]
         return tf.reduce_all(tf.stack(parts)) if len(parts) > 1 else parts[0]
 
     def _no_votes(self, votes):
-        """Of a sum of "no" votes over the ranks that is compared with zero; a vote is a boolean cast to an integer."""
+        """Judges a sum over the ranks of "no" votes, compared with zero; a vote is a boolean cast to an integer."""
         while votes.op.type in ("DeepCopy", *_SAME_VALUES):
             votes = votes.op.inputs[0]
         if votes.op.type != "Cast" or votes.op.inputs[0].dtype != tf.bool:
@@ -146,7 +146,7 @@ class OverflowBounds:
         return _through(tensor.dtype, self._bound_of_result(op))
 
     def _bounds_of_transfers(self):
-        """Bounds of all that arrives, by name: one op for each, and a few for all of them."""
+        """Returns the bounds of all reduced tensors, by name: one op for each, and a few for all of them."""
         if not self._arriving:
             squares, factors = {}, []
             for transfer in self._transfers.values():
@@ -180,7 +180,7 @@ class OverflowBounds:
 
 
 def _votes_against(op):
-    """What the ranks add up, when `op` tells whether their sum is zero; else None."""
+    """Returns the votes that ranks add up, when `op` compares their sum with zero; else None."""
     if op.type != "Equal":
         return None
     for one, other in ((0, 1), (1, 0)):
@@ -190,7 +190,7 @@ def _votes_against(op):
 
 
 def _outside(tensor):
-    """A tensor that exists in every run: what is made inside a condition may not."""
+    """Returns a tensor that exists in every run, unlike tensors made inside a condition."""
     if control_flow_context(tensor.op) is None:
         return tensor
     value = tf.get_static_value(tensor)
@@ -200,7 +200,7 @@ def _outside(tensor):
 
 
 def _norms(half_squares):
-    """At least the Euclidean norm: twice of it, for what a long sum loses; and what is left of squares that vanish."""
+    """Bounds the Euclidean norm: doubles it, as long sums lose accuracy, and adds a little for squares that vanish."""
     return tf.sqrt(half_squares) * (2.0 * math.sqrt(2.0)) + 1e-15
 
 
@@ -209,13 +209,13 @@ def _in_float32(tensor):
 
 
 def _keeps_shape(op):
-    """False when a smaller input may be repeated, which makes a norm grow."""
+    """Returns False when a smaller input can be broadcast, which makes a norm grow."""
     first, *others = (tensor.shape for tensor in op.inputs)
     return all(shape.rank == 0 or (shape.is_fully_defined() and shape == first) for shape in others)
 
 
 def _root_of_terms(tensor):
-    """A sum of n terms is no larger than the root of n times their norm."""
+    """Returns the root of the number of terms n: a sum of n terms is at most this root times their norm."""
     terms = tensor.shape.num_elements()
     return _ROOT_OF_MOST_TERMS if terms is None else math.sqrt(max(terms, 1))
 
@@ -225,7 +225,7 @@ def _smallest(tensor):
 
 
 def _through(dtype, bound):
-    """Inf when a number of that size does not exist in `dtype`."""
+    """Returns the bound, or Inf if `dtype` cannot hold a number of that size."""
     if not dtype.is_floating or dtype.max >= tf.float32.max:
         return bound
     return tf.where(bound <= float(dtype.max), bound, float("inf"))

@@ -10,11 +10,11 @@ NO_GRADIENTS = "no gradient is all-reduced in this graph"
 
 @dataclasses.dataclass
 class Fragment:
-    """Gradients that are all-reduced one after the other, before others.
+    """Gradients that are all-reduced one after the other, before those of the next fragment.
 
     Attributes:
       transfers: names of the ops, in order.
-      size_bytes: what they send, as far as static shapes tell.
+      size_bytes: bytes that they send, by static shapes.
     """
 
     transfers: list[str]
@@ -23,14 +23,14 @@ class Fragment:
 
 @dataclasses.dataclass
 class TailingReport:
-    """What was found and changed.
+    """The findings and changes of the pass.
 
     Attributes:
-      fragments: the gradients' transfers in the order they are issued; where nothing was changed each by itself.
+      fragments: the gradients' all-reduces in the order they are issued; each by itself where nothing was changed.
       freed: names of the decisions that are now taken from local gradients, each with the ops that wait for it.
-      kept: what still waits for the last fragment by the nature of the graph, and why.
+      kept: checks that must still wait for the last fragment, and why.
       unchanged_because: why nothing was changed; "" when something was.
-      advice: in that case, what whoever wrote the script can do about it.
+      advice: in that case, what the script's author can do about it.
     """
 
     fragments: list[Fragment] = dataclasses.field(default_factory=list)
@@ -41,7 +41,7 @@ class TailingReport:
 
     @property
     def has_changed(self) -> bool:
-        """True when the graph is not what it was."""
+        """True when the graph was changed."""
         return bool(self.freed)
 
     @property
@@ -50,7 +50,7 @@ class TailingReport:
         return self.unchanged_because != NO_GRADIENTS
 
     def text(self) -> str:
-        """A few lines to read."""
+        """Formats the report in a few lines."""
         if not self.has_changed:
             because = f"{self.unchanged_because}. {self.advice}".rstrip()
             return f"is_tailing_optimization leaves this graph as it is, and its numbers with it: {because}"
@@ -63,5 +63,5 @@ class TailingReport:
         return "\n".join(lines)
 
     def json(self) -> str:
-        """All of it as a JSON object."""
+        """Formats the whole report as a JSON object."""
         return json.dumps(dataclasses.asdict(self), indent=2)

@@ -1,14 +1,14 @@
-"""Tail optimisation of finished graphs: updates start before the last gradient is all-reduced.
+"""Applies tail optimisation to finished graphs: updates start before the last gradient is all-reduced.
 
 In a graph of Horovod and a loss-scale optimizer, the check for overflow reads every *reduced* gradient, and every
 update waits for the check: nothing is updated until the last all-reduce is done. The pass decides from the local
 gradients instead, before they are sent: when no rank is near an overflow, the check must pass. One integer is
 all-reduced for that. Every update then waits for this decision and for its own gradient. When some rank is near an
-overflow, the check that was there decides, as it did, so the numbers stay the same in every case.
+overflow, the original check decides, so the numbers stay the same in every case.
 
-Why it is no simpler: `True if sure else check` is a condition whose second branch is in the graph already, and
-`tf.cond` builds its branches anew. So the pass makes the condition of its parts: a Switch for every reduced gradient
-that enters the check, and a Merge for the outcome, of whose two inputs always exactly one is computed.
+A plain `tf.cond` cannot do this: the second branch of `True if sure else check` is already in the graph, and `tf.cond`
+builds its branches anew. So the pass makes the condition from its parts: a Switch for every reduced gradient that
+enters the check, and a Merge for the outcome, of whose two inputs exactly one is computed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREDICATE_POSITION = {"If": 0, "StatelessIf": 0, "Switch": 1, "RefSwitch": 1}
 
 @contextlib.contextmanager
 def _no_garbage_collection():
-    """Thousands of new ops, none of them garbage, would have Python look through the whole graph again and again."""
+    """Turns garbage collection off, which would search the whole graph again and again while ops are added."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -49,12 +49,12 @@ def _no_garbage_collection():
 
 @_no_garbage_collection()
 def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
-    """Takes a graph's decisions about overflows early, and brings its gradient transfers into order.
+    """Moves a graph's decisions about overflows forward, and orders its all-reduces of gradients.
 
-    The graph is one that no session has run yet, and is changed in place. The report says how, or why it was not. It
-    stays as it is where ranks have different decisions in their graphs.
+    The graph is one that no session has run yet, and is changed in place. The report says how, or why not. The graph is
+    left unchanged if ranks have different decisions in their graphs.
 
-    Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
+    Graph: name scope `tail_optimization`; an all-reduce of one integer for each decision.
     Ranks: collective: every rank calls it on the same graph, and runs it.
     """
     index = GraphIndex(graph)
@@ -110,7 +110,7 @@ def _reason_without_check(index, dependent, bounds):
 
 
 def _decisions(index, dependent):
-    """Boolean scalars that depend on reduced gradients and decide whether something happens, in graph order."""
+    """Returns boolean scalars that depend on reduced gradients and decide whether ops run, in graph order."""
     found = {}
     for op in index.ops:
         position = _PREDICATE_POSITION.get(op.type)
@@ -118,17 +118,17 @@ def _decisions(index, dependent):
             predicate = _behind_identities(op.inputs[position])
             if predicate.dtype == tf.bool and predicate.op.name in dependent:
                 found.setdefault(predicate.name, predicate)
-    # A decision that is itself made by a branch is made elsewhere.
+    # A decision that is the output of a branch is taken elsewhere.
     return [predicate for predicate in found.values() if predicate.op.type not in ("Merge", *_PREDICATE_POSITION)]
 
 
 def _are_alike_on_ranks(decisions, transfers, communicator):
-    """Whether all ranks have the same decisions: each gets a transfer, for which a rank that has none would not come.
+    """Returns whether all ranks have the same decisions: each gets an all-reduce, for which all ranks must come.
 
     Ranks: collective, in a graph and a session of its own.
     """
     names = [decision.op.name.split("/") for decision in decisions]
-    scopes = len(os.path.commonprefix([name[:-1] for name in names]))  # one around the model may be the rank's own
+    scopes = len(os.path.commonprefix([name[:-1] for name in names]))  # a scope around the model can be each rank's own
     told = [[decision.op.type, name[scopes:]] for decision, name in zip(decisions, names)]
     told += [[transfer.op.type, transfer.size_bytes] for transfer in transfers]
     digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8).digest()
@@ -157,7 +157,7 @@ def _free(decision, name, index, bounds, communicator, report):
     # The branch for `sure`: True, and otherwise not computed; the other branch is the check.
     _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
     if context is not None:
-        # A decision inside a condition is computed only when that holds; so must the early one be.
+        # A decision inside a condition is computed only when that holds; the early one must be, too.
         at_once = brought_into(context, at_once)
     early = tf.raw_ops.Merge(inputs=[decision, at_once]).output
     for op, position in readers:
@@ -166,7 +166,7 @@ def _free(decision, name, index, bounds, communicator, report):
 
 
 def _skip_check_when(sure, decision, index, bounds):
-    """Makes a check the branch for `not sure`: what serves the check alone is not computed otherwise."""
+    """Makes a check the branch for `not sure`: ops that only the check uses are not computed otherwise."""
     members = bounds.ops_between_transfers_and(decision.op, index)
     serving = set()
     for op in reversed(members):
@@ -186,10 +186,10 @@ def _skip_check_when(sure, decision, index, bounds):
 
 
 def _issue_in_order(transfers, index, world_size):
-    """Cuts transfers into fragments and lets each fragment wait for one before it, so that few are under way at once.
+    """Cuts all-reduces into fragments, each of which waits for an earlier one, so that few are under way at once.
 
     The order is that in which the backward pass delivers the gradients; the cut is that of the split strategy, finer
-    where a fragment is large. An identity stands in front of each transfer but those of the first fragments.
+    where a fragment is large. An identity precedes each all-reduce except those of the first fragments.
     """
     made = {op.name: number for number, op in enumerate(index.ops)}
     ready = sorted(transfers, key=lambda transfer: made[transfer.sent[0].op.name])
