@@ -26,7 +26,7 @@ class Exchange(NamedTuple):
 
 
 def exchange_in(op: tf.Operation) -> Exchange | None:
-    """Returns the exchange of a condition of `TYPES` of which one branch exchanges its inputs and the other returns them.
+    """Returns the exchange of a condition of `TYPES` with a branch that exchanges its inputs and one that returns them.
 
     `hvd.DistributedOptimizer` builds such conditions with control flow of TensorFlow 2. Integers, such as the indices
     of sparse gradients, are ignored. Returns None when the branches do more, or exchange nothing.
