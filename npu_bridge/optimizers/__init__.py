@@ -1,4 +1,4 @@
-"""Optimizers known from papers: `LAMB(0.001)` and its like, for TF 1 graphs and for Keras.
+"""Makes optimizers known from papers, such as `LAMB(0.001)`, for TF 1 graphs and for Keras.
 
 In a TF 1 graph that is being built, each name makes a `tf.compat.v1.train.Optimizer`; elsewhere it makes a
 `tf.keras.optimizers.Optimizer`. The modules `tf1`, `keras`, `keras_legacy` and `keras3` have the classes of one kind.

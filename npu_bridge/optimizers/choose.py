@@ -1,4 +1,4 @@
-"""Makes the optimizer that the place needs: of TF 1 in a graph, of Keras elsewhere."""
+"""Makes the optimizer that the caller needs: of TF 1 in a graph, of Keras elsewhere."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Slots of many variables that lie in one flat variable between updates, until somebody asks for them.
+"""Keeps slots of many variables in one flat variable between updates, until other code reads them.
 
-An update of flat slots is one op on one variable instead of one on each of hundreds. The slots' own variables stay what
-everybody else sees, as a checkpoint, a restore, an initialiser or a fetch: an op that refers to one of them first has
-all slots of the flat variable put back. The next update takes them into the flat variable again. That either holds the
-slots, or does not exist and the slots' own variables hold them; those are empty meanwhile. A lock keeps both moves and
-the update apart.
+An update of flat slots is one op on one variable instead of one on each of hundreds. Other code, such as a checkpoint,
+a restore, an initialiser or a fetch, still sees the slots' own variables: an op that refers to one of them first moves
+all slots of the flat variable back. The next update moves them into the flat variable again. Either the flat variable
+exists and holds the slots, and their own variables are empty; or it does not exist. A lock keeps both moves and the
+update apart.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text 
 
 
 def of(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
-    """The flat form of slots (for each variable by name, with its number of elements), made at the first call for them.
+    """Returns the flat form of slots, made at the first call; takes a dictionary by name and a size for each variable.
 
-    None where they cannot lie flat: outside of TF 1 graphs, with TF 1 reference variables, and where one of them lies
-    flat with other slots already.
+    Returns None if they cannot be flat: outside of TF 1 graphs, with TF 1 reference variables, and if one of them is
+    already flat together with other slots.
     """
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or graph.building_function or not all(slots):
@@ -45,12 +45,12 @@ def of(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
 
 
 class FlatSlots:
-    """Slots of a batch of variables in one flat variable for each slot name.
+    """The slots of a batch of variables in one flat variable for each slot name.
 
     Attributes:
-      handles: resource handles of the flat variables by slot name, to be used while `opened` only.
+      handles: resource handles of the flat variables by slot name, usable only while `opened`.
       key: references of the slots' own variables.
-      name: a name that nothing else has in a session.
+      name: a name that is unique in a session.
     """
 
     key: tuple = ()
@@ -78,11 +78,11 @@ class FlatSlots:
 
     @contextlib.contextmanager
     def opened(self, inputs: Sequence[tf.Tensor], written: list):
-        """Inside, ops find the slots in the flat variables.
+        """Moves the slots into the flat variables, and locks them there for the ops inside the context.
 
         Args:
-          inputs: what the update waits for; nothing is locked before it is there.
-          written: to be filled with the ops that end the update.
+          inputs: tensors that the update waits for; the lock is taken after them.
+          written: list to fill with the ops that end the update.
         """
         with tf.control_dependencies(inputs):
             lock = tf.raw_ops.MutexLock(mutex=self._mutex)
@@ -94,7 +94,7 @@ class FlatSlots:
             written.append(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
 
     def read(self) -> dict:
-        """The flat slots by name."""
+        """Returns the flat slots by name."""
         size = sum(self._sizes)
         return {
             name: tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=self._dtype), [size])
@@ -102,7 +102,7 @@ class FlatSlots:
         }
 
     def write(self, values: dict) -> list:
-        """Ops that assign the flat slots."""
+        """Returns the ops that assign the flat slots."""
         return [tf.raw_ops.AssignVariableOp(resource=self.handles[name], value=value) for name, value in values.items()]
 
     def _flat_handles(self):
@@ -115,7 +115,7 @@ class FlatSlots:
 
     def _if_flat(self, then_branch, else_branch):
         is_flat = tf.raw_ops.VarIsInitializedOp(resource=self.handles[self._names[0]])
-        # Not lowered to switches: hundreds of ops that are hardly ever run cost nothing in a function.
+        # Not lowered to switches: in a function, hundreds of ops that hardly ever run cost nothing.
         return tf.raw_ops.If(cond=is_flat, input=[], Tout=[], then_branch=then_branch, else_branch=else_branch)
 
     def _take_slots(self):
@@ -131,7 +131,7 @@ class FlatSlots:
                     tf.raw_ops.AssignVariableOp(resource=self._own(shared_name, None), value=nothing)
 
     def _give_slots(self):
-        """Moves them back."""
+        """Moves the slots back."""
         for name, flat in self._flat_handles().items():
             parts = tf.split(tf.raw_ops.ReadVariableOp(resource=flat, dtype=self._dtype), self._sizes)
             for shared_name, shape, part in zip(self._shared_names[name], self._shapes, parts):

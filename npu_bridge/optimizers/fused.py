@@ -1,7 +1,7 @@
-"""Running rules on many variables at once: small ones joined into flat tensors, large ones by kernels of one pass.
+"""Runs rules on many variables at once: joins small ones into flat tensors, uses one-pass kernels for large ones.
 
-The numbers are those of `unfused`, but for rounding: sums over tensors are added up in another order. Slots stay
-variables of their own, so checkpoints do not tell how they were updated, and weights are read anew in every update.
+Results equal those of `unfused` up to rounding: sums over tensors are added up in another order. Slots stay
+separate variables, so checkpoints are the same for both, and weights are read anew in every update.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.rule import PerTensor
 
-# A variable of up to this many elements is joined with others. Above it the work on the elements hides the one on ops.
+# Variables of up to this many elements are joined. Above it, computing takes longer than starting ops.
 JOINED_ELEMENTS = 2**16
-# A joined tensor has about this many, so that what one op writes is still in the cache when the next one reads it.
+# The size of a joined tensor, so that the output of one op is still in the cache when the next one reads it.
 FLAT_ELEMENTS = 2**17
 
 
 def check_fused(owner: str, fused: Any) -> bool:
-    """The argument `fused` of an optimizer, which must be a boolean; None is False."""
+    """Checks the argument `fused` of an optimizer, which must be a boolean; None is False."""
     return fused is not None and check_switch(owner, "fused", fused)
 
 
 @dataclasses.dataclass
 class Pending:
-    """A variable to update, with its dense gradient, its slot variables by name, and what to do."""
+    """A variable to update, with its dense gradient, its slot variables by name, and its treatment."""
 
     variable: Any
     gradient: tf.Tensor
@@ -40,12 +40,12 @@ class Pending:
 
     @property
     def elements(self) -> int | None:
-        """How many elements the variable has; None while that is unknown."""
+        """The number of elements of the variable; None while it is unknown."""
         return self.variable.shape.num_elements() if self.variable.shape.is_fully_defined() else None
 
 
 class _Rows(PerTensor):
-    """Sums over tensors of one size, each a row of a matrix."""
+    """Sums over tensors of one size, each of which is a row of a matrix."""
 
     def sum(self, values):
         return tf.reduce_sum(values, 1, keepdims=True)
@@ -59,7 +59,7 @@ def update_together(
     Args:
       pending: the variables, in the order in which their gradients become known.
       updates_done: number of updates before this one, an integer scalar.
-      rate_of: gives the learning rate of now where the optimizer class keeps one that can be set, else None.
+      rate_of: returns the current learning rate if the optimizer class keeps one that can be set, else None.
     Returns:
       The ops to wait for; Nones when executed eagerly.
     """
@@ -86,9 +86,9 @@ def update_together(
 
 
 def _batches(pending):
-    """Lists of what is updated together: of one treatment, dtype and device, and not too many elements.
+    """Groups variables that are updated together: of one treatment, dtype and device, and not too many elements.
 
-    Where norms of whole tensors count, they are of one size too, as rows of a matrix: sums over parts of various
+    For rules that use norms of whole tensors, all have one size, as rows of a matrix: sums over parts of various
     lengths would cost more than all the rest.
     """
     batches, open_batches, filled = [], {}, {}
@@ -107,7 +107,7 @@ def _batches(pending):
 
 
 def batch_key(variable: Any, treatment: Treatment) -> tuple | None:
-    """What variables that are updated together have in common; None for one that is updated by itself."""
+    """Returns a key that is equal for variables that are updated together; None for a variable updated by itself."""
     elements = variable.shape.num_elements() if variable.shape.is_fully_defined() else None
     is_small = elements is not None and elements <= JOINED_ELEMENTS
     if not (is_small and treatment.rule.is_elementwise_or_norms):
@@ -127,9 +127,9 @@ def _has_norms(treatment):
 
 
 def _update_joined(batch, at):
-    """Ops that update variables of one treatment, dtype and device as one tensor.
+    """Updates variables of one treatment, dtype and device as one tensor; returns the ops.
 
-    Everything that is written depends on everything that was read, so TF 1 reference variables need no more order.
+    All writes depend on all reads, so TF 1 reference variables need no further order.
     """
     rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
     own_dtype = batch[0].variable.dtype.base_dtype
@@ -150,7 +150,7 @@ def _update_joined(batch, at):
 
 
 def _change_and_slots(batch, parameter, gradient, at, sizes):
-    """What to add to the joined parameter, and the ops that update the slots."""
+    """Returns the addend of the joined parameter, and the ops that update the slots."""
     rule, shape = batch[0].treatment.rule, gradient.shape
     flat = flat_slots.of([one.slots for one in batch], sizes)
     if flat is None:

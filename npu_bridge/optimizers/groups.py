@@ -1,4 +1,4 @@
-"""Parameter groups: which rule, with which hyper-parameters, updates which variable."""
+"""Defines parameter groups: which rule, with which hyper-parameters, updates which variable."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from npu_bridge.optimizers.rule import Rule
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """How a variable is updated. Variables of one treatment can be updated together.
+    """The way a variable is updated. Variables of one treatment can be updated together.
 
     Attributes:
-      rule: with the hyper-parameters of the variable's group.
+      rule: the rule with the hyper-parameters of the variable's group.
       decays: whether weight decay applies.
       adapts_layer: whether the norm of the whole tensor counts, in rules that use it.
     """
@@ -35,12 +35,12 @@ class ParameterGroups:
     """Finds the treatment of each variable.
 
     Args:
-      rule: the rule with the hyper-parameters of all variables that are in no group.
+      rule: the rule with the hyper-parameters for all variables outside of groups.
       groups: dictionaries with "match", a regular expression that is searched for in names or a list of variables, and
         the hyper-parameters that differ ("lr" is "learning_rate"). With "rule", the name of another optimizer of this
-        package, the group has that one, and any of its arguments. A variable belongs to the first group that matches.
+        package, the group uses that rule, and any of its arguments. A variable belongs to the first group that matches.
     Raises:
-      TypeError, ValueError: a group is no such dictionary, or a value is not allowed.
+      TypeError, ValueError: a group is not such a dictionary, or a value is not allowed.
     """
 
     def __init__(self, rule: Rule, groups: Sequence[dict] | None = None):
@@ -50,7 +50,7 @@ class ParameterGroups:
         self._treatments: dict[Treatment, Treatment] = {}
 
     def of(self, variable: Any) -> Treatment:
-        """The treatment of a variable; equal ones are the same object."""
+        """Returns the treatment of a variable; equal treatments are the same object."""
         name = name_of(variable)
         rule = next((rule for match, rule in self._groups if _matches(match, variable, name)), self.rule)
         decays = not _is_found(rule.exclude_from_weight_decay, name)
@@ -60,12 +60,12 @@ class ParameterGroups:
         return self._treatments.setdefault(treatment, treatment)
 
     def check(self, variables: Sequence[Any]) -> None:
-        """Sees to it that every group has a variable.
+        """Checks that every group has a variable.
 
-        Ranks that share the update make slots for some of the variables at a time, so those of the whole graph count.
+        Ranks that share the update make slots for some of the variables at a time, so all variables of the graph count.
 
         Raises:
-          ValueError: one has none.
+          ValueError: a group has no variable.
         """
         if not tf.executing_eagerly():
             variables = [*variables, *tf.compat.v1.trainable_variables()]
@@ -108,7 +108,7 @@ def _rule_called(name, where):
 
 
 def name_of(variable: Any) -> str:
-    """A variable's name without the number of its output."""
+    """Returns a variable's name without the number of its output."""
     return variable.name.split(":")[0]
 
 

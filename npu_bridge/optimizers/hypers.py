@@ -1,4 +1,4 @@
-"""The values that hyper-parameters have in one update, whatever they were given as."""
+"""Computes the values of hyper-parameters in one update, from numbers, schedules, callables or tensors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from npu_bridge.optimizers.rule import is_number
 def values_at(
     treatment: Treatment, updates_done: tf.Tensor, dtype: tf.DType, learning_rate: Any = None
 ) -> types.SimpleNamespace:
-    """The hyper-parameters of the coming update.
+    """Returns the hyper-parameters of the coming update.
 
     Args:
-      updates_done: number of updates before this one, an integer scalar; schedules are read at it.
-      dtype: of the results.
-      learning_rate: the rate of now, where the optimizer class keeps one that can be set; None for the rule's.
+      updates_done: number of updates before this one, an integer scalar, at which schedules are read.
+      dtype: dtype of the results.
+      learning_rate: the current rate, if the optimizer class keeps one that can be set; None for the rule's.
     Returns:
       An attribute for each hyper-parameter: a scalar tensor, or None for an option that is off; `update`, the number of
-      this update counted from 1; `adapts_layer`, whether norms of whole tensors count. `weight_decay` is the number 0.0
-      where there is none, so that nothing is computed for it.
+      this update counted from 1; `adapts_layer`, whether norms of whole tensors count. Without a weight decay,
+      `weight_decay` is the number 0.0, so that nothing is computed for it.
     """
     rule = treatment.rule
     at = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
@@ -42,7 +42,7 @@ def values_at(
 
 
 def as_tensor(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """What a hyper-parameter is after some updates, however it was given."""
+    """Returns the value of a hyper-parameter after some updates, in whichever form it was given."""
     if callable(value):
         value = value(updates_done) if _takes_step(value) else value()
     if is_number(value):
@@ -62,10 +62,10 @@ def _takes_step(value):
 
 
 def to_config(rule: Any) -> dict:
-    """The arguments of a rule as JSON knows them.
+    """Returns the arguments of a rule in JSON's types.
 
     Raises:
-      ValueError: a hyper-parameter is a callable or a tensor, which cannot be written down.
+      ValueError: a hyper-parameter is a callable or a tensor, which cannot be saved.
     """
     return {field.name: _to_json(rule, field.name) for field in dataclasses.fields(rule)}
 
@@ -82,9 +82,9 @@ def _to_json(rule, name):
 
 
 def from_config(config: dict, make_schedule: Callable[[dict], Any] | None = None) -> dict:
-    """Arguments of a rule from what `to_config` gave, those of its groups among them; other keys are passed on.
+    """Converts the result of `to_config`, groups included, to arguments of a rule; passes other keys on.
 
-    `make_schedule` makes a schedule of its configuration; by default it is one of `tf.keras`.
+    `make_schedule` makes a schedule from its configuration; by default one of `tf.keras`.
     """
     make_schedule = make_schedule or tf.keras.optimizers.schedules.deserialize
     schedules = {name: value for name, value in config.items() if isinstance(value, dict) and "class_name" in value}

@@ -8,5 +8,5 @@ from npu_bridge.optimizers.make import named_optimizers
 
 _made = named_optimizers(KerasOptimizer, __name__)
 for _name, _kind in _made.items():
-    _kind.legacy_kind = getattr(keras_legacy, _name)  # which takes its place where Keras trains with no other
+    _kind.legacy_kind = getattr(keras_legacy, _name)  # replaces it where Keras trains only with legacy optimizers
 globals().update(_made)

@@ -1,4 +1,4 @@
-"""Rules as optimizers of Keras 3, which it loads."""
+"""Wraps rules as optimizers of Keras 3; loads Keras 3."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ keras3.check_backend("npu_bridge.optimizers.keras3")
 
 
 class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
-    """A rule as a `keras.optimizers.Optimizer` of Keras 3; arguments as of `KerasOptimizer`."""
+    """A rule as a `keras.optimizers.Optimizer` of Keras 3; arguments as in `KerasOptimizer`."""
 
     registered = staticmethod(keras.saving.register_keras_serializable("npu_bridge.keras3"))
 
@@ -30,7 +30,7 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
     ):
         base = {key: arguments.pop(key) for key in OF_ALL if key in arguments}
-        rule = self.rule_class(**arguments)  # before there is a variable; attributes come after all of Keras' own
+        rule = self.rule_class(**arguments)  # before variables exist; attributes are set after all of Keras' own
         is_fused = check_fused(self.rule_class.__name__, fused)
         super().__init__(self._rate_for_keras(rule.learning_rate), name=name or self.rule_class.__name__, **base)
         self.rule, self._is_fused = rule, is_fused
@@ -39,10 +39,10 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
     def _rate_for_keras(self, rate):
         if is_number(rate) or keras3.is_schedule(rate):
             return float(rate) if is_number(rate) else rate
-        return lambda: as_tensor(rate, self._counter, tf.float32)  # Keras 3 gives functions no step
+        return lambda: as_tensor(rate, self._counter, tf.float32)  # Keras 3 does not pass the step to functions
 
     def build(self, variables):
-        """Makes the slots of variables of Keras, or of TensorFlow."""
+        """Makes the slots of variables of Keras or TensorFlow."""
         if self.built:
             return
         values = [keras3.value_of(variable) for variable in variables]
@@ -70,22 +70,22 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
         super().apply([grad for grad, _ in changed], trainable_variables)
 
     def update_step(self, gradient, variable, learning_rate):
-        """Updates one variable; the rate is that of its group."""
+        """Updates one variable, with the rate of its group."""
         self._update(keras3.value_of(variable), gradient)
 
     def get_config(self):
-        """The rule's arguments and those of every Keras optimizer."""
+        """Returns the rule's arguments and those of every Keras optimizer."""
         own = plain({key: getattr(self, key) for key in ("name", *OF_ALL)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """The counterpart of `get_config`."""
+        """Makes an optimizer from the result of `get_config`."""
         deserialize = functools.partial(keras.optimizers.schedules.deserialize, custom_objects=custom_objects)
         return cls(**from_config(config, deserialize))
 
     def combine_key(self, variable):
-        """What the variables that are updated as one flat tensor have in common; None for those that are not."""
+        """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
         return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
 
     def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):

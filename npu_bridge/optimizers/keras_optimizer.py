@@ -1,4 +1,4 @@
-"""Rules as optimizers of both generations of Keras 2."""
+"""Wraps rules as optimizers of both generations of Keras 2."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from npu_bridge.optimizers.hypers import from_config, to_config, values_at
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, update, working_dtype
 
-watch_updates()  # a script may import nothing else of this package
+watch_updates()  # a script can import this module alone
 OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 @contextlib.contextmanager
 def _choose_working_dtype(variable):
-    """Inside, Keras makes slots of the dtype in which the variable is updated, not of its own 16 bits; yields it."""
+    """Makes Keras create slots in the dtype in which the variable is updated, not in its own 16 bits; yields it."""
     dtype = working_dtype(variable)
 
     def create(next_creator, **arguments):
@@ -36,12 +36,12 @@ def _choose_working_dtype(variable):
 
 
 class KerasFace:
-    """What the optimizer classes of all generations share.
+    """Base of the optimizer classes of all generations.
 
     Attributes:
       rule_class: set by each optimizer.
       other_keywords: arguments that are not the rule's.
-      registered: a decorator, by which Keras finds the classes again in files.
+      registered: a decorator by which Keras finds the classes in files.
     """
 
     rule_class: type = Rule
@@ -66,7 +66,7 @@ class KerasFace:
         return base
 
     def _take_groups(self, groups):
-        # Keras would put wrappers around lists and dictionaries, and take variables in them for the optimizer's.
+        # Keras would wrap lists and dictionaries, and take variables in them for the optimizer's.
         self.__dict__["_group_arguments"] = groups
         self._groups = ParameterGroups(self.rule, groups)
         self._updated: list[Any] = []
@@ -86,21 +86,21 @@ class KerasFace:
         return update(variable, gradient, self._slots_of(variable), treatment, at)
 
     def _rate_of(self, treatment):
-        """The rate that can be set, for variables whose group has none of its own."""
+        """Returns the rate that can be set, for variables whose group has no rate of its own."""
         return self._rate_of_now() if treatment.rule.learning_rate is self.rule.learning_rate else None
 
     def _slots_by_name(self) -> dict:
         raise NotImplementedError
 
     def get_states(self) -> dict:
-        """The number of updates and the slots; see `states.get_states`."""
+        """Returns the number of updates and the slots; see `states.get_states`."""
         return self._to_come.added_to(states.get_states(self._counter, self._slots_by_name()))
 
     def set_states(self, values: dict) -> None:
-        """Goes on from what `get_states` gave; see `states.set_states`.
+        """Restores the result of `get_states`; see `states.set_states`.
 
-        An optimizer that has not seen its variables yet keeps the states until it makes its slots, with `build` or the
-        first update, which then raises what is wrong with them.
+        An optimizer that has not seen its variables yet keeps the states until it makes its slots, in `build` or the
+        first update, which then raises errors about them.
         """
         slots = self._slots_by_name()
         if slots or not tf.executing_eagerly():
@@ -113,7 +113,7 @@ class KerasFace:
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """The counterpart of `get_config`."""
+        """Makes an optimizer from the result of `get_config`."""
         return cls(**from_config(config))
 
 
@@ -123,7 +123,7 @@ class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
     Args:
       groups: see `ParameterGroups`.
       name: name of the optimizer.
-      fused: update many variables at once, with the same numbers but for rounding. Not while a `tf.distribute.Strategy`
+      fused: update many variables at once, with the same results up to rounding. Not while a `tf.distribute.Strategy`
         has several replicas.
       **arguments: those of the rule. Schedules are read at `iterations`.
     """
@@ -168,13 +168,13 @@ class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
         self._update(variable, gradient)
 
     def get_config(self):
-        """The rule's arguments and those of every Keras optimizer."""
+        """Returns the rule's arguments and those of every Keras optimizer."""
         base = super().get_config()
         own = plain({key: base[key] for key in ("name", *OF_ALL)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     def combine_key(self, variable):
-        """What the variables that are updated as one flat tensor have in common; None for those that are not."""
+        """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
         return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
@@ -195,7 +195,7 @@ class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
 
 
 class KerasLegacyOptimizer(KerasFace, tf.keras.optimizers.legacy.Optimizer):
-    """A rule as a `tf.keras.optimizers.legacy.Optimizer`; arguments as of `KerasOptimizer`, without `fused`."""
+    """A rule as a `tf.keras.optimizers.legacy.Optimizer`; arguments as in `KerasOptimizer`, without `fused`."""
 
     registered = staticmethod(tf.keras.utils.register_keras_serializable("npu_bridge.legacy"))
 
@@ -239,5 +239,5 @@ class KerasLegacyOptimizer(KerasFace, tf.keras.optimizers.legacy.Optimizer):
         return multiplied_by_factor(self.rule, super()._transform_gradients(grads_and_vars))
 
     def get_config(self):
-        """The rule's arguments and those of every legacy Keras optimizer."""
+        """Returns the rule's arguments and those of every legacy Keras optimizer."""
         return {**plain(super().get_config()), **self._rule_config()}

@@ -1,7 +1,7 @@
-"""Rules run by TensorFlow's own update kernels, which go over a variable and its slots once.
+"""Runs rules by TensorFlow's own update kernels, which read and write a variable and its slots once.
 
-The formula of a rule, op by op, writes a tensor of the variable's size for each of its terms. On large variables that
-is what an update costs.
+A rule's formula, run op by op, writes a tensor of the variable's size for each term. On large variables these
+writes are the cost of an update.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from npu_bridge.optimizers.rules.sgd import SGD
 
 
 def fits(rule: Rule) -> bool:
-    """True when there is a kernel for this rule; not in a function that XLA compiles.
+    """Returns True when there is a kernel for this rule; False in a function that XLA compiles.
 
-    XLA goes over a variable once whatever the formula, and has no variables that exist within a step only.
+    XLA reads and writes a variable once for any formula, and has no variables that exist only within a step.
     """
     if not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
         return False
-    known = _KERNELS.get(type(rule))  # not of a subclass, which may have another formula
+    known = _KERNELS.get(type(rule))  # not of a subclass, which can have another formula
     return known is not None and known[0](rule)
 
 
 def add_scalars(rule: Rule, at: Any) -> None:
-    """Adds to the hyper-parameters what the kernel of a rule takes besides, once for all variables."""
+    """Adds the further arguments of a rule's kernel to the hyper-parameters, once for all variables."""
     if fits(rule):
         at.of_kernel = _KERNELS[type(rule)][2](rule, at)
 
 
 def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any) -> Any:
-    """Updates a resource variable and its slots where there is a kernel.
+    """Updates a resource variable and its slots, if there is a kernel.
 
     Args:
-      variable: of the dtype of the work.
+      variable: a variable of the dtype in which the update is computed.
       gradient: dense, of its shape and dtype.
       slots: slot variables by name.
       at: the hyper-parameters of this update, see `values_at`, with those of `add_scalars`.
@@ -62,15 +62,15 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
 def change(
     parameter: tf.Tensor | None, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any, tensors: PerTensor, name: str
 ) -> tf.Tensor:
-    """Returns the addend of a parameter: minus the `amount` of the rule. Updates the slots.
+    """Updates the slots and returns the addend of a parameter: minus the `amount` of the rule.
 
     Args:
       parameter: None where the rule does not read it.
       gradient: of the same shape, a vector or a matrix.
       slots: resource handles of vectors with as many elements, by slot name.
-      rule, at: as of `update`.
+      rule, at: as in `update`.
       tensors: sums over whole tensors.
-      name: of a variable that exists meanwhile.
+      name: name of a temporary variable.
     """
     decays = rule.decays(at)
     if decays and rule.decay == "coupled":
@@ -81,7 +81,7 @@ def change(
     elif decays and rule.decay == "decoupled" and not isinstance(rule, LAMB):
         start = -at.learning_rate * at.weight_decay * parameter
     shape = gradient.shape
-    if shape.rank != 1:  # of one shape with the slots
+    if shape.rank != 1:  # the shape of the slots
         start, gradient = tf.reshape(start, [-1]), tf.reshape(gradient, [-1])
     scratch, lowered = _lowered(start, gradient, slots, rule, at, name)
     with tf.control_dependencies([lowered]):
@@ -100,7 +100,7 @@ def change(
 
 
 def _lowered(start, gradient, slots, rule, at, name):
-    """The handle of a scratch variable that started as `start` and was lowered by the rule, and its value."""
+    """Lowers a scratch variable, which starts as `start`, by the rule; returns its handle and its value."""
     scratch = tf.raw_ops.VarHandleOp(dtype=start.dtype, shape=start.shape, shared_name=name)
     with _after(tf.raw_ops.AssignVariableOp(resource=scratch, value=start)):
         lowered = _lower(scratch, gradient, slots, rule, at)
@@ -127,7 +127,7 @@ def _by_sgd(handle, gradient, slots, rule, at):
 
 
 def _by_adam(handle, gradient, slots, rule, at):
-    """Adam's kernel, whose epsilon stands beside the root of the uncorrected `v`."""
+    """Runs Adam's kernel, which adds epsilon to the root of the uncorrected `v`."""
     return tf.raw_ops.ResourceApplyAdam(
         var=handle, m=slots["m"], v=slots["v"], beta1=at.beta_1, beta2=at.beta_2, grad=gradient, **at.of_kernel
     )
@@ -148,9 +148,9 @@ def _scalars(at, rate, is_epsilon_corrected, is_corrected):
 
 
 def _update_by_lamb(variable, gradient, slots, rule, at, name):
-    """Adam's kernel lowers a scratch variable that starts as `-weight_decay * p` by one direction: it becomes `-u`."""
-    # One op after the other, so that a thread ends this variable before it begins the next: what one op wrote is still
-    # in the cache when the next one reads it. Reads that wait for nothing would be done for all variables first.
+    """Lowers a scratch variable from `-weight_decay * p` to `-u` by Adam's kernel, then updates the variable by it."""
+    # Sequential, so that a thread finishes this variable before it begins the next: the output of one op is still in
+    # the cache when the next one reads it. Reads that wait for nothing would run for all variables first.
     with tf.control_dependencies([gradient]):
         parameter = variable.read_value()
     decays = rule.decays(at)
@@ -184,7 +184,7 @@ def _after(op):
     return tf.control_dependencies([] if op is None else [op])
 
 
-# The rules that have kernels: for which of their options, how, and what scalars all variables share.
+# The rules that have kernels: for which options, how, and which scalars all variables share.
 _KERNELS = {
     SGD: (lambda rule: not rule.is_on("dampening"), _by_sgd, lambda rule, at: {}),
     Adam: (lambda rule: not rule.amsgrad, _by_adam, _scalars_of_adam),

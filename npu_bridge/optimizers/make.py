@@ -14,12 +14,12 @@ _OF_FACES = ("groups", "name", "fused")
 
 
 def named_optimizers(base: type, module: str) -> dict:
-    """A class for each rule, by name: the base with the rule's arguments, in their order, and its documentation."""
+    """Makes a class for each rule, by name: the base with the rule's arguments, in order, and its documentation."""
     return {rule.__name__: _named_optimizer(base, rule, module) for rule in rules.ALL}
 
 
 def make_signature(rule: type) -> inspect.Signature:
-    """The arguments of an optimizer of this rule."""
+    """Returns the signature of an optimizer of this rule."""
     fields = [
         inspect.Parameter(
             field.name,

@@ -1,8 +1,8 @@
-"""Defines an update rule: a formula with its hyper-parameters, and nothing about where or how it is run.
+"""Defines an update rule: a formula with its hyper-parameters, independent of where and how it is run.
 
 A rule is a frozen dataclass. Its fields are the constructor's arguments, made with `hyper`, `number`, `flag`,
-`choice` and `patterns`, which say what is allowed. Its `amount` is the formula. The optimizer classes for TF 1 and
-Keras, execution variable by variable or on flat buffers, schedules and parameter groups are derived from that.
+`choice` and `patterns`, which define the allowed values. Its `amount` is the formula. The optimizer classes for TF 1
+and Keras, execution by variable or on flat buffers, schedules and parameter groups are derived from it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from npu_bridge.base.own_tensorflow import tf
 
 
 class PerTensor:
-    """Sums over tensors, for rules that treat each tensor as a whole; here there is one tensor."""
+    """Sums over tensors, for rules that treat each tensor as a whole; in this class there is one tensor."""
 
     def sum(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum over each tensor's elements, in a shape that broadcasts against `values`."""
+        """Returns the sum over each tensor's elements, in a shape that broadcasts against `values`."""
         return tf.reduce_sum(values)
 
     def norm(self, values: tf.Tensor) -> tf.Tensor:
-        """The 2-norm of each tensor, in a shape that broadcasts against `values`."""
+        """Returns the 2-norm of each tensor, in a shape that broadcasts against `values`."""
         return tf.sqrt(self.sum(tf.square(values)))
 
 
@@ -35,34 +35,34 @@ ONE_TENSOR = PerTensor()
 
 
 def hyper(default: float | None, low: float = 0.0, below: float = math.inf, optional: bool = False) -> Any:
-    """A hyper-parameter: a number of at least `low` and less than `below`, or a schedule of numbers.
+    """Defines a hyper-parameter: a number of at least `low` and less than `below`, or a schedule of numbers.
 
     Args:
-      default: value when none is given; None with `optional=False` means that one must be given.
+      default: value when none is given; None with `optional=False` makes the argument required.
       low, below: bounds. Schedules are not checked.
-      optional: None is allowed, and means that the option is off.
+      optional: whether None is allowed, which turns the option off.
     """
     missing = default is None and not optional
     return _field(default, _check_hyper, low=low, below=below, optional=optional, is_hyper=True, is_required=missing)
 
 
 def number(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
-    """A number of at least `low` that is the same in all updates; None is allowed where it is `optional`."""
+    """Defines a number of at least `low` that is the same in all updates; None is allowed where it is `optional`."""
     return _field(default, _check_number, low=low, below=math.inf, optional=optional)
 
 
 def flag(default: bool) -> Any:
-    """An argument that is True or False."""
+    """Defines an argument that is True or False."""
     return _field(default, _check_flag)
 
 
 def choice(default: str, *others: str) -> Any:
-    """An argument that is one of a few words."""
+    """Defines an argument that is one of a few words."""
     return _field(default, _check_choice, choices=(default, *others))
 
 
 def patterns() -> Any:
-    """An argument that is a list of regular expressions, searched for in names of variables, or None."""
+    """Defines an argument that is None or a list of regular expressions, searched for in names of variables."""
     return _field(None, _check_patterns)
 
 
@@ -71,16 +71,16 @@ class Rule(KnownKeywords, abc.ABC):
 
     Every rule has the fields `learning_rate`, `weight_decay`, `decay` and `exclude_from_weight_decay`. With
     `decay="coupled"`, `weight_decay * parameter` is added to the gradient first; with "decoupled", the parameter is
-    lowered by `learning_rate * weight_decay * parameter` besides. A rule may define more.
+    also lowered by `learning_rate * weight_decay * parameter`. A rule can define more.
     """
 
     learning_rate: Any
     weight_decay: Any
     decay: str
     exclude_from_weight_decay: Any
-    # False for a rule that looks at more of a tensor's shape than `PerTensor` offers: it cannot run on flat buffers.
+    # False for a rule that needs more of a tensor's shape than `PerTensor` offers: it cannot run on flat buffers.
     is_elementwise_or_norms = True
-    # True for a rule that asks for sums over whole tensors; variables are then joined with those of their size only.
+    # True for a rule that needs sums over whole tensors; variables are then joined only with those of their size.
     uses_norms = False
 
     def __post_init__(self):
@@ -90,21 +90,21 @@ class Rule(KnownKeywords, abc.ABC):
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most rules have arguments that do not depend on each other
-        """Raises ValueError where arguments do not fit each other."""
+        """Raises ValueError when arguments contradict each other."""
 
     @classmethod
     def hyper_names(cls) -> list:
-        """Names of the arguments that may be schedules."""
+        """Returns the names of the arguments that can be schedules."""
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # every rule is a dataclass
         return [field.name for field in fields if field.metadata.get("is_hyper")]
 
     def is_on(self, name: str) -> bool:
-        """False when a hyper-parameter is 0 for the whole run; a schedule may become anything, so it is on."""
+        """Returns False when a hyper-parameter is 0 for the whole run; a schedule can take any value, so it is on."""
         value = getattr(self, name)
         return value is not None and not (isinstance(value, float) and value == 0.0)
 
     def slots(self) -> dict:
-        """Names of the values kept for each parameter, with what their elements start as."""
+        """Returns the names of the values kept for each parameter, with the start of their elements."""
         return {}
 
     @property
@@ -113,7 +113,7 @@ class Rule(KnownKeywords, abc.ABC):
         return False
 
     def gradient_factor(self, global_norm: tf.Tensor) -> tf.Tensor:
-        """The factor for all gradients, where `uses_global_norm`."""
+        """Returns the factor for all gradients, where `uses_global_norm`."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -128,7 +128,7 @@ class Rule(KnownKeywords, abc.ABC):
         """
 
     def updated(self, parameter, gradient, slots: dict, at, tensors: PerTensor = ONE_TENSOR) -> tuple:
-        """`amount` with the weight decay; the arguments and results are the same."""
+        """Returns `amount` with the weight decay; the arguments and results are the same."""
         decays = self.decays(at)
         if decays and self.decay == "coupled":
             gradient = gradient + at.weight_decay * parameter
@@ -145,7 +145,7 @@ class Rule(KnownKeywords, abc.ABC):
         return self.is_on("weight_decay")
 
     def decays(self, at) -> bool:
-        """True when a weight decay is part of this update; `values_at` gives the number 0.0 where none is."""
+        """Returns True when a weight decay is part of this update; without one `values_at` returns the number 0.0."""
         return not (isinstance(at.weight_decay, float) and at.weight_decay == 0.0)
 
 
@@ -154,7 +154,7 @@ def _field(default, check, **metadata):
 
 
 def is_schedule(value: Any) -> bool:
-    """True for what gives another number at each update: schedules, callables, tensors and variables."""
+    """Returns True for values that can change with each update: schedules, callables, tensors and variables."""
     return callable(value) or isinstance(value, (tf.Tensor, tf.Variable)) or hasattr(value, "handle")
 
 

@@ -12,7 +12,7 @@ from npu_bridge.base.errors import did_you_mean, message, shown
 from npu_bridge.base.own_tensorflow import tf
 
 _COUNT = "step_counter"
-_KINDS = ("bool", "int", "float", "complex")  # the numbers of one are among those of the next, but for the first
+_KINDS = ("bool", "int", "float", "complex")  # each kind, except the first, can be converted to the next
 _FIX = "Pass what get_states returned."
 
 
@@ -21,8 +21,8 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
 
     Args:
       count: the variable that counts updates.
-      slots: variable name to slot name to slot variable.
-      session: of a TF 1 graph; the default one by default.
+      slots: slot variables by variable name and slot name.
+      session: a session of a TF 1 graph; the default session by default.
     Returns:
       "step_counter", an int, and for each slot name a dictionary of arrays by variable name. Slots that another rank
       keeps are left out.
@@ -43,7 +43,7 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
 
 
 def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> None:
-    """Assigns what `get_states` gave; what it does not name stays as it is, and everything where there is an error.
+    """Assigns the result of `get_states`; leaves unnamed variables unchanged, and after an error all of them.
 
     Raises:
       TypeError: a value is not the expected dictionary, or has numbers of a kind that its variable cannot hold.
@@ -70,13 +70,13 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
         for variable, value in chosen:
             variable.assign(tf.cast(value, variable.dtype))
         return
-    # Fed into the initialisers, so that nothing is added to a graph that may be finalized.
+    # Fed into the initialisers, so that nothing is added to a graph, which may be finalized.
     fed = {variable.initializer.inputs[1]: value for variable, value in chosen}
     _session(session).run([variable.initializer for variable, _ in chosen], fed)
 
 
 def _check_form(owner, states, count):
-    """Refuses what is not a dictionary of dictionaries with, perhaps, a count."""
+    """Checks that states are a dictionary of dictionaries and, optionally, a count."""
     if not isinstance(states, Mapping):
         raise TypeError(message(owner, "the states are not a dictionary", "one by slots", shown(states), _FIX))
     for slot, by_name in states.items():
@@ -95,7 +95,7 @@ def _check_form(owner, states, count):
 
 
 def _array_for(owner, what, value, variable):
-    """An array whose numbers a variable can hold: no words, and no complex numbers or fractions where it has none."""
+    """Converts a value to an array that a variable can hold: no texts, and no fractions for integers, for example."""
     try:
         array = np.asarray(value)
         given = _KINDS.index(_kind_of(tf.as_dtype(array.dtype)))
@@ -114,13 +114,13 @@ def _kind_of(dtype):
 
 
 class StatesToCome:
-    """States that were given to a Keras optimizer before it has made its slots, until it makes them."""
+    """States that a Keras optimizer got before it has made its slots."""
 
     def __init__(self):
         self._waiting: dict[str, Any] = {}
 
     def keep(self, owner: str, values: dict, count: Any) -> None:
-        """Keeps what there are no slots for yet; the number of updates is set now."""
+        """Keeps the states for which there are no slots yet; sets the number of updates now."""
         _check_form(owner, values, count)
         set_states(owner, {key: value for key, value in values.items() if key == _COUNT}, count, {})
         for slot, by_name in values.items():
@@ -132,7 +132,7 @@ class StatesToCome:
         return {**states, **{slot: {**states.get(slot, {}), **own} for slot, own in self._waiting.items()}}
 
     def assign(self, owner: str, count: Any, slots: dict) -> None:
-        """Gives slots that were just made what was kept for them; errors as of `set_states`."""
+        """Assigns kept values to slots that were just made; errors as in `set_states`."""
         waiting, self._waiting = self._waiting, {}
         if waiting:
             set_states(owner, waiting, count, slots)

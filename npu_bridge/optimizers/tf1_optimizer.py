@@ -1,4 +1,4 @@
-"""Rules as TF 1 optimizers."""
+"""Wraps rules as TF 1 optimizers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
     Args:
       groups: see `ParameterGroups`.
       name: name of the optimizer; slots are named `<variable>/<name>/<slot>`.
-      fused: update many variables at once, with the same numbers but for rounding and the same slots.
-      **arguments: those of the rule. Schedules are read at the number of updates so far, which a skipped step leaves as
-        it is; a tensor (of `global_step`, say) is read as it is.
+      fused: update many variables at once, with the same results up to rounding and the same slots.
+      **arguments: those of the rule. Schedules are read at the number of updates so far, which does not count skipped
+        steps; a tensor (of `global_step`, say) is read unchanged.
     Graph: for each variable the rule's slots, float32 at least, and one int64 count of updates named
       `<name>/update_count`.
     """
@@ -42,7 +42,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._is_fused = check_fused(self.rule_class.__name__, fused)
         self._pending: list[Pending] = []
         self._updated: list[Any] = []
-        self._lr = self.rule.learning_rate  # where TF 1 optimizers keep theirs, for whoever shows it
+        self._lr = self.rule.learning_rate  # the attribute of TF 1 optimizers, for code that shows it
 
     @property
     def learning_rate(self) -> Any:
@@ -60,15 +60,15 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
     def get_states(self, session: tf.compat.v1.Session | None = None) -> dict:
-        """The number of updates and the slots of this graph, read in a session; see `states.get_states`."""
+        """Reads the number of updates and the slots of this graph in a session; see `states.get_states`."""
         return states.get_states(self._updates_done(), self._slots_by_name(), session)
 
     def set_states(self, values: dict, session: tf.compat.v1.Session | None = None) -> None:
-        """Goes on from what `get_states` gave, in a session; see `states.set_states`."""
+        """Restores the result of `get_states` in a session; see `states.set_states`."""
         states.set_states(type(self).__name__, values, self._updates_done(), self._slots_by_name(), session)
 
     def combine_key(self, variable):
-        """What the variables that are updated as one flat tensor have in common; None for those that are not."""
+        """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
         return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
 
     def _slots_by_name(self):
@@ -93,12 +93,12 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._create_non_slot_variable(tf.constant(0, tf.int64), f"{self._name}/{_COUNT}", first)
 
     def _updates_done(self):
-        with tf.init_scope():  # in a function, where it is called from
+        with tf.init_scope():  # out of the function that calls it
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return self._get_non_slot_variable(f"{self._name}/{_COUNT}", graph=graph)
 
     def _prepare(self):
-        # Read once: what runs late in a step would see the count after it.
+        # Read once: an op that runs late in a step would read the count after it.
         self._count_before = tf.identity(self._updates_done())
         self._pending = []
 

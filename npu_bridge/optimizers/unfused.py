@@ -1,4 +1,4 @@
-"""Running a rule on one variable after the other."""
+"""Runs a rule on one variable after the other."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import Rule
 
-# A sparse gradient of more elements than this is worth a warning when it becomes dense: 64 MB in float32.
+# A sparse gradient of more elements than this triggers a warning when it becomes dense: 64 MB in float32.
 _LARGE_ELEMENTS = 2**24
 
 
 def working_dtype(variable: Any) -> tf.DType:
-    """The dtype in which a variable's update is computed and its slots are kept: float32 at least."""
+    """Returns the dtype in which a variable's update is computed and its slots are kept: float32 at least."""
     dtype = tf.as_dtype(variable.dtype).base_dtype
     return tf.float32 if dtype.size < tf.float32.size else dtype
 
 
 def as_dense(gradient: Any) -> tf.Tensor:
-    """A gradient with all its rows; rows with the same index are added up."""
+    """Returns a gradient with all its rows; adds up rows with the same index."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = tf.get_static_value(tf.convert_to_tensor(gradient.dense_shape))
@@ -40,7 +40,7 @@ def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: 
     """Updates one variable and its slots (variables by name); a sparse gradient is made dense.
 
     Args:
-      at: the hyper-parameters of this update in the dtype of the work, see `values_at`.
+      at: the hyper-parameters of this update in the working dtype, see `values_at`.
     Returns:
       The op to wait for; None when executed eagerly.
     """
@@ -50,7 +50,7 @@ def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: 
     gradient = tf.cast(as_dense(gradient), dtype)
     amount, new_slots = treatment.rule.updated(parameter, gradient, old_slots, at)
     own_dtype = tf.as_dtype(variable.dtype).base_dtype
-    # A TF 1 reference variable hands out its own buffer: nothing may be written before everything was read.
+    # A TF 1 reference variable exposes its own buffer: all reads must precede the first write.
     with tf.control_dependencies([amount, *new_slots.values()]):
         written = [slots[name].assign(value, read_value=False) for name, value in new_slots.items()]
         if own_dtype == dtype:
@@ -61,7 +61,7 @@ def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: 
 
 
 def multiplied_by_factor(rule: Rule, grads_and_vars: list) -> list:
-    """The pairs; for rules that use the global norm their gradients become dense and are multiplied by its factor."""
+    """Multiplies gradients by the factor of the global norm, for rules that use it; makes them dense first."""
     if not rule.uses_global_norm:
         return grads_and_vars
     dense = [(None if grad is None else as_dense(grad), variable) for grad, variable in grads_and_vars]

@@ -1,4 +1,4 @@
-"""One file for each update rule; a new rule is a new file and a line here."""
+"""Lists the update rules, one file each; a new rule is a new file and a line here."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ class Adagrad(Rule):
 
     Args:
       learning_rate, epsilon: as in the formula.
-      epsilon_inside: add epsilon under the root, else to the root.
-      initial_accumulator: what `h` starts as; Keras' default is 0.1.
+      epsilon_inside: whether epsilon is added under the root; otherwise to the root.
+      initial_accumulator: the start of `h`; Keras' default is 0.1.
       weight_decay, decay, exclude_from_weight_decay: see `Rule`.
     """
 

@@ -10,14 +10,14 @@ from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
 
 
 def moments(gradient, slots, at):
-    """The new mean and mean square of the gradient, as every rule of Adam's family keeps them."""
+    """Returns the new mean and mean square of the gradient, as all rules of Adam's family keep them."""
     mean = at.beta_1 * slots["m"] + (1.0 - at.beta_1) * gradient
     square = at.beta_2 * slots["v"] + (1.0 - at.beta_2) * tf.square(gradient)
     return mean, square
 
 
 def corrections(at):
-    """What the two moments are short of after `at.update` updates, because they started at 0."""
+    """Returns the factors by which the two moments are too small after `at.update` updates, as they started at 0."""
     return 1.0 - tf.pow(at.beta_1, at.update), 1.0 - tf.pow(at.beta_2, at.update)
 
 
@@ -66,7 +66,7 @@ class Adam(Rule):
 class AdamW(Adam):
     """Adam with decoupled weight decay: the parameter is also lowered by `learning_rate * weight_decay * parameter`.
 
-    Args: as of `Adam`.
+    Args: as in `Adam`.
     """
 
     weight_decay: Any = hyper(0.01)

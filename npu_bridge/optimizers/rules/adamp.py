@@ -16,15 +16,15 @@ _SMALLEST_NORM = 1e-8
 class AdamP(Rule):
     """Adam's step, projected for weights whose gradient is nearly orthogonal to them.
 
-    A tensor of two or more dimensions is looked at by output channel (the last axis), else as a whole: where the
+    A tensor of two or more dimensions is treated by output channel (the last axis), else as a whole: where the
     largest `|cos(g, p)|` is below `delta / sqrt(elements)`, the part of the step along `p` is removed and the weight
     decay multiplied by `wd_ratio`.
 
     Args:
-      learning_rate, beta_1, beta_2, epsilon: as of `Adam`, with the epsilon of the paper.
+      learning_rate, beta_1, beta_2, epsilon: as in `Adam`, with the epsilon of the paper.
       delta, wd_ratio: see above.
       nesterov: look ahead.
-      weight_decay: the parameter is lowered by `learning_rate * weight_decay * parameter` besides.
+      weight_decay: the parameter is also lowered by `learning_rate * weight_decay * parameter`.
       decay, exclude_from_weight_decay: see `Rule`.
     """
 
@@ -60,10 +60,10 @@ class AdamP(Rule):
 
 
 def _projected(parameter, gradient, direction, at):
-    """The direction without its part along the parameter where that is idle, and the factor of the decay."""
+    """Removes the direction's part along the parameter where it has no effect; returns also the factor of the decay."""
     results = direction, tf.ones([], direction.dtype)
     by_channel = list(range(parameter.shape.rank - 1))
-    for axes in (None, by_channel):  # the channels have the last word
+    for axes in (None, by_channel):  # where both apply, the result by channel counts
         width = tf.cast(tf.size(parameter), direction.dtype)
         if axes is not None:
             width = width / tf.cast(tf.shape(parameter)[-1], direction.dtype)

@@ -1,4 +1,4 @@
-"""BERT's Adam: no bias correction, decay in the direction, a warm-up of its own."""
+"""Implements BERT's Adam: no bias correction, decay in the direction, and its own warm-up."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class BertAdam(Rule):
         return self.max_grad_norm / tf.maximum(global_norm, self.max_grad_norm)
 
     def factor(self, at):
-        """What the learning rate is multiplied by in this update."""
+        """Returns the factor of the learning rate in this update."""
         if self.total_steps is None:
             return 1.0
         share = (at.update - 1.0) / self.total_steps

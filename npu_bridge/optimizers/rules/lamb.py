@@ -23,7 +23,7 @@ class LAMB(Rule):
       exclude_from_layer_adaptation: variables whose quotient is 1; None excludes those without weight decay, as
         tensorflow-addons does.
       bias_correction: correct the moments for their start at 0.
-      weight_norm_cap: the largest `|p|` that counts; None for no bound.
+      weight_norm_cap: upper bound of `|p|`; None for no bound.
       use_global_norm: divide all gradients by their global norm when that is above 1.
     """
 
@@ -53,7 +53,7 @@ class LAMB(Rule):
         return 1.0 / tf.maximum(global_norm, 1.0)
 
     def direction(self, parameter, gradient, slots, at):
-        """`u` of the formula, and the new moments."""
+        """Returns `u` of the formula, and the new moments."""
         mean, square = moments(gradient, slots, at)
         new = {"m": mean, "v": square}
         if self.bias_correction:
@@ -65,7 +65,7 @@ class LAMB(Rule):
         return direction, new
 
     def ratio(self, weight_norm, direction_norm, at):
-        """The quotient of the norms, 1 where one of them is 0."""
+        """Returns the quotient of the norms, 1 where one of them is 0."""
         if self.weight_norm_cap is not None:
             weight_norm = tf.minimum(weight_norm, at.weight_norm_cap)
         is_both = tf.logical_and(weight_norm > 0.0, direction_norm > 0.0)
