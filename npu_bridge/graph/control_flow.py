@@ -1,6 +1,6 @@
-"""Which operators are inside TF 1 loops and conditions, read from the operators alone; and how such are built.
+"""Finds TF 1 loops and conditions around operators from the operators alone; and switches to building such ones.
 
-The control-flow contexts that TensorFlow keeps beside a graph are lost when it is imported from a definition.
+The control-flow contexts that TensorFlow keeps next to a graph are lost when the graph is imported from a definition.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import tensorflow as tf
 
 from npu_bridge.graph.operators import NOTHING_FED, needed_ops
 
-# How many loops, and how many conditions, an operator leads into (+1) or out of (-1).
+# How many loops, and how many conditions, an operator enters (+1) or leaves (-1).
 _LOOPS = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 _OF_LOOP = " of a loop"
-Guards = frozenset[tuple[str, int]]  # names of what decides about an operator, and which value lets it run
+Guards = frozenset[tuple[str, int]]  # names of tensors that decide whether an operator runs, with the required values
 _CONDITIONS = {"Switch": 1, "RefSwitch": 1, "_SwitchN": 1, "Merge": -1, "RefMerge": -1, "Exit": -1, "RefExit": -1}
 
 
 @contextlib.contextmanager
 def classic_control_flow() -> Iterator[None]:
-    """Inside, `tf.cond` and `while_loop` build switches and merges, as TF 1 does, instead of one op with functions.
+    """Makes `tf.cond` and `while_loop` build switches and merges, as in TF 1, instead of one op with functions.
 
-    A function cannot assign to TF 1 reference variables, and its inputs are one list: with switches every update
-    waits for the decision and for its own gradient only.
+    A function cannot assign to TF 1 reference variables, and waits for all its inputs: with switches every update
+    waits only for the decision and for its own gradient.
     """
     was_on = tf.compat.v1.control_flow_v2_enabled()
     tf.compat.v1.disable_control_flow_v2()
@@ -37,20 +37,20 @@ def classic_control_flow() -> Iterator[None]:
 
 
 class Depth(NamedTuple):
-    """How deep inside control flow an operator is: in how many `while` frames, and in how many `cond` branches."""
+    """The depth of an operator in control flow: the numbers of `while` frames and of `cond` branches around it."""
 
     loops: int = 0
     conditions: int = 0
 
 
 def measure_depths(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
-    """The depth of operators, given in the order of `computed_ops`.
+    """Returns the depth of operators, given in the order of `computed_ops`.
 
     A condition inside a loop counts until the loop's exit at the latest.
     """
     found: dict[tf.Operation, Depth] = {}
     for op in ops:
-        known = [found[other] for other in needed_ops(op, fed) if other in found]  # not known: a way back
+        known = [found[other] for other in needed_ops(op, fed) if other in found]  # an unknown one closes a loop
         loops = max((depth.loops for depth in known), default=0) + _LOOPS.get(op.type, 0)
         conditions = max((depth.conditions for depth in known), default=0) + _CONDITIONS.get(op.type, 0)
         found[op] = Depth(max(loops, 0), max(conditions, 0))
@@ -58,7 +58,7 @@ def measure_depths(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_F
 
 
 def by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[Depth, list[tf.Operation]]:
-    """Operators grouped by how deep inside control flow they are; those at `Depth()` surely run, once."""
+    """Groups operators by their depth in control flow; those at `Depth()` always run, once."""
     groups: dict[Depth, list[tf.Operation]] = {}
     for op, depth in measure_depths(ops, fed).items():
         groups.setdefault(depth, []).append(op)
@@ -66,9 +66,9 @@ def by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) ->
 
 
 def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Operation, Guards]:
-    """On what it depends whether each operator runs, read from the switches and merges of conditions.
+    """Returns the guards of each operator, read from the switches and merges of conditions.
 
-    Contexts of conditions do not tell: a transfer that waits for something in a branch may stand outside of it.
+    Contexts of conditions are not enough: an all-reduce that waits for an op in a branch can stand outside of it.
     """
     found: dict[tf.Operation, Guards] = {}
     for op in ops:
@@ -84,7 +84,7 @@ def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Oper
 
 
 def _guards_of_tensor(tensor, found):
-    """None for what leads back into a loop."""
+    """Returns the guards of a tensor; None if it leads back into a loop."""
     op = tensor.op
     if op not in found or op.type not in ("Switch", "RefSwitch"):
         return found.get(op)

@@ -1,4 +1,4 @@
-"""Copies the part of a TF 1 graph that computes a tensor from variables, to be evaluated once more in the same run."""
+"""Copies the part of a TF 1 graph that computes a tensor from variables, to evaluate it again in the same run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from npu_bridge.graph.loop import COLLECTIVE_TYPES, LOOP_TYPES, export_definitio
 from npu_bridge.graph.operators import producers
 
 tf1 = tf.compat.v1
-# Shapes do not depend on the values of variables, so that a mask that is drawn for one stays the same.
+# Shapes do not depend on the values of variables, so a random mask of such a shape stays the same.
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
 def make_copier(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callable[[], tf.Tensor]:
-    """Gives a function that builds the tensor once more, of what the variables hold when its operators run.
+    """Returns a function that builds the tensor once more, from the values of the variables when its operators run.
 
-    Everything that does not depend on the variables, as a batch and masks of dropout, is shared with the first time;
-    nothing that changes a state is copied. The function is to be called, under control dependencies, wherever a copy is
-    wanted: in conditions and loops as well.
+    Everything that does not depend on the variables, such as a batch or dropout masks, is shared with the original;
+    ops that change a state are not copied. Call the function, under control dependencies, wherever a copy is needed:
+    in conditions and loops, too.
 
     Raises:
-      ValueError: something in between cannot be copied.
+      ValueError: an operator in between cannot be copied.
     """
     handles = {getattr(variable, "handle", variable).op for variable in variables}
     needed = dependency_order([tensor.op], lambda op: () if op.type in _SHAPES else producers(op.inputs))

@@ -1,4 +1,4 @@
-"""The functions of a graph's library that its nodes call."""
+"""Finds the functions of a graph's library that its nodes call."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from npu_bridge.base.tf_internals.graphs import function_definition
 
 
 def called_functions(node: Any) -> list[str]:
-    """Names of the functions in the attributes of a `NodeDef`."""
+    """Returns names of the functions in the attributes of a `NodeDef`."""
     attributes = node.attr.values()
     single = [value.func.name for value in attributes if value.HasField("func")]
     return single + [function.name for value in attributes for function in value.list.func]
 
 
 def nodes_in_functions(graph: tf.Graph, nodes: Iterable[Any]) -> Iterator[Any]:
-    """The nodes of all functions that some nodes call, also through other functions; each function once.
+    """Yields the nodes of all functions that some nodes call, also through other functions; each function once.
 
-    Names of functions that the graph does not hold are passed over. A node may also have such a name as its type.
+    Names of functions that the graph lacks are ignored. A node can also have such a name as its type.
     """
 
     def names_in(nodes):

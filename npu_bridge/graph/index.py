@@ -1,4 +1,4 @@
-"""A snapshot of a graph for passes that change it: who reads what, and what is computed from what."""
+"""Keeps a snapshot of a graph for passes that change it: the readers of each tensor, and what depends on what."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from npu_bridge.graph.operators import producers
 
 
 class GraphIndex:
-    """The operators of a graph as they are now; those that are added later are unknown to it.
+    """The current operators of a graph; those that are added later are unknown to it.
 
     Args:
       graph: a TF 1 graph.
     Attributes:
-      ops: all of them, in the order they were made.
+      ops: all operators, in the order in which they were made.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -27,17 +27,17 @@ class GraphIndex:
                 self._readers.setdefault(tensor.name, []).append((op, position))
 
     def readers(self, tensor: tf.Tensor) -> list:
-        """Pairs of (op, position among its inputs) that read a tensor."""
+        """Returns the pairs of (op, position among its inputs) that read a tensor."""
         return list(self._readers.get(tensor.name, ()))
 
     def users(self, op: tf.Operation) -> list:
-        """Ops that read one of its outputs, one entry per reading."""
+        """Returns the ops that read one of its outputs, one entry per reading."""
         return [reader for tensor in op.outputs for reader, _ in self.readers(tensor)]
 
     def followers(self, ops: Iterable[tf.Operation]) -> set:
-        """Names of the ops that are computed from some of these, through data alone; these included."""
+        """Returns names of the ops that depend on some of these through data alone, these included."""
         return {op.name for op in search(ops, self.users)}
 
     def ancestors(self, ops: Iterable[tf.Operation]) -> set:
-        """Names of the ops these are computed from, through data alone; these included."""
+        """Returns names of the ops that these depend on through data alone, these included."""
         return {op.name for op in search(ops, lambda op: producers(op.inputs))}

@@ -1,9 +1,9 @@
 """Copies a training step into a `while_loop` of its graph, so that one operator trains several steps in a row.
 
 Variables, iterators and tables stay outside, where the loop shares them with the original step. Iterations run strictly
-one after the other, so a loop computes what running the original step again would. A step is not copied, and the reason
-is given, where one of its operators keeps state in itself (a seeded random operator, say), belongs to all ranks, or is
-part of a loop already.
+one after the other, so a loop computes the same as repeated runs of the original step. A step is not copied, and the
+reason is reported, if one of its operators keeps state in itself (a seeded random operator, say), belongs to all ranks,
+or is part of a loop already.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from npu_bridge.graph.operators import computed_ops
 tf1 = tf.compat.v1
 _SCOPE = "iteration_loop"
 LOOP_TYPES = frozenset({"Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration"})
-# Operators that negotiate by name among ranks: a copy would be another participant.
+# Operators that negotiate by name among ranks: a copy would be a second participant.
 COLLECTIVE_TYPES = ("Collective", "Horovod", "Nccl")
-# Marked as stateful, but what they keep is in a variable, an iterator or a table.
+# Marked as stateful, but their state is in a variable, an iterator or a table.
 _STATE_IN_RESOURCES = (
     "Assert",
     "Assign",
@@ -38,7 +38,7 @@ _STATE_IN_RESOURCES = (
 )
 _REPEATABLE = "_npu_bridge_repeatable"
 _SHARED = "_npu_bridge_shared"
-# Random operators that keep their generator in themselves; without a seed, other numbers are as good.
+# Random operators that keep their generator in themselves; without a seed, a copy's other numbers are as good.
 _RANDOM_TYPES = frozenset(
     {
         "Multinomial",
@@ -55,10 +55,10 @@ _RANDOM_TYPES = frozenset(
 
 
 class NotLoopableError(Exception):
-    """Says why a step cannot be copied into a loop.
+    """Raised when a step cannot be copied into a loop; the message has the reason.
 
     Attributes:
-      is_only_random: whether seeded random operators are all that stands against it.
+      is_only_random: whether seeded random operators are the only reason.
     """
 
     def __init__(self, reasons: dict[tf.Operation, str]):
@@ -70,8 +70,8 @@ class InGraphLoop(NamedTuple):
     """Training steps as one operator.
 
     Attributes:
-      op: trains them; to be run as a target.
-      count: int64 scalar placeholder: how many steps.
+      op: trains the steps; to be run as a target.
+      count: int64 scalar placeholder, the number of steps.
     """
 
     op: tf.Operation
@@ -79,14 +79,14 @@ class InGraphLoop(NamedTuple):
 
 
 def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[str] = ()) -> InGraphLoop:
-    """Makes a loop whose every iteration does what running some operators does.
+    """Makes a loop whose every iteration does the same as a run of some operators.
 
     Args:
       graph: a TF 1 graph that is not finalized.
       step: the operators that make up a training step.
-      fed: names of tensors whose value is given with the run; every iteration gets the same one.
+      fed: names of the tensors fed in the run; every iteration gets the same values.
     Raises:
-      NotLoopableError: the step holds something that a copy would not be equal to. The graph is as it was.
+      NotLoopableError: a copy of some operator would not be equivalent. The graph is unchanged.
     Graph: name scope `iteration_loop`, with a copy of all that the step computes.
     Ranks: local.
     """
@@ -108,14 +108,14 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
 
 
 def ops_to_copy(step: Iterable[tf.Operation], fed: Collection[str], with_transfers: bool = False) -> list[tf.Operation]:
-    """What of a step is copied into a loop, every operator after those it needs; the rest is shared with the original.
+    """Returns the operators of a step to copy into a loop, each after its inputs; others are shared with the original.
 
     Args:
       step: the operators that make up a training step.
-      fed: names of tensors whose value is given with the run.
-      with_transfers: operators that belong to all ranks are copied too, which all ranks then have to do alike.
+      fed: names of the tensors fed in the run.
+      with_transfers: copy operators that belong to all ranks, too; then all ranks must do the same.
     Raises:
-      NotLoopableError: the step holds something that a copy would not be equal to.
+      NotLoopableError: a copy of some operator would not be equivalent.
     """
     copied = [op for op in computed_ops(step, fed) if not _is_shared(op)]
     reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op, with_transfers))}
@@ -125,29 +125,29 @@ def ops_to_copy(step: Iterable[tf.Operation], fed: Collection[str], with_transfe
 
 
 def allow_copies(op: tf.Operation) -> tf.Operation:
-    """Notes of an operator of Python that a copy of it is as good; gives the operator."""
+    """Marks an operator of Python as safe to copy; returns the operator."""
     set_attribute(op, _REPEATABLE, attr_value_pb2.AttrValue(b=True))
     return op
 
 
 def share_with_copies(op: tf.Operation) -> tf.Operation:
-    """Notes of an operator that copies of a step read the original, whose value may be fed; gives the operator."""
+    """Marks an operator whose value can be fed, so that copies of a step read the original; returns the operator."""
     set_attribute(op, _SHARED, attr_value_pb2.AttrValue(b=True))
     return op
 
 
 def outer_name(tensor: tf.Tensor) -> str:
-    """How a definition of `export_definition` calls a tensor that is handed in."""
+    """Returns the name in an `export_definition` of a tensor that comes from outside."""
     return f"outer_{tensor.name.replace(':', '_')}:0"
 
 
 def export_definition(
     graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
-    """Operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it.
+    """Exports operators as a GraphDef; returns it and the tensors from outside, by their names in it.
 
-    Tensors that are fed are handed in though they are computed inside. With `keeps_order` operators wait for those of
-    each other that they do not read.
+    Tensors that are fed come from outside even if they are computed inside. With `keeps_order` operators keep the
+    control inputs among them.
     """
     definition, outer = tf1.GraphDef(), {}
     definition.versions.CopyFrom(graph.graph_def_versions)
@@ -162,7 +162,7 @@ def export_definition(
     for op in copied:
         node = definition.node.add()
         node.CopyFrom(op.node_def)
-        # Placement next to a variable: on a machine without other devices it says nothing.
+        # Placement next to a variable has no meaning on a machine without other devices.
         node.attr.pop("_class", None)
         controls = [f"^{other.name}" for other in op.control_inputs if keeps_order and other.name in inside]
         node.input[:] = [*map(source, op.inputs), *controls]
@@ -170,7 +170,7 @@ def export_definition(
 
 
 def _is_shared(op):
-    """Whether an operator only gives access to something that outlives a step: a variable, an iterator, a table."""
+    """Returns whether an operator only gives access to a variable, an iterator or a table, which outlive a step."""
     if op.type == "Placeholder" or _SHARED in op.node_def.attr:
         return True
     gives_access = op.outputs and all(out.dtype == tf.resource or is_reference(out.dtype) for out in op.outputs)

@@ -1,4 +1,4 @@
-"""Operators of a `tf.Graph`: what they need, who uses them, and which of them a run computes."""
+"""Reads operators of a `tf.Graph`: what they need, who uses them, and which of them a run computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING_FED: frozenset[str] = frozenset()
 
 
 def list_elements(graph: tf.Graph, structure: Any) -> list:
-    """The tensors and operators in anything `session.run` takes; what it would not take is left out."""
+    """Returns the tensors and operators in any argument of `session.run`; ignores invalid elements."""
     if isinstance(structure, Mapping):
         parts: Iterable = structure.values()
     elif isinstance(structure, (list, tuple)):
@@ -27,7 +27,7 @@ def list_elements(graph: tf.Graph, structure: Any) -> list:
 
 
 def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """The operators behind tensors, and operators as they are; none for tensors whose names say that they are fed."""
+    """Returns the operators behind tensors, and operators unchanged; none for tensors that are fed."""
     return [
         element if isinstance(element, tf.Operation) else element.op
         for element in elements
@@ -41,15 +41,15 @@ def needed_ops(op: tf.Operation, fed: Collection[str] = NOTHING_FED) -> list[tf.
 
 
 def consumers(op: tf.Operation) -> list[tf.Operation]:
-    """The operators that read an output of one, as the graph is now; one entry for each reading."""
+    """Returns the operators that now read an output of one; one entry for each reading."""
     return [user for tensor in op.outputs for user in tensor.consumers()]
 
 
 def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """The operators that have to run for some tensors and operators, every one after those it needs.
+    """Returns the operators that must run for some tensors and operators, each after its inputs.
 
-    The body of a TF 1 loop, which leads back to the loop's entrance, comes after everything else. Nothing has to be
-    computed for tensors whose names are among those fed.
+    The body of a TF 1 loop, which leads back to the loop's entrance, comes after everything else. Tensors whose names
+    are among those fed need no operators.
     """
     order: dict[tf.Operation, None] = {}
     back: list[tf.Operation] = []
@@ -68,11 +68,11 @@ def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list
 
 
 def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
-    """Those candidates, in order, that some result is computed from, through data alone.
+    """Returns those candidates, in order, that some result depends on through data alone.
 
-    A gradient read back from an accumulator variable is not computed from this step's gradients, and one that was
-    clipped is. Candidates used only by other candidates are left out. Executed eagerly nothing is recorded, so
-    all candidates are taken as sources. All are dense or sparse tensors of one graph.
+    A gradient read back from an accumulator variable does not depend on this step's gradients; a clipped one does.
+    Candidates used only by other candidates are left out. Eager execution records nothing, so there all candidates
+    count as sources. All are dense or sparse tensors of one graph.
     """
     if not results or not candidates or tf.executing_eagerly():
         return list(candidates) if results else []

@@ -1,15 +1,15 @@
 """Copies a training step into a loop of its graph in which the next step begins before the last one is over.
 
-A step waits for the one before it where it needs something of it, and for nothing else: an operator that reads a
-variable waits until the step before has written this variable, so a layer's forward pass may run while gradients of
-other layers are still being all-reduced. What is computed is the same, bit for bit:
+A step waits for the previous one only where it depends on it: an operator that reads a variable waits until the
+previous step has written this variable, so a layer's forward pass can run while gradients of other layers are still
+being all-reduced. The results are the same, bit for bit:
 
-- what reads a variable waits for all that wrote it in the step before;
-- what writes a variable waits for the whole step before, and so for all that read the variable there;
-- an iterator, a table and a transfer are used once after the other;
-- where the data end, TensorFlow's error waits for the whole step before.
+- readers of a variable wait for all its writers in the previous step;
+- writers of a variable wait for the whole previous step, and so for all readers of the variable there;
+- an iterator, a table and a collective are used by one step after the other;
+- at the end of the data, TensorFlow's error waits for the whole previous step.
 
-What waits for what is carried from iteration to iteration by tokens, boolean scalars that are always True.
+Tokens, boolean scalars that are always True, carry these dependencies from iteration to iteration.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class OverlappedLoop(NamedTuple):
     """Training steps as one operator.
 
     Attributes:
-      op: trains them; to be run as a target.
-      count: int64 scalar placeholder: how many steps.
+      op: trains the steps; to be run as a target.
+      count: int64 scalar placeholder, the number of steps.
       transfers: the copies of operators that belong to all ranks, by the name of the original.
     """
 
@@ -59,17 +59,17 @@ def put_in_overlapped_loop(
     fed: Collection[str] = (),
     waits: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
 ) -> OverlappedLoop:
-    """Makes a loop whose every iteration does what running some operators does, and begins as early as it can.
+    """Makes a loop whose every iteration does the same as a run of some operators, and begins as early as it can.
 
     Args:
       graph: a TF 1 graph that is not finalized.
-      step: the operators that make up a training step; they belong to no condition.
-      fed: names of tensors whose value is given with the run; every iteration gets the same one.
-      waits: operators whose copies wait for those of these others, in place of those they wait for now.
+      step: the operators that make up a training step; none is inside a condition.
+      fed: names of the tensors fed in the run; every iteration gets the same values.
+      waits: control inputs by operator, which replace those of its copy.
     Raises:
-      NotLoopableError: the step holds something that a copy would not be equal to. The graph is as it was.
+      NotLoopableError: a copy of some operator would not be equivalent. The graph is unchanged.
     Graph: name scope `overlapped_loop`, with a copy of all that the step computes.
-    Ranks: collective, where the step is: all ranks run such a loop of the same step, for as many steps.
+    Ranks: collective if the step is: all ranks run such a loop of the same step, for as many steps.
     """
     step, fed = list(step), frozenset(fed)
     body = _Body(graph, step, fed, waits or {})
@@ -83,13 +83,13 @@ def put_in_overlapped_loop(
 
 @dataclasses.dataclass
 class _State:
-    """Something that outlives a step, and the copied operators that use it.
+    """A variable, iterator, table or collective, which outlives a step, and the copied operators that use it.
 
     Attributes:
-      behind: the operator that gives access to it; a transfer is its own.
-      is_variable: whether reading it and writing it differ.
-      entrances: the copied operators that it is handed to, each with the position among their inputs.
-      readers, writers: those that use it; where the two do not differ, all are writers.
+      behind: the operator that gives access to it; for a collective, the collective itself.
+      is_variable: whether reads and writes differ.
+      entrances: the copied operators that get it, each with the position among their inputs.
+      readers, writers: the operators that use it; where the two do not differ, all are writers.
     """
 
     behind: tf.Operation
@@ -104,11 +104,11 @@ class _State:
 
 
 class _Body:
-    """One iteration.
+    """One iteration of the loop.
 
     Attributes:
-      states: those that need a token of their own, in the order of the tokens.
-      transfers: as of `OverlappedLoop`, once the iteration is built.
+      states: those that need their own token, in the order of the tokens.
+      transfers: as in `OverlappedLoop`, once the iteration is built.
     """
 
     def __init__(self, graph, step, fed, waits):
@@ -118,7 +118,7 @@ class _Body:
         self._guards = guards_of(copied, fed)
         if any(self._guards[op] for op in step):
             raise NotLoopableError({op: f"{op.name} is part of a condition" for op in step if self._guards[op]})
-        # The batch is read outside of the copy, where it can be seen whether there is one.
+        # The batch is read outside of the copy, where the end of the data is visible.
         self._batches = [op for op in copied if op.type == _NEXT and self._is_sure_to_run(op)]
         inside = [op for op in copied if op not in self._batches]
         states = _states_of(copied)
@@ -132,13 +132,13 @@ class _Body:
         self._deciders = sorted(name for name in deciders if self._is_inside(name))
 
     def train(self, number: tf.Tensor, whole: tf.Tensor, *tokens: tf.Tensor) -> list[tf.Tensor]:
-        """Builds the iteration; gets and gives the loop's variables."""
+        """Builds the iteration; takes and returns the loop's variables."""
         outer = {**self._outer, _WHOLE: whole}
         token_of = {state.behind: token for state, token in zip(self.states, tokens)}
         for state in self.states:
             outer[f"^{_token_name(state)}"] = token_of[state.behind]
             if state.is_reference:
-                # A switch, as TensorFlow's graph optimiser lets readers run before an identity that waits.
+                # A switch, as TensorFlow's graph optimiser moves readers in front of an identity that waits.
                 (reference,) = state.behind.outputs
                 gate = tf.raw_ops.RefSwitch(data=reference, pred=token_of[state.behind])
                 outer[f"{_token_name(state)}:0"] = gate.output_true
@@ -146,7 +146,7 @@ class _Body:
         for op in self._batches:
             made[op], batch = _read_batch(op, token_of[op.inputs[0].op], whole)
             outer.update((outer_name(inside), given) for inside, given in zip(op.outputs, batch))
-        # TensorFlow refuses what is handed in and not asked for.
+        # TensorFlow rejects inputs that the definition does not use.
         asked = {name for node in self._definition.node for name in node.input}
         outer = {name: tensor for name, tensor in outer.items() if name in asked}
         wanted = [op for op in _writers(self.states) if op not in self._batches]
@@ -188,14 +188,14 @@ class _Body:
                         self._nodes[op].input.append(_WHOLE)
 
     def _ends(self, state, made):
-        """What runs in every iteration, and is over when all that write a state are."""
+        """Returns signals that exist in every iteration, and come after all writers of a state."""
         by_guards: dict[Guards, list] = {}
         for op in state.writers:
             by_guards.setdefault(self._guards[op], []).append(made[op])
         return [self._end_of(guards, ops, made) for guards, ops in by_guards.items()]
 
     def _end_of(self, guards, ops, made):
-        # The outer condition first: it decides whether the decision of the inner one is made.
+        # The outer condition first: it determines whether the inner decision is made.
         ordered = sorted(guards, key=lambda pair: len(self._guards_of_decider(pair[0])))
         signal, others = tf.constant(True), []
         for name, value in ordered:
@@ -217,7 +217,7 @@ class _Body:
 
 
 def _states_of(copied: Sequence[tf.Operation]) -> list[_State]:
-    """What outlives a step, and who uses it there."""
+    """Returns the states that outlive a step, with the operators that use them."""
     found: dict[tf.Operation, _State] = {}
     known = set(copied)
     for op in copied:
@@ -233,7 +233,7 @@ def _states_of(copied: Sequence[tf.Operation]) -> list[_State]:
 
 
 def _note(op, position, found, known, is_use):
-    """Notes that an operator gets access to a state, and whether it uses it or hands it on."""
+    """Records that an operator gets access to a state, and whether it uses it or passes it on."""
     (behind,) = (each for each in search([op.inputs[position].op], _handed_from) if not _handed_from(each))
     state = found.setdefault(behind, _State(behind, behind.type in VARIABLE_TYPES))
     if op.inputs[position].op not in known:
@@ -250,7 +250,7 @@ def _gives_access(tensor):
 
 
 def _handed_from(op):
-    """What an operator that hands on access to a state got it from."""
+    """Returns the source of an operator that passes on access to a state."""
     return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _gives_access(op.inputs[0]) else []
 
 
@@ -263,16 +263,16 @@ def _token_name(state):
 
 
 def _behind(token: tf.Tensor, ops: Iterable[Any]) -> tf.Tensor:
-    """A token that is there when the old one is, and when some operators are over."""
+    """Returns a token that exists once the old one does and some operators are done."""
     with tf.control_dependencies(list(ops)):
         return tf.identity(token)
 
 
 def _read_batch(op: tf.Operation, token: tf.Tensor, whole: tf.Tensor) -> tuple[tf.Operation, list[tf.Tensor]]:
-    """Reads from an iterator; at the end of the data it raises what TensorFlow does, after the whole step before.
+    """Reads from an iterator; at the end of the data raises TensorFlow's error, after the whole previous step.
 
     Returns:
-      What has read, and the tensors that `op` would give.
+      The operator that reads, and the tensors in place of the outputs of `op`.
     """
     kinds = {"output_types": op.get_attr("output_types"), "output_shapes": op.get_attr("output_shapes")}
     iterator = op.inputs[0]

@@ -1,4 +1,4 @@
-"""Variables that one run reads and writes in no order: such a run does not even repeat itself."""
+"""Finds variables that one run reads and writes in no order: repeated runs can then give different results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from npu_bridge.graph.operators import consumers, needed_ops
 from npu_bridge.graph.run import Run
 from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable, variable_behind
 
-_ALIASES = ("Identity", "RefIdentity")  # of a reference: they hand on its buffer, in which later operators look
+_ALIASES = ("Identity", "RefIdentity")  # of a reference: they pass on its buffer, which later operators read
 
 
 class Race(NamedTuple):
     """Operators without an order.
 
     Attributes:
-      writer: name of one that writes the variable.
-      others: names of those that read or write it, while it does.
+      writer: name of an operator that writes the variable.
+      others: names of the operators that can read or write it at the same time.
     """
 
     writer: str
@@ -27,7 +27,7 @@ class Race(NamedTuple):
 
 
 def find_races(run: Run) -> dict[str, Race]:
-    """The variables with such operators, by name. What only looks, as a summary does, does not count."""
+    """Returns the variables with such operators, by name. Operators that only observe, such as summaries, are ignored."""
     ops = run.ops
     writers: dict[str, list[tf.Operation]] = {}
     readers: dict[str, list[tf.Operation]] = {}
@@ -54,7 +54,7 @@ def find_races(run: Run) -> dict[str, Race]:
 
 
 def _uses(op: tf.Operation) -> list[tuple[str, bool]]:
-    """The variables among an operator's inputs, and whether it writes them."""
+    """Returns the variables among an operator's inputs, each with whether the operator writes it."""
     if op.type in VARIABLE_TYPES or op.type == "IsVariableInitialized" or op.type == "VarIsInitializedOp":
         return []
     writes, arguments = changes_variable(op.type), op.op_def.input_arg
@@ -81,7 +81,7 @@ def _those_that_matter(ops: Sequence[tf.Operation], results: Sequence[tf.Operati
 
 
 def _what_is_before(ops: Sequence[tf.Operation], watched: Sequence[tf.Operation]) -> dict[tf.Operation, int]:
-    """For every operator the watched ones that are sure to run before it, a bit for each."""
+    """Returns, for every operator, the watched ones that always run before it, a bit for each."""
     bits = {op: 1 << number for number, op in enumerate(watched)}
     before: dict[tf.Operation, int] = {}
     for op in ops:

@@ -13,9 +13,9 @@ class Event(NamedTuple):
     """One execution of one operator.
 
     Attributes:
-      name: of the operator; where a loop repeats it there is an event for each time.
+      name: name of the operator; in a loop there is an event for each execution.
       begin, end: microseconds since the epoch.
-      size_bytes: of its results; 0 where that was not recorded.
+      size_bytes: size of its results; 0 where that was not recorded.
     """
 
     name: str
@@ -25,10 +25,10 @@ class Event(NamedTuple):
 
 
 def events_of(step_stats: Any) -> Iterator[Event]:
-    """The events of a run, device by device.
+    """Yields the events of a run, device by device.
 
     Args:
-      step_stats: of the RunMetadata of a run with a trace level.
+      step_stats: step_stats of the RunMetadata of a run with a trace level.
     """
     for device in step_stats.dev_stats:
         for stats in device.node_stats:

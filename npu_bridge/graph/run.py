@@ -1,7 +1,7 @@
-"""What one run of a session computes: which operators, what it is for, whether it trains, what can be looked at.
+"""Describes one run of a session: its operators, its purpose, whether it trains, and which values can be read.
 
-A tensor is looked at by fetching it along with what the caller fetches. To leave the run as it is, only tensors
-it computes anyway are fetched, and of those only the ones whose value is sure to exist: what runs inside a TF 1
+A tensor is read by fetching it along with the caller's fetches. To leave the run unchanged, only tensors that it
+computes anyway are fetched, and of those only the ones whose value always exists: tensors inside a TF 1
 loop, or on one side of a condition, cannot be fetched.
 """
 
@@ -26,22 +26,22 @@ from npu_bridge.graph.variables import (
 )
 
 TRANSFER_TYPES = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)")
-# Names of gradients on their way: those of this package, and of Horovod's optimizers. A transfer in the forward pass,
-# as batch normalization over ranks has one, is none of them.
+# Names of all-reduces of gradients: those of this package, and of Horovod's optimizers. Collectives in the forward
+# pass, such as those of batch normalization over ranks, have other names.
 _GRADIENT = re.compile(r"_fragment_\d+|_sparse_\d+|Distributed\w*_Allreduce")
 _INCREMENTS = ("AssignAdd", "AssignAddVariableOp")
 _PASSING = ("Cast", "DeepCopy", "Identity")
-# Ours: a smaller constant may be a weight of the loss; a scale is read, cast and perhaps kept in bounds.
+# Our choice: a smaller constant can be a weight of the loss; a scale is read, cast and perhaps kept in bounds.
 _LEAST_CONSTANT_SCALE = 16
 _MOST_OPS_OF_SCALE = 12
 
 
 class Run:
-    """One kind of run of a graph; each attribute is found out when it is first asked for.
+    """One kind of run of a graph; each attribute is computed at its first use.
 
     Attributes:
       asked: the tensors and operators that are fetched or run.
-      fed: the tensors whose value is given, and `fed_names` their names.
+      fed: the tensors that are fed, and `fed_names` their names.
     """
 
     def __init__(self, graph: tf.Graph, asked: list, fed: list):
@@ -51,18 +51,18 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the first operator it was asked for."""
+        """Name of the first tensor or operator that is fetched or run."""
         first = self.asked[0] if self.asked else None
         return "nothing" if first is None else (first if isinstance(first, tf.Operation) else first.op).name
 
     @functools.cached_property
     def ops(self) -> tuple[tf.Operation, ...]:
-        """What is computed, every operator after those it needs."""
+        """The computed operators, each after its inputs."""
         return tuple(computed_ops(self.asked, self.fed_names))
 
     @functools.cached_property
     def purpose(self) -> frozenset[str]:
-        """What makes runs count as the same: the operators that change variables, or, where none does, what is fetched.
+        """The names that identify runs of the same kind: operators that change variables, or without any, the fetches.
 
         Hooks that fetch more now and then do not make a training step another kind of run.
         """
@@ -71,14 +71,14 @@ class Run:
 
     @functools.cached_property
     def values(self) -> frozenset[str]:
-        """Names of the tensors that can be looked at, given ones included."""
+        """Names of the tensors that can be read, fed ones included."""
         surely_run = by_depth(self.ops, self.fed_names).get(Depth(), [])
         produced = [tensor for op in surely_run for tensor in op.outputs]
         return frozenset(tensor.name for tensor in [*produced, *self.fed] if _has_plain_value(self._graph, tensor))
 
     @functools.cached_property
     def trained(self) -> frozenset[str]:
-        """Names of the trainable variables that are changed by what is computed from them.
+        """Names of the trainable variables that are changed by values computed from them.
 
         Runs that train the same variables are the same training, whatever else hooks fetch now and then.
         """
@@ -86,9 +86,9 @@ class Run:
 
     @functools.cached_property
     def trains(self) -> bool:
-        """Whether it is a training step, as far as its operators tell: it counts steps, or has gradients at work.
+        """Whether its operators show a training step: it counts steps, or uses gradients.
 
-        An optimizer that is written out in assignments is told by gradients that were noted (`note_gradients`).
+        An optimizer written out in assignments is recognised by gradients that were noted (`note_gradients`).
         """
         if any(sends_gradients(op.name, op.type) for op in self.ops):
             return True
@@ -101,7 +101,7 @@ class Run:
         )
 
     def _assigns_gradients(self) -> bool:
-        """Whether trainable variables are assigned what is computed from a gradient."""
+        """Returns whether trainable variables are assigned values computed from a gradient."""
         gradients = _kept_with(self._graph).gradients
         if not gradients or not self.trained:
             return False
@@ -112,19 +112,19 @@ class Run:
 
     @functools.cached_property
     def loss(self) -> tf.Tensor | None:
-        """The last scalar given to `note_gradients` whose gradients it computes, without a scale; None without one."""
+        """The last scalar given to `note_gradients` whose gradients it computes, without its loss scale, or None."""
         computed = set(self.ops)
         losses = [loss for loss, gradients in _kept_with(self._graph).losses if gradients & computed]
         return _without_scale(losses[-1]) if losses else None
 
 
 def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
-    """What a run computes: the same object for the same question, as long as the graph does not grow.
+    """Returns the description of a run: the same object for the same arguments, while the graph does not grow.
 
     Args:
       graph: the session's graph.
-      fetches: as given to `session.run`.
-      feeds: what is fed: a feed dictionary, or its keys.
+      fetches: as in `session.run`.
+      feeds: a feed dictionary, or its keys.
     """
     asked = list_elements(graph, fetches)
     fed = [tensor for tensor in list_elements(graph, list(feeds or ())) if isinstance(tensor, tf.Tensor)]
@@ -136,14 +136,14 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
 
 
 def run_of_call(graph: tf.Graph, callable_options: Any) -> Run:
-    """As `run_of`, of each call of a function that a session makes of a CallableOptions."""
+    """Describes, as `run_of`, a call of a function that a session makes from CallableOptions."""
     pairs = callable_options.tensor_connection
     asked = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
     return run_of(graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
 
 
 def note_gradients(ys: Any, gradients: Any) -> None:
-    """Remembers scalars that gradients are taken of, for `Run.loss`; made for `watch_gradients`."""
+    """Records scalars whose gradients are computed, for `Run.loss`; made for `watch_gradients`."""
     made = frozenset(part.op for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None)
     for tensor in tf.nest.flatten(ys):
         if isinstance(tensor, tf.Tensor):
@@ -153,12 +153,12 @@ def note_gradients(ys: Any, gradients: Any) -> None:
 
 
 def sends_gradients(name: str, kind: str) -> bool:
-    """Whether an operator of this name and type takes gradients from rank to rank, as its name tells."""
+    """Returns whether an operator of this name and type sends gradients between ranks."""
     return bool(TRANSFER_TYPES.match(kind) and _GRADIENT.search(name))
 
 
 class _Kept:
-    """What is known of one graph."""
+    """The known runs, losses and gradients of one graph."""
 
     def __init__(self):
         self.version: int | None = None
@@ -174,7 +174,7 @@ def _kept_with(graph: Any) -> _Kept:
 
 
 def _without_scale(loss: tf.Tensor) -> tf.Tensor:
-    """What a loss scale was multiplied with: a factor that is a power of two, or kept in a variable called a scale."""
+    """Returns a loss without its loss scale: a power of two, or a factor from a variable called a scale."""
     scaled = _passed_on(loss)
     factors = tuple(scaled.op.inputs) if scaled.op.type == "Mul" else ()
     for model, factor in (factors, factors[::-1]) if factors else ():

@@ -1,4 +1,4 @@
-"""Which variables operators change, and whether a run trains."""
+"""Finds the variables that operators change, and whether a run trains."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from npu_bridge.base.tf_internals.graphs import function_definition, is_referenc
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import consumers
 
-# Kernels of optimizers also after TensorFlow has fused them; ScatterNd and its kin make new tensors.
+# Kernels of optimizers, also after TensorFlow has fused them; ScatterNd and its kin make new tensors.
 _CHANGES = re.compile(r"(Resource)?(Sparse)?Apply|_Fused\w*Apply|Assign|(Resource)?Scatter(?!Nd$|NdNonAliasing)")
 VARIABLE_TYPES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
 _FORWARDING = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
 _STARTING = ("Restore", "HorovodBroadcast")
 _CALLING = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
-# A run made of these alone copies values, between ranks for instance; it computes nothing, so it does not train.
+# A run of these alone copies values, between ranks for instance; it computes nothing, so it does not train.
 _MOVING = frozenset(
     {
         "Bitcast",
@@ -40,12 +40,12 @@ _MOVING = frozenset(
 
 
 def changes_variable(op_type: str) -> bool:
-    """Whether operators of a type change a variable: assignments and kernels of optimizers."""
+    """Returns whether operators of a type change a variable: assignments and kernels of optimizers."""
     return _CHANGES.match(op_type) is not None
 
 
 def variable_behind(tensor: tf.Tensor) -> str | None:
-    """The name of the variable whose handle or reference a tensor is; None for everything else."""
+    """Returns the name of the variable whose handle or reference a tensor is; None for other tensors."""
     is_handle = tensor.dtype == tf.resource or is_reference(tensor.dtype)
     while is_handle:
         op = tensor.op
@@ -58,14 +58,14 @@ def variable_behind(tensor: tf.Tensor) -> str | None:
 
 
 def changed_variables(ops: Iterable[tf.Operation]) -> set[str]:
-    """Names of the variables that some operators change, in functions they call, too."""
+    """Returns names of the variables that some operators change, also in functions they call."""
     return _uses_of_variables(ops)[0]
 
 
 def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | None:
     """Returns the step counter of a graph, by default of the current one; None without one.
 
-    A script may call any variable `global_step`, also one that is no scalar integer. TensorFlow then raises.
+    A script can call any variable `global_step`, even one that is not a scalar integer. TensorFlow then raises.
     """
     try:
         return tf.compat.v1.train.get_global_step(graph)
@@ -74,7 +74,7 @@ def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | N
 
 
 def is_changed_anywhere(variable: tf.Variable) -> bool:
-    """Whether an operator of its graph may change a variable, beside those that give it a start value."""
+    """Returns whether an operator of its graph can change a variable, except those that give it a start value."""
     forwarding = (*VARIABLE_TYPES, *_FORWARDING)
 
     def is_changed(copy):
@@ -85,7 +85,7 @@ def is_changed_anywhere(variable: tf.Variable) -> bool:
 
 
 def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
-    """The variables that a strategy of `tf.distribute` keeps for one; any other variable itself."""
+    """Returns the variables that a strategy of `tf.distribute` keeps for one; any other variable itself."""
     return getattr(variable, "values", (variable,))
 
 
@@ -99,10 +99,10 @@ def _may_change(op, name):
 
 
 def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_count: bool = True) -> frozenset[str]:
-    """Names of the trainable variables that a run changes by what it computes from them; empty when it does not train.
+    """Returns names of the trainable variables that a run changes by values computed from them; empty without training.
 
     Initializers do not train, even where a variable starts from the value of another one. With `assignments_count` off
-    only kernels of optimizers count: what is assigned may also be weights that are clipped after a step.
+    only kernels of optimizers count: assignments can also clip weights after a step.
     """
     variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
     initializers = {getattr(copy, "initializer", None) for variable in variables for copy in _copies(variable)}
@@ -112,7 +112,7 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
 
 
 def variables_updated_from(values: Iterable) -> list:
-    """The trainable variables of a TF 1 graph that tensors, also sparse ones, are used to update, in their order."""
+    """Returns the trainable variables of a TF 1 graph that tensors, dense or sparse, are used to update, in order."""
     tensors = [part for value in values for part in tf.nest.flatten(value, expand_composites=True)]
     if not tensors:
         return []
@@ -124,7 +124,7 @@ def variables_updated_from(values: Iterable) -> list:
 
 
 def _uses_of_variables(ops, assignments_count=True):
-    """Names of the variables that are changed and of those that are read, and whether anything is computed."""
+    """Returns names of the changed variables and of the read ones, and whether anything is computed."""
     changed, read, computes = set(), set(), False
     for op in ops:
         is_call = op.type in _CALLING or function_definition(op.graph, op.type) is not None
