@@ -1,4 +1,4 @@
-"""LARS: momentum whose steps are as long as the layer's weights allow."""
+"""Implements LARS: momentum whose steps are scaled by the norm of each layer's weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMSProp in the four forms that frameworks give it."""
+"""Implements RMSProp in the four forms that frameworks give it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RMSProp(Rule):
     Args:
       learning_rate, rho, momentum, epsilon: as in the formula; with a momentum the amount goes through a buffer.
       centered: subtract the square of the mean gradient from `r`.
-      epsilon_inside: add epsilon under the root, else to the root.
-      lr_in_momentum: the buffer holds amounts (`b <- momentum * b + learning_rate * g / ...`), else directions.
-      initial_accumulator: what `r` starts as; `tf.compat.v1.train.RMSPropOptimizer` starts with 1.
+      epsilon_inside: whether epsilon is added under the root; otherwise to the root.
+      lr_in_momentum: whether the buffer holds amounts (`b <- momentum * b + learning_rate * g / ...`) or directions.
+      initial_accumulator: the start of `r`; `tf.compat.v1.train.RMSPropOptimizer` starts with 1.
       weight_decay, decay, exclude_from_weight_decay: see `Rule`; "decoupled_unscaled" lowers the parameter by
         `weight_decay * parameter`, without the learning rate.
     """

@@ -1,4 +1,4 @@
-"""Gradient descent, with momentum, dampening and Nesterov's look-ahead."""
+"""Implements gradient descent, with momentum, dampening and Nesterov's look-ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directions of a subspace: principal components of the weights in a list of checkpoints."""
+"""Computes the directions of a subspace: principal components of the weights in a list of checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from npu_bridge.base.tf_internals.training import keys_in_object_checkpoint
 from npu_bridge.optimizers.groups import name_of
 
 _EXTRA_DIRECTIONS = 10
-_COLUMNS = rb'^\{"columns": \['  # how the description of a basis begins
+_COLUMNS = rb'^\{"columns": \['  # the beginning of a basis's description
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Basis:
 
     Attributes:
       rows: (k, n) float32 array, memory-mapped if it was loaded; a direction in each row.
-      columns: for each variable its name and its number of values, in the order of the columns; empty when the columns
+      columns: name and number of values of each variable, in the order of the columns; empty when the columns
         follow the order in which variables are trained.
     """
 
@@ -39,10 +39,10 @@ class Basis:
     columns: tuple[tuple[str, int], ...] = ()
 
     def save(self, path: str | os.PathLike) -> str:
-        """Writes `path`, a `.npy` file of the rows, and beside it, as `.json`, what its columns are; returns the path.
+        """Writes the rows to `path`, a `.npy` file, and describes the columns in a `.json` next to it; returns the path.
 
         Raises:
-          OSError: they cannot be written, or the `.json` file is somebody else's; then nothing is written.
+          OSError: they cannot be written, or the `.json` file holds something else; then nothing is written.
         """
         path = pathlib.Path(path).with_suffix(".npy")
         described = path.with_suffix(".json")
@@ -54,10 +54,10 @@ class Basis:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Basis:
-        """What `save` wrote, or any `.npy` file of a matrix, without reading more than is used.
+        """Loads a basis that `save` wrote, or any `.npy` file of a matrix; reads only the values that are used.
 
         Raises:
-          ValueError: it is not a matrix with at most as many rows as columns, or its columns cannot be told.
+          ValueError: it is not a matrix with at most as many rows as columns, or its description is wrong.
           OSError: it cannot be read, or is not a regular file.
         """
         rows = _mapped(path)
@@ -75,13 +75,13 @@ class Basis:
             raise ValueError(message("Basis", problem, expected, shown(error), fix)) from None
 
     def part(self, variables: Sequence[Any], number: int, count: int) -> np.ndarray:
-        """One of `count` parts of the rows, their columns in the order of some variables.
+        """Returns one of `count` parts of the rows, their columns in the order of the given variables.
 
         Args:
           variables: the trained variables.
-          number, count: parts differ by one row at most, and follow each other; some may be empty.
+          number, count: position and number of parts, which differ by one row at most; some can be empty.
         Raises:
-          ValueError: the basis has other variables, or others sizes of them.
+          ValueError: the basis has other variables, or they have other sizes.
         """
         sizes = {name_of(variable): variable.shape.num_elements() for variable in variables}
         first, last = split(len(self.rows), number, count)
@@ -116,25 +116,25 @@ def compute_pca_basis(
     seed: int = 0,
     is_exact: bool = False,
 ) -> Basis:
-    """The k directions along which the weights of some checkpoints differ most.
+    """Computes the k directions along which the weights of some checkpoints differ most.
 
-    Each checkpoint is a point. From the points their mean is subtracted, and the first k right singular vectors of the
-    matrix of what remains are the directions, each with the sign that makes its largest entry positive.
+    Each checkpoint is a point. The directions are the first k right singular vectors of the matrix of points minus
+    their mean, each with the sign that makes its largest entry positive.
 
     Args:
-      checkpoints: their paths as `tf.train.load_checkpoint` takes them, or a folder, of which all are taken. At least
-        k, of either format.
+      checkpoints: at least k of either format: their paths as `tf.train.load_checkpoint` takes them, or a folder, whose
+        checkpoints are all used.
       k: number of directions, at least 1 and at most the number of values.
-      variables: what is trained: variables or their names; by default the trainable ones of the TF 1 graph that is
+      variables: the trained variables or their names; by default the trainable ones of the TF 1 graph that is
         being built.
-      seed: of the random directions in which a randomised decomposition with one power iteration begins.
-      is_exact: decompose without them; slower.
+      seed: seed of the random directions with which a randomised decomposition with one power iteration begins.
+      is_exact: decompose without random directions; slower.
     Returns:
       The basis, its columns named.
     Raises:
       TypeError: `k` or `seed` is not an integer.
-      ValueError: one of them is out of range, there are fewer than k checkpoints or values, or a variable is missing in
-        a checkpoint or has another shape there.
+      ValueError: one of them is out of range, there are fewer than k checkpoints or values, or a checkpoint lacks a
+        variable or has it in another shape.
     """
     found = _in_folder(checkpoints) if isinstance(checkpoints, (str, os.PathLike)) else list(checkpoints)
     k = check_count("compute_pca_basis", "k", k, "Leave it out for 32.")
@@ -162,14 +162,14 @@ def compute_pca_basis(
 
 
 def principal_directions(matrix: np.ndarray, k: int, seed: int = 0, is_exact: bool = False) -> np.ndarray:
-    """The first k right singular vectors of a matrix whose columns are centred, as rows; their signs are fixed."""
+    """Centres the columns of a matrix; returns the first k right singular vectors as rows, with fixed signs."""
     centred = matrix - matrix.mean(axis=0, keepdims=True)
     if is_exact:
         directions = np.linalg.svd(centred, full_matrices=False)[2]
         within = directions.T if len(directions) >= k else np.linalg.qr(_filled_up(directions.T, k, seed))[0]
         directions = within.T[:k]
     else:
-        # The matrix has few rows and very many columns, so random combinations of rows are taken.
+        # The matrix has few rows and very many columns, so rows are combined at random.
         width = min(k + _EXTRA_DIRECTIONS, matrix.shape[1])
         mixed = np.random.default_rng(seed).standard_normal((width, len(matrix))).astype(matrix.dtype) @ centred
         reached = np.linalg.qr(mixed.T)[0]
@@ -182,7 +182,7 @@ def principal_directions(matrix: np.ndarray, k: int, seed: int = 0, is_exact: bo
 
 
 def split(total: int, number: int, count: int) -> tuple[int, int]:
-    """First and last + 1 of the rows in one of `count` parts, of which the first ones may have one row more."""
+    """Returns first and last + 1 of the rows in one of `count` parts, of which the first ones can have one row more."""
     size, larger = divmod(total, count)
     first = number * size + min(number, larger)
     return first, first + size + (number < larger)
@@ -194,7 +194,7 @@ def _filled_up(columns, width, seed):
 
 
 def _mapped(path):
-    """The array in a `.npy` file, of which only what is used is read."""
+    """Maps the array of a `.npy` file into memory, so that only used values are read."""
     try:
         with open_file(path, "rb") as file:
             version = np.lib.format.read_magic(file)
@@ -209,7 +209,7 @@ def _mapped(path):
 
 
 def _in_folder(folder):
-    """The checkpoints of a folder, in the order of the numbers in their names."""
+    """Lists the checkpoints of a folder, in the order of the numbers in their names."""
     found = [path.with_suffix("") for path in pathlib.Path(folder).glob("*.index")]
 
     def place(path):

@@ -1,4 +1,4 @@
-"""`SubspaceNewton`: quasi-Newton steps with a line search along the directions of a basis, momentum along others."""
+"""Implements `SubspaceNewton`: quasi-Newton steps along the directions of a basis, momentum along others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npu_bridge.optimizers.unfused import as_dense
 
 tf1 = tf.compat.v1
 _COMPLEMENT = "complement"
-# Where a step and the change of the gradient are less alike than that, the curvature is not learnt from them.
+# Below this product of a step and the change of the gradient, no curvature is learnt from them.
 _LEAST_CURVATURE = 1e-20
 
 
@@ -30,22 +30,22 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         d = -B c;  r = the first of 1, rho, rho^2... with f(w + r P'd) < f(w) + sigma r c.d, else 0
         m = gamma m + (g - P'P g);  w = w + r P'd - alpha m
 
-    Where no rate is accepted, B and c are as they were before the step. Every trial evaluates the loss once more, on
-    the same batch: with one that is a function, when called, it is called again; of a loss in a TF 1 graph what depends
-    on the variables is copied. The loss must have one value for one batch; dropout in a function has not.
+    Where no rate is accepted, B and c stay as before the step. Every trial evaluates the loss once more, on the same
+    batch: a loss that is a function is called again; of a loss in a TF 1 graph the part that depends on the variables
+    is copied. The loss must have one value for one batch, unlike a function with dropout.
 
-    On several ranks put it into `NPUDistributedOptimizer` or `NPUOptimizer`, which average the gradients. Each rank
+    With several ranks wrap it in `NPUDistributedOptimizer` or `NPUOptimizer`, which average the gradients. Each rank
     holds a part of the rows of the basis; losses are averaged, so that all ranks accept the same rate. Under loss
-    scaling, losses and gradients are those in true units.
+    scaling, losses and gradients are in true units.
 
     Args:
-      basis: a `Basis`, as `compute_pca_basis` gives it, of the variables that are trained.
-      rho: by how much each further trial is shorter, in (0, 1).
+      basis: a `Basis` of the trained variables, such as `compute_pca_basis` returns.
+      rho: the factor by which each further trial is shorter, in (0, 1).
       gamma: momentum, in [0, 1).
       alpha: learning rate of the rest of the space, at least 0.
-      sigma: the share of the expected fall that is accepted, in (0, 1).
-      trials: how many rates are tried at most. With 2 a step costs one or two evaluations.
-      name: name of the optimizer, and prefix of its transfers' names.
+      sigma: the share of the expected decrease that is accepted, in (0, 1).
+      trials: maximum number of rates that are tried. With 2 a step costs one or two evaluations.
+      name: name of the optimizer, and prefix of the names of its collectives.
     Raises:
       TypeError: `basis` is not a Basis, or an argument is not a number.
       ValueError: a number is out of range. When gradients are applied: the variables are not those of the basis.
@@ -54,7 +54,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     Ranks: applying gradients is collective.
     """
 
-    needs_all_gradients = True  # at once, so that ranks cannot share the work of an update
+    needs_all_gradients = True  # at once, so ranks cannot share the work of an update
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         self._value: Any = None
 
     def compute_gradients(self, loss, *arguments, **keywords):
-        """As `tf.compat.v1.train.Optimizer.compute_gradients`; the loss is kept for the search along a line."""
+        """Computes gradients as `tf.compat.v1.train.Optimizer` does; keeps the loss for the line search."""
         if not callable(loss):
             grads_and_vars = super().compute_gradients(loss, *arguments, **keywords)
             self.evaluates(loss, loss)
@@ -97,32 +97,32 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         return grads_and_vars
 
     def evaluates(self, loss: Any, value: tf.Tensor) -> None:
-        """Says what is minimized, in true units; an optimizer around this one, which scales the loss, calls it.
+        """Sets the minimized loss, in true units; a wrapper that scales the loss calls it.
 
         Args:
-          loss: the loss, a tensor of a TF 1 graph or a function that gives it.
-          value: what it was for this batch.
+          loss: the loss, a tensor of a TF 1 graph or a function that returns it.
+          value: its value for this batch.
         """
         self._loss, self._value = loss, value
 
     def keep(self, variables: Callable[[], Sequence[Any]]) -> None:
-        """Says what evaluating a loss that is a function changes, such as moving statistics.
+        """Sets the variables that evaluating a loss function changes, such as moving statistics.
 
         Args:
-          variables: gives the variables, which get their values back after each trial.
+          variables: returns the variables, which get their values back after each trial.
         """
         self._kept = variables
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """Makes a step; the gradients are those of the loss that was given to `compute_gradients` last.
+        """Makes a step with the gradients of the loss that `compute_gradients` got last.
 
         Args:
-          grads_and_vars: pairs for all variables of the basis; of one whose gradient is None only the line search moves
-            the values.
-          global_step: variable to increase by 1 then.
+          grads_and_vars: pairs for all variables of the basis; a variable whose gradient is None is moved only by the
+            line search.
+          global_step: variable to increase by 1 after the step.
           name: name of the op.
         Returns:
-          The op that does it; None when executed eagerly.
+          The op that makes the step; None when executed eagerly.
         Raises:
           ValueError: there is no gradient, the variables are not those of the basis, or the loss cannot be evaluated
             again.
@@ -187,7 +187,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             return assigned + [state[key].assign(value) for key, value in kept_or_new.items()]
 
     def _coordinates(self, gradient, variables):
-        """P g of all ranks, this rank's rows of P, and which of all rows these are."""
+        """Returns P g of all ranks, this rank's rows of P, and their range among all rows."""
         ranks = collective.current()
         first, end = split(len(self._basis.rows), ranks.rank, ranks.size)
         rows = self._rows_here(variables)
@@ -205,7 +205,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         return loss if ranks.size == 1 else ranks.all_reduce([loss], f"{self._name}_{what}")[0]
 
     def _rate(self, direction, slope, variables, start, is_graph):
-        """The rate that is accepted, 0.0 for none; the variables are left at the last trial."""
+        """Searches for a rate; returns it, or 0.0 if none is accepted. The variables are left at the last trial."""
         loss_before = self._averaged(self._value, "loss")
         evaluate = make_copier(self._loss, variables, "SubspaceNewton") if not callable(self._loss) else self._loss
         steps = _shaped_like(direction, variables)
@@ -252,7 +252,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             self._create_non_slot_variable(value, f"{self._name}/{key}", first)
 
     def _rows_here(self, variables):
-        """This rank's rows of the basis, its columns in the order of the variables."""
+        """Returns this rank's rows of the basis, its columns in the order of the variables."""
         with tf.init_scope():
             place = None if tf.executing_eagerly() else tf1.get_default_graph()
             if place not in self._rows:
@@ -275,12 +275,12 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
 
 
 def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """The BFGS update of an inverse Hessian B: T'B T + s s'/q with T = I - y s'/q and q = y.s.
+    """Returns the BFGS update of an inverse Hessian B: T'B T + s s'/q with T = I - y s'/q and q = y.s.
 
     Args:
       inverse: B, a (k, k) matrix.
-      change: y, how the gradient changed, a vector of k values.
-      step: s, how the point moved; y.s must not be 0.
+      change: y, the change of the gradient, a vector of k values.
+      step: s, the change of the point; y.s must not be 0.
     """
     product = tf.tensordot(change, step, 1)
     turned = tf.eye(inverse.shape.as_list()[0], dtype=inverse.dtype) - tf.tensordot(change, step, 0) / product
@@ -292,7 +292,7 @@ def _float32(grad):
 
 
 def _copied(variable):
-    """The value as it is now; of a TF 1 reference variable reading alone would give what it holds later."""
+    """Copies a variable's current value; a TF 1 reference variable's buffer would show later values."""
     value = tf.convert_to_tensor(variable)
     return tf.identity(value) if tf.executing_eagerly() else tf.raw_ops.DeepCopy(x=value)
 
@@ -307,17 +307,17 @@ def _shaped_like(flat, variables):
 
 
 def _local_variable(array, name):
-    """A function that gives an array as a tensor; it is kept in a variable that checkpoints leave out."""
+    """Returns a function that returns an array as a tensor, kept in a variable that checkpoints leave out."""
     if tf.executing_eagerly():
         return tf.Variable(array, trainable=False, name=name).read_value
-    # Of a TF 1 graph the array itself would be a part, of which there may be 2 GB at most.
+    # A constant would be part of the TF 1 graph, which is limited to 2 GB.
     start = tf.ensure_shape(tf.numpy_function(lambda: array, [], tf.float32), array.shape)
     kept = tf1.Variable(
         start, trainable=False, collections=[tf1.GraphKeys.LOCAL_VARIABLES], use_resource=True, name=name
     )
 
     def read():
-        # A script may never run the initialiser of local variables.
+        # A script can leave out the initialiser of local variables.
         return tf.cond(tf1.is_variable_initialized(kept), kept.read_value, lambda: tf.identity(start))
 
     return read
