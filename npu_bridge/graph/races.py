@@ -27,7 +27,7 @@ class Race(NamedTuple):
 
 
 def find_races(run: Run) -> dict[str, Race]:
-    """Returns the variables with such operators, by name. Operators that only observe, such as summaries, are ignored."""
+    """Returns the variables with such operators, by name. Operators that only observe, as summaries do, are ignored."""
     ops = run.ops
     writers: dict[str, list[tf.Operation]] = {}
     readers: dict[str, list[tf.Operation]] = {}

@@ -39,7 +39,7 @@ class Basis:
     columns: tuple[tuple[str, int], ...] = ()
 
     def save(self, path: str | os.PathLike) -> str:
-        """Writes the rows to `path`, a `.npy` file, and describes the columns in a `.json` next to it; returns the path.
+        """Writes the rows to `path`, a `.npy` file, and describes columns in a `.json` next to it; returns the path.
 
         Raises:
           OSError: they cannot be written, or the `.json` file holds something else; then nothing is written.
