@@ -1,8 +1,8 @@
-"""The documented interface: `npu_bridge.estimator.npu` with its modules, and the operators beside it.
+"""Holds the documented interface: `npu_bridge.estimator.npu` with its modules, and the operators next to it.
 
-Importing anything below lets sessions read the options in their settings, as `npu_bridge.npu_init` does: many scripts
-fill in an `NpuOptimizer` entry and import nothing but an operator. From then on ranks that train apart are told, and
-stock trainings hold the folder they save to. Ranks that save into one folder are told, too.
+Importing any module below makes sessions read the options in their settings, as `npu_bridge.npu_init` does: many
+scripts fill in an `NpuOptimizer` entry and import only an operator. From then on ranks that train separate models or
+save into one folder cause a warning, and stock trainings hold the folder they save to.
 """
 
 from npu_bridge.base.lazy import attributes, submodules

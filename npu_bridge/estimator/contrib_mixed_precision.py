@@ -1,4 +1,4 @@
-"""`tf.contrib.mixed_precision`: loss scaling, as the managers and the optimizer of this package do it."""
+"""Provides `tf.contrib.mixed_precision`: loss scaling by the managers and the optimizer of this package."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = [
 
 
 class LossScaleOptimizer(NPULossScaleOptimizer):
-    """Trains with a scaled loss; a step with a gradient that is not finite changes nothing but the scale.
+    """Trains with a scaled loss; a step with a gradient that is not finite changes only the scale.
 
     Args:
-      opt: the optimizer to put it around.
-      loss_scale_manager: one of this module's.
+      opt: the optimizer that it wraps.
+      loss_scale_manager: a manager of this module.
     """
 
     def __init__(self, opt, loss_scale_manager):

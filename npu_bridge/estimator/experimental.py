@@ -1,4 +1,4 @@
-"""`npu_bridge.experimental`: the rank of this process and the number of ranks; its operators need a device."""
+"""Provides `npu_bridge.experimental`: this process's rank and the number of ranks; its operators need a device."""
 
 from __future__ import annotations
 

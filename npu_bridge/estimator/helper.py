@@ -1,4 +1,4 @@
-"""The raw operators by their own names."""
+"""Provides the raw operators by their own names."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _FLOAT_STATUS = ("npu_alloc_float_status", "npu_clear_float_status", "npu_get_fl
 
 
 def get_gen_ops() -> Any:
-    """An object with the raw operators as attributes, in snake case.
+    """Returns an object with the raw operators as attributes, in snake case.
 
-    Those that this package has under their documented names are the same functions; every other one raises
+    Operators that this package has under their documented names are the same functions; every other one raises
     NotImplementedError when it is called.
     """
     return _RawOperators()

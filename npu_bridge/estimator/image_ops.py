@@ -1,4 +1,4 @@
-"""Decoding a JPEG to the size that a model takes."""
+"""Decodes a JPEG to the size that a model takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decode_and_resize_jpeg(image: Any, size: Any) -> tf.Tensor:
 
 
 def decode_and_crop_and_resize_jpeg(image: Any, crop_size: Any, size: Any) -> tf.Tensor:
-    """As `decode_and_resize_jpeg`, of a part of the image.
+    """Decodes a part of an image as `decode_and_resize_jpeg` does.
 
     Args:
       image, size: as in `decode_and_resize_jpeg`.

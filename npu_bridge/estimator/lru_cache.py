@@ -1,4 +1,4 @@
-"""`LruCache`, a cache of the NPU stack that is not available here."""
+"""Defines `LruCache`, a cache of the NPU stack that is not available here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Further operators, computed by TensorFlow; `docs/operators.md` has the formulas."""
+"""Computes further operators by TensorFlow; `docs/operators.md` has the formulas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npu_bridge.operators.unavailable import not_available, unavailable
 
 
 def fast_gelu(features: Any) -> tf.Tensor:
-    """x·σ(1.702·x).
+    """Computes x·σ(1.702·x).
 
     Args:
       features: float tensor.
@@ -22,7 +22,7 @@ def fast_gelu(features: Any) -> tf.Tensor:
 
 
 def fast_gelu_v2(x: Any, name: str | None = None) -> tf.Tensor:
-    """Gelu with a polynomial of second order instead of the error function; at most 0.019 away from it.
+    """Computes gelu with a polynomial of second order instead of the error function; at most 0.019 away from it.
 
     x·(sgn(x)·(a/2·(min(|x|/√2, -b) + b)² + 0.5) + 0.5) with a = -0.2888, b = -1.769.
 
@@ -37,7 +37,7 @@ def fast_gelu_v2(x: Any, name: str | None = None) -> tf.Tensor:
 
 
 def centralization(x: Any, axes: Any, name: str | None = None) -> tf.Tensor:
-    """x without its mean over some axes.
+    """Subtracts the mean of x over some axes.
 
     Args:
       x: float tensor.
@@ -49,7 +49,7 @@ def centralization(x: Any, axes: Any, name: str | None = None) -> tf.Tensor:
 
 
 def prelu(x: Any, weight: Any) -> tf.Tensor:
-    """max(x, 0) + weight·min(x, 0).
+    """Computes max(x, 0) + weight·min(x, 0).
 
     Args:
       x: float tensor.
@@ -61,7 +61,7 @@ def prelu(x: Any, weight: Any) -> tf.Tensor:
 def dropout_v3(
     x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None
 ) -> tf.Tensor:
-    """`npu_ops.dropout`: arguments, result and errors are the same."""
+    """Calls `npu_ops.dropout`: arguments, result and errors are the same."""
     return dropping.dropout(x, keep_prob, noise_shape, seed, name, "npu_aicore_ops.dropout_v3")
 
 
@@ -96,13 +96,13 @@ def layer_norm(
     epsilon: float = 1e-7,
     name: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """gamma·(x - mean) / √(variance + epsilon) + beta.
+    """Computes gamma·(x - mean) / √(variance + epsilon) + beta.
 
     Args:
       x: float tensor of known rank.
       gamma, beta: of the shape of x from `begin_params_axis` on.
-      begin_norm_axis: the first axis of those that mean and variance are taken over.
-      begin_params_axis: the first axis that gamma and beta have.
+      begin_norm_axis: the first of the axes over which mean and variance are taken.
+      begin_params_axis: the first of the axes that gamma and beta have.
       epsilon: as in the formula.
       name: scope of the ops.
     Returns:
@@ -116,7 +116,7 @@ def layer_norm(
 
 
 def nonzero(x: Any, transpose: bool = False, output_type: Any = tf.int64, name: str | None = None) -> tf.Tensor:
-    """Indices of the elements that are not 0.
+    """Returns the indices of the elements that are not 0.
 
     Args:
       x: numeric or boolean tensor.

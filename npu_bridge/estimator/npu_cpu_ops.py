@@ -1,4 +1,4 @@
-"""Random choices, warping and stateless dropout; what needs device memory or a service says so when it is called."""
+"""Implements random choices, warping and stateless dropout; operators that need a device raise an error when called."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ __all__ = [
 def randomchoicewithmask(x: Any, count: int, seed: int = 0, seed2: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
     """Chooses at random among the places where a boolean tensor is True.
 
+    Chooses at random among the positions where a boolean tensor is True.
     Args:
       x: boolean tensor of any rank.
-      count: how many places, without repetition; 0 for all.
+      count: number of positions, without repetition; 0 for all.
       seed, seed2: both 0 for another choice each time.
     Returns:
-      Places, int32 [count, rank], and a mask [count]: where there are fewer places than asked for, rows of 0 follow
+      Positions, int32 [count, rank], and a mask [count]: if there are fewer positions than asked for, rows of 0 follow
       whose mask is False.
     Raises:
       ValueError: `count` is negative.
@@ -46,12 +47,12 @@ def randomchoicewithmask(x: Any, count: int, seed: int = 0, seed2: int = 0) -> t
 
 
 def stateless_random_choice_with_mask(x: Any, count: int, seed: Any, offset: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """As `randomchoicewithmask`; the same seed and offset, integers or scalar tensors, always choose the same."""
+    """Chooses as `randomchoicewithmask`; the choice depends only on seed and offset, integers or scalar tensors."""
     return positions.stateless_random_choice(x, count, seed, offset, "npu_cpu_ops.stateless_random_choice_with_mask")
 
 
 def dense_image_warp(image: Any, flow: Any, name: str | None = None) -> tf.Tensor:
-    """output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]], interpolated linearly in both directions.
+    """Returns output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]], interpolated in both directions.
 
     Args:
       image: [N, H, W, C].
@@ -67,7 +68,7 @@ def dense_image_warp(image: Any, flow: Any, name: str | None = None) -> tf.Tenso
 
 
 def stateless_dropout(x: Any, noise_shape: Any, p: Any, seed: Any, offset: Any) -> tf.Tensor:
-    """Dropout that drops the same elements whenever seed and offset are the same.
+    """Drops the same elements whenever seed and offset are the same.
 
     Args:
       x: float tensor.

@@ -1,4 +1,4 @@
-"""Deformable convolution."""
+"""Implements deformable convolution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def deformable_conv2d(
     modulated: bool = True,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Deformable convolution of the second version: each tap looks beside its pixel, and has a weight of its own.
+    """Computes a deformable convolution of version 2: each tap has its own offset from its pixel, and its own weight.
 
     Between pixels the value is interpolated linearly in both directions; outside the image it is 0.
 
@@ -35,13 +35,13 @@ def deformable_conv2d(
       x: [N, H, W, C], or [N, C, H, W].
       filter: [kh, kw, C / groups, F].
       offsets: as x, with the height and width of the result and 3·deformable_groups·kh·kw channels: first the offsets
-        to the right of all taps, then those downwards, then the weights. Within each, groups come before taps.
+        of all taps to the right, then downwards, then the weights. Within each, groups come before taps.
       strides, dilations: four integers in the order of `data_format`; by default 1.
       pads: top, bottom, left, right; by default 0.
       data_format: "NHWC" or "NCHW".
       groups: groups of the convolution.
-      deformable_groups: groups of channels with offsets of their own.
-      modulated: True.
+      deformable_groups: groups of channels with their own offsets.
+      modulated: must be True.
       name: scope of the ops.
     Returns:
       [N, H', W', F], or [N, F, H', W'].

@@ -1,4 +1,4 @@
-"""The operators of the documented interface, computed by TensorFlow.
+"""Provides the operators of the documented interface, computed by TensorFlow.
 
 They work in a TF 1 graph, in a `tf.function` and eagerly. `docs/operators.md` has the formulas.
 """
@@ -43,15 +43,15 @@ def initialize_system(name: str | None = None) -> tf.Operation | None:
     Args:
       name: of the op.
     Returns:
-      An op that scripts run once; it has nothing left to do. None eagerly.
-    Ranks: with several ranks, Horovod starts here unless it runs already.
+      An op that scripts run once and that does nothing more; None eagerly.
+    Ranks: with several ranks, Horovod starts here unless it already runs.
     """
     collective.current()
     return tf.no_op(name=name or "initialize_system")
 
 
 def shutdown_system(name: str | None = None) -> tf.Operation | None:
-    """Returns an op that does nothing: communication ends with the process. The counterpart of `initialize_system`."""
+    """Returns an op that does nothing, the counterpart of `initialize_system`: communication ends with the process."""
     return tf.no_op(name=name or "shutdown_system")
 
 
@@ -62,23 +62,23 @@ NPUShutdown = shutdown_system
 def dropout(
     x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None, **others: Any
 ) -> tf.Tensor:
-    """Keeps elements with a probability, multiplied by its inverse; the others become 0.
+    """Keeps elements with a probability and multiplies them by its inverse; the others become 0.
 
-    It always drops: a script that evaluates passes `keep_prob=1.0` then. Its gradient drops the same elements.
+    It always drops: for evaluation a script must pass `keep_prob=1.0`. Its gradient drops the same elements.
 
     Args:
       x: float tensor.
       keep_prob: probability to keep an element, a number in (0, 1] or a scalar tensor. 1.0 returns x itself.
       noise_shape: shape of the random choice, which broadcasts to x; None for x's own.
-      seed: as operators of TensorFlow take it.
+      seed: as in operators of TensorFlow.
       name: of the op.
-      **others: `is_training` or `training`, which scripts carry over from the dropout they had; accepted with a
-        warning. False, a boolean tensor too, keeps everything.
+      **others: `is_training` or `training`, left over from another dropout; accepted with a
+        warning. False, also as a boolean tensor, keeps everything.
     Returns:
       Tensor of the shape and dtype of x.
     Raises:
       ValueError: x is not a float tensor, or `keep_prob` is a number outside (0, 1].
-      TypeError: another keyword.
+      TypeError: another keyword is given.
     """
     for keyword in others:
         keep_prob = _kept_unless_training(keyword, others[keyword], keep_prob)
@@ -105,7 +105,7 @@ def LARSV2(  # noqa: N802 - the documented name
     use_clip: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """A gradient scaled to its weight: c·(g + weight_decay·w), c = hyperpara·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
+    """Scales a gradient to its weight: c·(g + weight_decay·w), c = hyperpara·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
 
     Args:
       input_weight, input_grad: weight and gradient.
@@ -129,7 +129,7 @@ def LARS(  # noqa: N802 - the documented name
     epsilon: float = 0.00001,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """The rule of `LARSV2` without clipping for lists of weights and gradients.
+    """Applies the rule of `LARSV2` without clipping to lists of weights and gradients.
 
     Returns:
       List of scaled gradients.
@@ -158,7 +158,7 @@ def basic_lstm_cell(
     activation: str,
     name: str | None = None,
 ) -> tuple[tf.Tensor, ...]:
-    """One LSTM step: [x, h]·w + b holds the gates i, j, f, o; c' = σ(f + forget_bias)·c + σ(i)·tanh(j).
+    """Computes an LSTM step: [x, h]·w + b holds the gates i, j, f, o; c' = σ(f + forget_bias)·c + σ(i)·tanh(j).
 
     Args:
       x: [B, D].
@@ -201,7 +201,7 @@ def adam_apply_one_assign(
     add2_y: Any,
     name: str | None = None,
 ) -> tf.Operation | None:
-    """A step of Adam without bias correction: m ← β1·m + (1-β1)·g, v ← β2·v + (1-β2)·g², var ← var - lr·m/(√v + ε).
+    """Makes an Adam step without bias correction: m ← β1·m + (1-β1)·g, v ← β2·v + (1-β2)·g², var ← var - lr·m/(√v + ε).
 
     Args:
       input0: gradient g.
@@ -211,7 +211,7 @@ def adam_apply_one_assign(
       add2_y: ε.
       name: scope of the ops.
     Returns:
-      The op to run; None eagerly, where it is done.
+      The op to run; None eagerly, where the step is already done.
     Raises:
       TypeError: one of the three is not a variable.
     """
@@ -235,7 +235,7 @@ def adam_apply_one_with_decay_assign(
     add2_y: Any,
     name: str | None = None,
 ) -> tf.Operation | None:
-    """As `adam_apply_one_assign` with weight decay: var ← var - lr·(m/(√v + ε) + mul4_x·var)."""
+    """Makes the step of `adam_apply_one_assign` with weight decay: var ← var - lr·(m/(√v + ε) + mul4_x·var)."""
     where = "npu_ops.adam_apply_one_with_decay_assign"
     with tf.name_scope(name or "adam_apply_one_with_decay_assign"):
         moments = Moments(mul0_x, mul1_x, mul2_x, mul3_x)
@@ -243,13 +243,13 @@ def adam_apply_one_with_decay_assign(
 
 
 def scatter_elements(data: Any, indices: Any, updates: Any, axis: int = 0, name: str | None = None) -> tf.Tensor:
-    """A copy of data with single elements replaced: for axis 0, out[indices[i, j], j] = updates[i, j].
+    """Copies data with single elements replaced: for axis 0, out[indices[i, j], j] = updates[i, j].
 
     Args:
       data: tensor.
       indices: integers, as many axes as data.
       updates: of the shape of indices.
-      axis: the axis that indices count along.
+      axis: the axis to which the indices refer.
       name: scope of the ops.
     Raises:
       ValueError: indices and updates differ in shape, or there is no such axis.
@@ -261,7 +261,7 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int = 0, name:
 def k_means_centroids(
     x: Any, y: Any, sum_square_y: Any, sum_square_x: Any, use_actual_distance: bool = False, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gives each row of x to its nearest centroid, and adds up.
+    """Assigns each row of x to its nearest centroid, and adds rows up by centroid.
 
     Args:
       x: rows [m, d].
@@ -287,11 +287,11 @@ def outfeed_enqueue_op(channel_name: str, inputs: Sequence[Any], name: str | Non
     """Puts tensors into a channel, from which any other graph of the process can read them.
 
     Args:
-      channel_name: the channel; made when it is first named.
+      channel_name: the channel; created at its first use.
       inputs: list of tensors.
       name: scope of the op.
     Returns:
-      The op to run; None eagerly, where it is done.
+      The op to run; None eagerly, where it has already run.
     """
     with tf.name_scope(name or "outfeed_enqueue"):
         return channels.write(channel_name, inputs)
@@ -300,9 +300,9 @@ def outfeed_enqueue_op(channel_name: str, inputs: Sequence[Any], name: str | Non
 def outfeed_dequeue_op(
     channel_name: str, output_types: Sequence[Any], output_shapes: Sequence[Any], name: str | None = None
 ) -> list[tf.Tensor]:
-    """Reads what was put into a channel, and waits for it.
+    """Reads tensors from a channel, and waits for them.
 
-    Waiting takes one of the threads that run operators: end a channel with `stop_outfeed_dequeue_op`. The channel
+    Waiting occupies one of the threads that run operators: end a channel with `stop_outfeed_dequeue_op`. The channel
     `_npu_log` ends at once, as prints reach standard error without it.
 
     Args:
@@ -318,15 +318,15 @@ def outfeed_dequeue_op(
 
 
 def channel_get_next(channel_name: str, output_types: Sequence[Any], output_shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Short for `outfeed_dequeue_op`."""
+    """Calls `outfeed_dequeue_op`."""
     return outfeed_dequeue_op(channel_name, output_types, output_shapes)
 
 
 def stop_outfeed_dequeue_op(channel_name: str, name: str | None = None) -> tf.Operation | None:
-    """Ends a channel: who has read what is in it gets `tf.errors.OutOfRangeError`.
+    """Ends a channel: reading beyond its contents raises `tf.errors.OutOfRangeError`.
 
     Returns:
-      The op to run; None eagerly, where it is done.
+      The op to run; None eagerly, where it has already run.
     """
     with tf.name_scope(name or "stop_outfeed_dequeue"):
         return channels.end(channel_name)

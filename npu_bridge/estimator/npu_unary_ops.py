@@ -1,4 +1,4 @@
-"""Operators of one tensor."""
+"""Provides operators of one tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["gelu", "npu_unary_ops"]
 
 
 def gelu(x: Any) -> tf.Tensor:
-    """0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))): `tf.nn.gelu(x, approximate=True)`.
+    """Computes 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), as `tf.nn.gelu(x, approximate=True)`.
 
     Args:
       x: float tensor.

@@ -1,4 +1,4 @@
-"""The two parts of a LAMB step, and PReLU."""
+"""Provides the two parts of a LAMB step, and PReLU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lamb_apply_optimizer_assign(
     weight_decay_rate: Any,
     name: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The direction of a LAMB step: m̂/(√v̂ + ε) + do_use_weight·weight_decay_rate·var; m and v are updated in place.
+    """Returns a LAMB step's direction: m̂/(√v̂ + ε) + do_use_weight·weight_decay_rate·var; updates m and v in place.
 
     m ← β1·m + (1-β1)·g, v ← β2·v + (1-β2)·g², m̂ = m/(1 - β1^steps), v̂ = v/(1 - β2^steps).
 
@@ -57,12 +57,12 @@ def lamb_apply_optimizer_assign(
 def lamb_apply_weight_assign(
     input0: Any, input1: Any, input2: Any, input3: Any, input4: tf.Variable, name: str | None = None
 ) -> Any:
-    """Goes a LAMB step: var ← var - ratio·lr·update, ratio = ‖w‖/‖update‖ if both are above 0, else 1.
+    """Makes a LAMB step: var ← var - ratio·lr·update, ratio = ‖w‖/‖update‖ if both are above 0, else 1.
 
     Args:
       input0, input1: ‖w‖ and ‖update‖.
       input2: learning rate.
-      input3: update, the direction that `lamb_apply_optimizer_assign` gives.
+      input3: update, the direction that `lamb_apply_optimizer_assign` returns.
       input4: variable var; updated in place.
       name: scope of the ops.
     Returns:

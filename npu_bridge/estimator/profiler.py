@@ -1,4 +1,4 @@
-"""`Profiler`: a trace of the session runs inside a `with` block."""
+"""Defines `Profiler`: a trace of the session runs inside a `with` block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npu_bridge.base.errors import message, shown
 
 __all__ = ["Profiler"]
 
-# How much of TensorFlow's own work is traced: 1 is what users mark, 2 adds expensive operators, 3 all of them.
+# The levels of TensorFlow's host tracer: 1 traces events marked by users, 2 adds expensive operators, 3 all of them.
 _TRACED = {"L0": 1, "L1": 2, "L2": 3}
 _METRICS = (
     "ArithmeticUtilization",
@@ -27,11 +27,11 @@ _METRICS = (
 
 
 class Profiler:
-    """Writes a trace of what runs inside it, for the profile page of TensorBoard.
+    """Writes a trace of the runs inside it, for the profile page of TensorBoard.
 
-    For scripts with sessions of their own; a run configuration has `profiling_config`. The first run of a graph
-    prepares it: run once before, and trace a few runs, as a trace is kept in memory until it ends. With several ranks
-    each writes to a folder `rank_<n>` of its own.
+    For scripts that open sessions; a run configuration has `profiling_config`. The first run of a graph
+    prepares it: run once before, and trace only a few runs, as a trace is kept in memory until it ends. With several
+    ranks each writes to its own folder `rank_<n>`.
 
     Args:
       level: "L0", "L1" or "L2", from few events to all.
@@ -40,7 +40,7 @@ class Profiler:
       output_path: an existing folder; by default the working directory.
     Raises:
       ValueError: a value is not a string or not one of these, or the folder does not exist.
-      RuntimeError: on entering, when another trace is being written, this one's included, or PROFILING_MODE asks for
+      RuntimeError: on entering, when a trace is already being written, also by this object, or PROFILING_MODE asks for
         one.
     Ranks: local.
     Example:
@@ -71,7 +71,7 @@ class Profiler:
         self.stop()
 
     def start(self) -> None:
-        """Begins the trace, as entering does."""
+        """Begins the trace, as entering the block does."""
         if environment.is_flag_on("PROFILING_MODE"):
             raise RuntimeError(_nesting("PROFILING_MODE is on", "Unset PROFILING_MODE."))
         ranks = collective.current()
@@ -85,7 +85,7 @@ class Profiler:
         self._is_running = True
 
     def stop(self) -> None:
-        """Ends the trace and writes it, as leaving does; does nothing when it has ended."""
+        """Ends the trace and writes it, as leaving the block does; calling it again has no effect."""
         if self._is_running:
             self._is_running = False
             tf.profiler.experimental.stop()

@@ -1,4 +1,4 @@
-"""`ScopedGraphManager`: the scope around the run that initialises variables."""
+"""Defines `ScopedGraphManager`: the scope around the run that initialises variables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["ScopedGraphManager"]
 
 
 class ScopedGraphManager:
-    """On the NPU stack, frees the graph that initialises variables; here sessions keep nothing that could be freed.
+    """Has no effect here; on the NPU stack it frees the graph that initialises variables.
 
-    Put it around the run of the initialiser and around nothing else.
+    Put only the run of the initialiser inside it.
 
     Ranks: local.
     Example:
@@ -29,8 +29,8 @@ class ScopedGraphManager:
         self.stop()
 
     def start(self) -> None:
-        """Does what entering does: a line in the log, once."""
+        """Logs a line once, as entering the block does."""
         say_once(logging.INFO, "ScopedGraphManager: has no effect on stock TensorFlow.")
 
     def stop(self) -> None:
-        """Does nothing, as does leaving."""
+        """Does nothing, as leaving the block."""

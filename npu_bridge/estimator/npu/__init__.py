@@ -1,4 +1,4 @@
-"""Run configuration, estimator, optimizers, loss-scale managers and hooks, each in the module its page names."""
+"""Holds run configuration, estimator, optimizers, loss-scale managers and hooks, each in its documented module."""
 
 from npu_bridge.base.lazy import attributes, submodules
 

@@ -1,4 +1,4 @@
-"""Small checks of arguments, most of which scripts import from `util`."""
+"""Checks arguments; scripts import most of these functions from `util`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def as_npu_config(config: Any) -> str:
     usual = tf.estimator.RunConfig()
     given = {name: getattr(config, name) for name in _OF_RUN_CONFIG if getattr(config, name) != getattr(usual, name)}
     texts = [f"{name}={value!r}" for name, value in given.items() if value is not None]
-    # What is too long to write out.
+    # Values that are too long to write out.
     texts += [f"{name}=config.{name}" for name in _KEPT_OF_RUN_CONFIG if getattr(config, name) is not None]
     return f"Write NPURunConfig({', '.join(texts)})."
 
@@ -82,8 +82,8 @@ def check_positive_integer(value: Any, name: str) -> None:
     """Checks for an integer of at least 1; a bool counts as an integer.
 
     Raises:
-      TypeError: not an int.
-      ValueError: below 1.
+      TypeError: it is not an int.
+      ValueError: it is below 1.
     """
     _check(Integer(1), value, name)
 
@@ -92,8 +92,8 @@ def check_nonnegative_integer(value: Any, name: str) -> None:
     """Checks for an integer of at least 0; a bool counts as an integer.
 
     Raises:
-      TypeError: not an int.
-      ValueError: below 0.
+      TypeError: it is not an int.
+      ValueError: it is below 0.
     """
     _check(Integer(0), value, name)
 
@@ -102,21 +102,21 @@ def check_bool_type(value: Any, name: str) -> None:
     """Checks for True or False.
 
     Raises:
-      TypeError: neither.
+      TypeError: it is neither.
     """
     _check(Boolean(only_bool=True), value, name)
 
 
 def convert_bool_to_int(value: Any) -> int:
-    """1 for True, 0 for False, -1 for anything else."""
+    """Returns 1 for True, 0 for False, -1 for anything else."""
     return int(value) if isinstance(value, bool) else -1
 
 
 def format_string(value: str | None, name: str) -> str:
-    """The text itself, empty for None.
+    """Returns the text unchanged, or an empty one for None.
 
     Raises:
-      TypeError: neither text nor None.
+      TypeError: the value is neither text nor None.
     """
     if value is None:
         return ""
@@ -126,7 +126,7 @@ def format_string(value: str | None, name: str) -> str:
 
 
 def check_profiling_options(profiling_options: Iterable[str] = ()) -> str:
-    """The profiling options joined by `:`.
+    """Joins the profiling options by `:`.
 
     Raises:
       ValueError: none is given, or one is unknown.
@@ -141,7 +141,7 @@ def check_profiling_options(profiling_options: Iterable[str] = ()) -> str:
 
 
 def check_path(path: str) -> str:
-    """The real path of an existing directory that can be read and written.
+    """Returns the real path of an existing directory that can be read and written.
 
     Raises:
       ValueError: there is no such directory, or permission is missing.
@@ -153,7 +153,7 @@ def check_aoe_mode(aoe_mode: str) -> None:
     """Checks for a tuning mode.
 
     Raises:
-      ValueError: not "1", "2" or "4".
+      ValueError: it is not "1", "2" or "4".
     """
     try:
         check_not_none(aoe_mode, "aoe_mode")
@@ -163,7 +163,7 @@ def check_aoe_mode(aoe_mode: str) -> None:
 
 
 def check_root_rank(owner: str, root_rank: Any) -> None:
-    """ValueError unless it is a rank; with a single rank it has no effect."""
+    """Raises ValueError unless the value is a rank; does nothing with a single rank."""
     size = collective.current().size
     if size > 1 and root_rank not in range(size):
         raise ValueError(
@@ -172,7 +172,7 @@ def check_root_rank(owner: str, root_rank: Any) -> None:
 
 
 def check_model_dir(folder: str) -> None:
-    """OSError unless checkpoints can be written to a folder, which is made if need be; any remote one is fine."""
+    """Raises OSError unless checkpoints can be written to a folder; creates it if needed. Accepts any remote folder."""
     if "://" in folder:
         return
     try:
@@ -186,7 +186,7 @@ def check_model_dir(folder: str) -> None:
 
 
 def tell_uncounted() -> None:
-    """Warns on rank 0 of a training step that nobody counts, which TensorFlow at best says later, and five times."""
+    """Warns on rank 0 that training steps are not counted; TensorFlow's warning, if any, comes later, and five times."""
     explain_global_step()
     if collective.current().rank == 0:
         problem = "no step is counted: a number of steps is never reached, and every checkpoint is one of step 0"
@@ -199,7 +199,7 @@ def tell_uncounted() -> None:
 
 
 def check_steps_are_counted(graph: tf.Graph) -> None:
-    """Warns if optimizers of this package train a graph that has a global step, and nothing there increases it."""
+    """Warns if optimizers of this package train a graph whose global step is never increased."""
     global_step = global_step_of(graph)
     if pipelines_in(graph) and isinstance(global_step, tf.Variable) and not is_changed_anywhere(global_step):
         tell_uncounted()
@@ -212,10 +212,10 @@ def _check(kind: Integer | Boolean, value: Any, name: str) -> None:
 
 
 def accept_tpu_keywords(keywords: Iterable[str]) -> None:
-    """Says once that arguments of a TPUEstimator have no effect.
+    """Warns once that arguments of a TPUEstimator have no effect.
 
     Raises:
-      TypeError: for any other.
+      TypeError: another keyword is given.
     """
     for name in keywords:
         if name not in _TPU_KEYWORDS:
@@ -227,10 +227,10 @@ def accept_tpu_keywords(keywords: Iterable[str]) -> None:
 
 
 def resolve_model_dir(model_dir: str | None, config: Any) -> str:
-    """The folder of an Estimator: as given, or that of its config, or a new one in the working directory.
+    """Returns the folder of an Estimator: as given, or that of its config, or a new one in the working directory.
 
     Raises:
-      ValueError: two different ones are given.
+      ValueError: two different folders are given.
     """
     if model_dir is not None and config.model_dir is not None and model_dir != config.model_dir:
         raise ValueError(

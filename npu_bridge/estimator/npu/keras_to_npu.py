@@ -1,4 +1,4 @@
-"""`model_to_npu_estimator`: a Keras model as an `NPUEstimator`."""
+"""Defines `model_to_npu_estimator`: a Keras model as an `NPUEstimator`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def model_to_npu_estimator(
     config=None,
     job_start_file="",
 ):
-    """An `NPUEstimator` that trains a compiled Keras model, from the weights it has.
+    """Makes an `NPUEstimator` that trains a compiled Keras model, from its current weights.
 
-    So a Keras model trains with `iterations_per_loop`, with hooks, and from checkpoints. Callbacks do not reach it.
+    So a Keras model trains with `iterations_per_loop`, with hooks, and from checkpoints. Callbacks are not used.
 
     Args:
       keras_model: a compiled Sequential or functional model.
-      keras_model_path: instead, the file of a saved one.
-      custom_objects: dict of the classes and functions that loading it needs, by name.
+      keras_model_path: instead, the file of a saved model.
+      custom_objects: dict of the classes and functions needed to load it, by name.
       model_dir: folder of checkpoints, as in `NPUEstimator`; the model's weights are saved to its folder `keras`.
       checkpoint_format: "saver" or "checkpoint", in which the weights are saved.
       config: an `NPURunConfig`.
@@ -41,8 +41,8 @@ def model_to_npu_estimator(
     Returns:
       The estimator. Its features are dicts by the names of the model's inputs, or the single input.
     Raises:
-      ValueError: not exactly one of model and path is given, the model is of another kind or not compiled, or
-        `checkpoint_format` or `config` is none.
+      ValueError: not exactly one of model and path is given, the model is of another kind or not compiled,
+        `checkpoint_format` is unknown, or `config` is not an `NPURunConfig`.
     Ranks: local; in training all get the weights of rank 0, which alone writes.
     """
     if not isinstance(config, NPURunConfig):
@@ -57,7 +57,7 @@ def model_to_npu_estimator(
         keras_model = tf.keras.models.load_model(keras_model_path, custom_objects=custom_objects)
     _check_kind(keras_model)
     model_dir = resolve_model_dir(model_dir, config)
-    # Ranks may share the folder: above 0, the weights go to one that lasts as long as the estimator.
+    # Ranks can share the folder: on ranks above 0, weights go to a temporary one that lasts as long as the estimator.
     own_folder = temporary_folder() if collective.current().rank > 0 else None
     weights_dir = model_dir if own_folder is None else own_folder.name
     stock = tf.compat.v1.keras.estimator.model_to_estimator(

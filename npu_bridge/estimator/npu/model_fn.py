@@ -20,19 +20,19 @@ _MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
 class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
-    """What a `model_fn` returns: an `EstimatorSpec` with an optional `host_call`.
+    """The result of a `model_fn`: an `EstimatorSpec` with an optional `host_call`.
 
     Args:
       mode, predictions, loss, train_op, eval_metric_ops, export_outputs, training_chief_hooks, training_hooks,
         scaffold, evaluation_hooks, prediction_hooks: as in `tf.estimator.EstimatorSpec`.
       host_call: pair of a function and the list, tuple or dict of tensors it is called with, for an `NPUEstimator` in
-        training and evaluation. It is called once, when the graph is built; the operators it returns, and the
+        training and evaluation. It is called once, when the graph is built. The operators it returns, and the
         `tf.summary` operators it makes, run with every step on rank 0, after the training step (in evaluation, after
         the loss). Writers of `tf.summary` are opened before the first step and flushed after the last.
     Raises:
-      ValueError: `host_call` is not such a pair; or there is no `loss`, in training no `train_op`.
+      ValueError: `host_call` is not such a pair; or `loss`, or in training `train_op`, is missing.
       TypeError: its first element cannot be called.
-      RuntimeError: the function takes another number of arguments than there are tensors.
+      RuntimeError: the numbers of tensors and of the function's arguments differ.
     """
 
     def __new__(
@@ -75,7 +75,7 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
 
 
 def model_fn_under_options(model_fn, options, has_params):
-    """The user's model function, built under the options and given those of the other arguments that it names."""
+    """Wraps the user's model function: builds it under the options, and passes those other arguments that it names."""
     parameters = dict(inspect.signature(model_fn).parameters)
     for bound in getattr(model_fn, "keywords", ()):  # of a functools.partial
         parameters.pop(bound, None)
@@ -89,7 +89,7 @@ def model_fn_under_options(model_fn, options, has_params):
             f"{', '.join(parameters) or 'no arguments'}. Rename its arguments{', or add params' if is_deaf else ''}."
         )
 
-    @tf.autograph.experimental.do_not_convert  # which a strategy of tf.distribute would do to all that it calls
+    @tf.autograph.experimental.do_not_convert  # strategies of tf.distribute convert all functions that they call
     def build(features, labels, mode, params, config):
         of_graph.publish(options)
         session.prepare_graph(options, tf.compat.v1.get_default_graph(), is_of_one_run=True)
@@ -115,7 +115,7 @@ def model_fn_under_options(model_fn, options, has_params):
             spec = spec._replace(train_op=session.name_step(spec.train_op))
         return spec
 
-    def npu_model_fn(features, labels, mode, params, config):  # of which TensorFlow wants the arguments by name
+    def npu_model_fn(features, labels, mode, params, config):  # TensorFlow needs the arguments by name
         return build(features, labels, mode, params, config)
 
     return npu_model_fn
@@ -126,7 +126,7 @@ def _with_host_call(spec):
         return spec
     is_training = spec.mode == tf.estimator.ModeKeys.TRAIN
     host_op = session.call_on_host(*spec._host_call, after=spec.train_op if is_training else spec.loss)
-    # Part of the step, so that a loop runs it every time; nothing is left to fetch.
+    # Part of the step, so that a loop runs it every time; the hook fetches nothing.
     hook = NPUInfeedOutfeedSessionHook([], "host_call")
     if is_training:
         return spec._replace(

@@ -1,4 +1,4 @@
-"""Keras callbacks of the documented interface."""
+"""Defines Keras callbacks of the documented interface."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 
 
 class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
-    """Gives every rank the values that `root_rank` starts with, before the first batch of training.
+    """Broadcasts the start values of `root_rank` to all ranks, before the first batch of training.
 
-    All that training goes on from is sent: weights, batch statistics, and the optimizer with its slots, its learning
-    rate, the loss scale and its counters, and whatever `adapt` has taught layers. So a job in which only `root_rank`
-    loaded a model goes on from there on every rank. It happens once in the life of this object; evaluation does not
-    count. A model without an input shape has no weights before its first batch; then it happens after that. With one
-    rank nothing is sent.
+    Everything that training resumes from is sent: weights, batch statistics, the optimizer with its slots, its learning
+    rate, the loss scale and its counters, and the state of layers after `adapt`. So a job in which only `root_rank`
+    loaded a model resumes from it on every rank. The broadcast happens once in the life of this object; evaluation does
+    not trigger it. A model without an input shape has no weights before its first batch, so the broadcast follows that
+    batch. With one rank nothing is sent.
 
-    It warns when nothing is trained: see `SkipsInARow`. It looks after ten steps and at the end of an epoch.
+    It warns when nothing is trained: see `SkipsInARow`. It checks after ten steps and at the end of an epoch.
 
     Args:
       root_rank: the rank whose values are sent.
@@ -55,7 +55,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._is_done:
-            # What the first batch has left on each rank, such as its part of a sum, is the rank's own.
+            # Values that the first batch left on each rank, such as its part of a sum, are the rank's own.
             self._broadcast(getattr(self.model.optimizer, "variables_of_this_rank", ()))
         if self._first_batch is not None:
             self._first_batch.compare()
@@ -99,7 +99,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Assigns every initialised variable of the Keras graph the value it has on `root_rank`.
+    """Assigns every initialised variable of the Keras graph its value on `root_rank`.
 
     Args:
       root_rank: the rank whose values are sent.
@@ -126,7 +126,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 def _assignments(variables, root_rank):
     communicator = collective.current()
-    # Named by position: Keras numbers names by what a process has built before, which may differ between ranks.
+    # Named by position: Keras numbers names by what a process has built before, which can differ between ranks.
     return [
         variable.assign(communicator.broadcast(tf.convert_to_tensor(variable), root_rank, f"keras_variable_{position}"))
         for position, variable in enumerate(variables)
@@ -134,7 +134,7 @@ def _assignments(variables, root_rank):
 
 
 def _check_alike(variables, run):
-    """A broadcast of different lists would wait for ever, or mix variables up."""
+    """Checks that ranks have the same variables: otherwise a broadcast would wait forever, or mix variables up."""
     communicator = collective.current()
     text = ";".join(f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables)
     own = [communicator.rank, len(variables), zlib.crc32(text.encode())]

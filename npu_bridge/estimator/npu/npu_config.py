@@ -1,7 +1,7 @@
-"""The configuration objects: `NPURunConfig` and its helpers.
+"""Defines the configuration objects: `NPURunConfig` and its helpers.
 
-Parameters, defaults, order, types and checks come from the table in `npu_bridge.options`; this module says
-what the objects are and what `tf.estimator` sees of them.
+Parameters, defaults, order, types and checks come from the table in `npu_bridge.options`; this module defines
+the objects and their interface to `tf.estimator`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class NpuExecutePlacement(enum.Enum):
-    """Where an operator is meant to run on the NPU stack; recorded here."""
+    """The unit on which the NPU stack runs an operator; recorded here."""
 
     ALL = "all"
     CUBE = "cube"
@@ -105,24 +105,24 @@ class ExperimentalConfig(DeclaredConfig):
 class NPURunConfig(tf.estimator.RunConfig):
     """The configuration of a training, for `NPUEstimator` and for a plain `tf.estimator.Estimator`.
 
-    Adds the options below to `tf.estimator.RunConfig`. An illegal value or combination is an error here, at
-    construction; an option that is kept without having an effect on stock TensorFlow says so once at INFO.
-    `docs/options.md` lists what each option does. `npu-run --set NAME=VALUE` wins over what a script says.
+    Adds the options below to `tf.estimator.RunConfig`. An illegal value or combination raises an error here, at
+    construction; an option that is kept but has no effect on stock TensorFlow is logged once at INFO.
+    `docs/options.md` lists what each option does. `npu-run --set NAME=VALUE` overrides the values in a script.
 
-    A plain Estimator learns the options through its session: `session_config` holds them as an `NpuOptimizer`
+    A plain Estimator gets the options through its session: `session_config` holds them as an `NpuOptimizer`
     entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and
-    its model function is built under the options too: `hcom_parallel=False` needs that.
+    also builds its model function under the options, which `hcom_parallel=False` requires.
 
-    Keywords of `tf.estimator.RunConfig` that are not below, such as `device_fn`, are taken as there.
+    Keywords of `tf.estimator.RunConfig` that are not below, such as `device_fn`, are accepted too.
 
     Raises:
       TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
-    Ranks: only rank 0 writes checkpoints and summaries. What was given reads the same on every rank.
+    Ranks: only rank 0 writes checkpoints and summaries. The arguments read the same on every rank.
     """
 
     @classmethod
     def from_file(cls, path: str | os.PathLike, **overrides: Any) -> NPURunConfig:
-        """Builds the configuration a TOML file describes.
+        """Builds the configuration that a TOML file describes.
 
         Top-level keys are parameters; a table named like a helper parameter holds that helper's parameters:
 
@@ -133,12 +133,12 @@ class NPURunConfig(tf.estimator.RunConfig):
             dump_path = "dump"
             enable_dump = true
 
-        A table `[[stages]]` for each of `npu_bridge.stages` holds its class as `stage`, and its arguments; `stages` of
-        the configuration then has them.
+        A table `[[stages]]` for each of `npu_bridge.stages` holds its class as `stage`, and its arguments; the
+        configuration's `stages` returns them.
 
         Args:
           path: the file.
-          **overrides: parameters that win over the file, or that a file cannot hold (`session_config`,
+          **overrides: parameters that override the file, or that a file cannot hold (`session_config`,
             strategies).
         Raises:
           TypeError, ValueError: as from the constructor; the message starts with file, line and key.
@@ -184,7 +184,7 @@ class NPURunConfig(tf.estimator.RunConfig):
     def session_config(self) -> Any:
         """A copy of the session settings given, with an `NpuOptimizer` entry; None when none were given.
 
-        An Estimator then takes its own default settings and asks again.
+        An Estimator then uses its own default settings and asks again.
         """
         if self._session_config is None or not self.__dict__.get("_is_set_up"):
             return self._session_config
@@ -219,6 +219,6 @@ _HELPERS = {
 
 
 def _leave_together() -> None:
-    """Waits until rank 0 has saved, where ranks train together: they can read its checkpoint next."""
+    """Waits until rank 0 has saved, if ranks train together: they can read its checkpoint next."""
     if any(pipeline.communicates for pipeline in collections.pipelines_in(tf.compat.v1.get_default_graph())):
         wait_for_ranks("training_is_saved")

@@ -1,4 +1,4 @@
-"""Scripts import this module so that Keras `Dropout` uses the dropout of the device; here it is TensorFlow's already.
+"""Makes Keras `Dropout` use the dropout of the device on the NPU stack; here it is TensorFlow's already.
 
 Importing it changes nothing.
 """

@@ -1,4 +1,4 @@
-"""Recurrent layers that give every quantity of every time step.
+"""Defines recurrent layers that return every quantity of every time step.
 
 They are Keras layers, built at the first call, for TF 1 graphs as for `tf.function` and eager execution. Inputs and
 outputs are time-major.
@@ -19,46 +19,46 @@ from npu_bridge.operators.unavailable import not_available
 __all__ = ["DynamicAUGRU", "DynamicGRUV2", "DynamicRNN"]
 
 _UNIDIRECTIONAL, _BIDIRECTIONAL = "UNIDIRECTIONAL", "BIDIRECTIONAL"
-# The batch that `seq_length` is made for when the batch is unknown.
+# The batch size for `seq_length` when the batch is unknown.
 _USUAL_BATCH = 16
 
 
 def _kept(name: str) -> property:
-    """A read-only property for an argument of the constructor."""
+    """Makes a read-only property for an argument of the constructor."""
     return property(lambda layer: getattr(layer._arguments, name), doc=f"The argument `{name}` of the constructor.")
 
 
 class _DynamicLayer(tf.keras.layers.Layer):
-    """Base of the layers: keeps and checks the arguments, and makes the variable that all of them have.
+    """Base of the layers: keeps and checks the arguments, and makes the variable that all layers have.
 
     Args:
-      given: the local variables of the layer's constructor, which are its arguments.
+      given: the local variables of the layer's constructor: its arguments.
     """
 
     hidden_size, direction, cell_depth = _kept("hidden_size"), _kept("direction"), _kept("cell_depth")
     keep_prob, cell_clip, num_proj = _kept("keep_prob"), _kept("cell_clip"), _kept("num_proj")
     time_major, activation, is_training = _kept("time_major"), _kept("activation"), _kept("is_training")
-    # What no kernel of the NPU stack has: other values are refused instead of ignored.
+    # Arguments that no kernel of the NPU stack supports: other values are rejected instead of ignored.
     _fixed = {"cell_depth": 1, "keep_prob": 1, "cell_clip": -1, "num_proj": 0, "time_major": True, "activation": "tanh"}
 
     def __init__(self, given: dict[str, Any]):
         arguments = {name: value for name, value in given.items() if name not in ("self", "__class__")}
-        # Keras casts inputs to the dtype of a layer by itself, but not where a script has switched off version 2.
+        # Keras casts inputs to the dtype of a layer by itself, but not if a script has switched off version 2.
         super().__init__(name=type(self).__name__.lower(), dtype=arguments["dtype"], autocast=True)
         self._arguments = types.SimpleNamespace(**arguments)  # Keras would wrap a dictionary
         self._check()
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {**vars(self._arguments), "dtype": self.dtype}
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables for inputs [T, B, D]; ValueError when D is unknown."""
+        """Makes the variables for inputs [T, B, D]; raises ValueError when D is unknown."""
         steps, batch, depth = tf.TensorShape(input_shape).as_list()
         if depth is None:
             raise self._error("the depth of x is unknown", "[T, B, D] with known D", f"shape {input_shape}", "Set it.")
         self._make_weights(depth)
-        # Nothing reads it; checkpoints of the NPU stack hold it, under a name of no layer.
+        # Unused here; checkpoints of the NPU stack hold it, under a name that belongs to no layer.
         with tf.name_scope("dynamicbase/"):
             self._seq_length = tf.Variable(
                 tf.fill([_USUAL_BATCH if batch is None else batch], 1 if steps is None else steps),
@@ -104,7 +104,7 @@ class DynamicRNN(_DynamicLayer):
       direction: "UNIDIRECTIONAL" or "BIDIRECTIONAL".
       forget_bias: added to f.
       is_training: kept; has no effect.
-      cell_depth, use_peephole, keep_prob, cell_clip, num_proj, time_major, activation: have no other values.
+      cell_depth, use_peephole, keep_prob, cell_clip, num_proj, time_major, activation: only the defaults are allowed.
     Raises:
       ValueError: an argument has another value.
     """
@@ -139,13 +139,13 @@ class DynamicRNN(_DynamicLayer):
         weight: Any = None,
         bias: Any = None,
     ) -> list[tf.Tensor]:
-        """Runs over all steps.
+        """Runs the layer over all steps.
 
         Args:
           x: [T, B, D].
           seq_length: int [B]; past it y and the gates are 0 and the state stays. None for all steps.
           init_h, init_c: [1, B, H], or [2, B, H] for both directions; None for zeros.
-          weight, bias: instead of the variables.
+          weight, bias: used instead of the variables.
         Returns:
           y, h, c, i, j, f, o and tanh(c), each [T, B, H]; for both directions each [2, T, B, H], all in order of time.
         """
@@ -179,7 +179,7 @@ class DynamicGRUV2(_DynamicLayer):
       gate_order: order of the columns: "zrh" for update, reset, new, or "rzh".
       reset_after: whether the reset gate acts on the product with the hidden weights, or on the state before it.
       is_training: kept; has no effect.
-      cell_depth, keep_prob, cell_clip, num_proj, time_major, activation: have no other values.
+      cell_depth, keep_prob, cell_clip, num_proj, time_major, activation: only the defaults are allowed.
     Raises:
       ValueError: an argument has another value.
       NotImplementedError: both directions, which no kernel of the NPU stack has either.
@@ -205,7 +205,7 @@ class DynamicGRUV2(_DynamicLayer):
         super().__init__(locals())
 
     def call(self, x: tf.Tensor, seq_length: Any = None, init_h: Any = None) -> list[tf.Tensor]:
-        """Runs over all steps.
+        """Runs the layer over all steps.
 
         Args:
           x: [T, B, D].
@@ -255,7 +255,7 @@ class DynamicAUGRU(DynamicGRUV2):
     def call(  # type: ignore[override]  # the documented order of arguments
         self, x: tf.Tensor, weight_att: Any, seq_length: Any = None, init_h: Any = None
     ) -> list[tf.Tensor]:
-        """Runs over all steps.
+        """Runs the layer over all steps.
 
         Args:
           x, seq_length, init_h: as in `DynamicGRUV2`.
