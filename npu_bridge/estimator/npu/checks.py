@@ -186,7 +186,7 @@ def check_model_dir(folder: str) -> None:
 
 
 def tell_uncounted() -> None:
-    """Warns on rank 0 that training steps are not counted; TensorFlow's warning, if any, comes later, and five times."""
+    """Warns on rank 0 that training steps are not counted; TensorFlow warns later, if at all, and then five times."""
     explain_global_step()
     if collective.current().rank == 0:
         problem = "no step is counted: a number of steps is never reached, and every checkpoint is one of step 0"

@@ -1,4 +1,4 @@
-"""`NPUEstimator` and `NPUEstimatorSpec`."""
+"""Defines `NPUEstimator`, and `NPUEstimatorSpec` for import from here."""
 
 from __future__ import annotations
 
@@ -52,44 +52,45 @@ from npu_bridge.session.stop_together import StopTogether, may_stop
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
 _LOG = logger(__name__)
-# The second is that of an estimator made from a Keras model, when its checkpoints are of objects.
+# The second name is that of an estimator made from a Keras model, with object-based checkpoints.
 _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
 
 
 class NPUEstimator(tf.estimator.Estimator):
     """An `Estimator` that takes an `NPURunConfig` and gives every rank the same start.
 
-    With several ranks each training begins by sending rank 0's variables to the others (unless
-    `NPURunConfig(horovod_mode=True)` leaves that to the script), and how far training has come is decided by rank 0's
-    checkpoint, so that all ranks stop together. Every rank logs its loss each `log_step_count_steps` of its
-    `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (at least
-    each `save_summary_steps`, where that is set), makes the page `report.html` and a summary with a `ReportHook`,
-    unless hooks contain such, and tells of each evaluation in a line; a `StragglerHook` of all ranks names slow ones;
-    none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
-    contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on
-    all ranks, unless hooks contain a saver.
-    Where checkpoints are saved, a training ends after a whole step when the job is asked to stop (`StopHook`), and the
-    process with exit code 75.
+    With several ranks each training begins with a broadcast of rank 0's variables (unless
+    `NPURunConfig(horovod_mode=True)` leaves that to the script), and rank 0's checkpoint defines the step reached, so
+    that all ranks stop together. Where `log_step_count_steps` of the `NPURunConfig` is set, every rank logs its loss
+    at that interval. Rank 0 then shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (at
+    least each `save_summary_steps`, if set), makes the page `report.html` and a summary with a `ReportHook`, unless the
+    hooks contain such, and reports each evaluation in a line; a `StragglerHook` of all ranks names slow ones. A
+    `LossScaleCollapseHook` ends a training that only skips steps, unless the hooks contain one with another limit.
+    Rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on all ranks, unless the hooks contain
+    a saver.
+    If checkpoints are saved, a training ends after a whole step when the job is asked to stop (`StopHook`), and the
+    process exits with code 75.
     With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`, ranks with unequal numbers of batches
     end together.
-    What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
-    prediction. Only rank 0 exports to the folder asked for: on others the methods return a folder of their own, which
-    is gone with the process.
+    Session options (dumps, a profile, determinism, the GPU to use) apply to training, evaluation and prediction. Only
+    rank 0 exports to the given folder: on other ranks the methods return a temporary folder, which is deleted when the
+    process ends.
 
     Args:
-      model_fn: function of `features` and, as it likes, `labels`, `mode`, `params`, `config`.
+      model_fn: function of `features` and, optionally, `labels`, `mode`, `params`, `config`.
       model_dir: folder of checkpoints and summaries. By default that of `config`; if that has none either, a new
         folder `model_dir_` and ten random characters in the working directory.
       config: an `NPURunConfig`.
-      params: dict handed to `model_fn`.
-      job_start_file: JSON file of the job, of which `local_checkpoint_dir` is read; ranks are known from the launcher.
+      params: dict passed to `model_fn`.
+      job_start_file: JSON file of the job, of which only `local_checkpoint_dir` is read; ranks come from the launcher.
       warm_start_from: as in `tf.estimator.Estimator`. By default the checkpoint that `job_start_file` names, or without
         such a file the environment variable `LOCAL_CHECKPOINT_DIR`, else `RESTORE_FROM`.
-      **of_tpu: arguments of a `TPUEstimator`, such as `use_tpu` and `train_batch_size`, which scripts carry over;
+      **of_tpu: arguments of a `TPUEstimator`, such as `use_tpu` and `train_batch_size`, left over in scripts;
+        accepted with a warning, without effect.
         accepted with a warning, without effect.
     Raises:
       ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, the two model
-        folders differ, `job_start_file` is malformed, or there is no checkpoint where it or a variable says.
+        folders differ, `job_start_file` is malformed, or the checkpoint that it or a variable names does not exist.
       TypeError: a number in `job_start_file` is not an int.
       RuntimeError: `job_start_file` is for another number of ranks.
     """
@@ -119,8 +120,8 @@ class NPUEstimator(tf.estimator.Estimator):
         self._as_given = config.replace(model_dir=self.model_dir)  # without the session settings of the base class
         self._precision = precision
         self._has_trained = self._has_ended = False
-        self._history = None  # of the latest training
-        self._timed = []  # hooks of a training that is going on
+        self._history = None  # history of the latest training
+        self._timed = []  # hooks of a training in progress
         self._places = None
         self._end_together = None
         self._stragglers = StragglerHook()
@@ -130,13 +131,13 @@ class NPUEstimator(tf.estimator.Estimator):
         precision.prepare(self._session_config)
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):
-        """Trains as `tf.estimator.Estimator.train`; with several ranks, rank 0 knows how far training has come.
+        """Trains as `tf.estimator.Estimator.train`; with several ranks, rank 0's checkpoint defines the step reached.
 
         Raises:
-          DamagedCheckpointError: (a RuntimeError) the checkpoint to go on from is damaged; under `npu-run --restarts`,
+          DamagedCheckpointError: (a RuntimeError) the checkpoint to resume from is damaged; under `npu-run --restarts`,
             only if no other one is intact.
           ModelDirInUseError: (a RuntimeError) another job trains in `model_dir`.
-          OSError: checkpoints are to be saved, and `model_dir` is not a folder that can be written.
+          OSError: checkpoints are to be saved, and `model_dir` is not a writable folder.
         Ranks: collective.
         """
         saves = collective.current().rank == 0 and self.config.is_chief
@@ -160,18 +161,18 @@ class NPUEstimator(tf.estimator.Estimator):
         if ranks.rank == 0:
             self._tell_start(reached, max_steps)
         if ranks.rank > 0:
-            self._check_start()  # not before rank 0 has fixed what there was to fix
+            self._check_start()  # after rank 0, which may have repaired the folder
         if max_steps is not None and ranks.size > 1:
             if reached >= max_steps:
                 return self
-            # Counted from rank 0's step on every rank, whatever a rank finds in a folder of its own.
+            # Counted from rank 0's step on every rank, even if a rank finds another checkpoint in its own folder.
             steps, max_steps = max_steps - reached, None
         self._places = places_of_ranks()
         self._end_together = self._checked_end(hooks)
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
         if self._options.iterations_per_loop > 1:
             _warn_about_steps(steps or max_steps, self._options.iterations_per_loop)
-            # After the precision, which then decides about a whole loop.
+            # After the precision hook, which then decides about a whole loop.
             first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
             first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
@@ -182,7 +183,7 @@ class NPUEstimator(tf.estimator.Estimator):
             return super().train(input_fn, all_hooks, steps, max_steps, saving_listeners)
 
     def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None):
-        """Evaluates as `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary, and tells it."""
+        """Evaluates as `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary, and logs it."""
         session.check_checkpoint(checkpoint_path or self.model_dir)
         counted, began = BatchesHook(), time.monotonic()
         hooks = [*(hooks or ()), counted]
@@ -190,7 +191,7 @@ class NPUEstimator(tf.estimator.Estimator):
             metrics = super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
         if self._is_talkative:
             report_evaluation(self.model_dir, metrics, self._history, name, counted, sys.stderr, not self._timed)
-        for hook in self._timed:  # of a training that goes on
+        for hook in self._timed:  # hooks of a training that continues
             hook.leave_out(time.monotonic() - began)
         return metrics
 
@@ -209,13 +210,13 @@ class NPUEstimator(tf.estimator.Estimator):
         checkpoint_path=None,
         strip_default_attrs=False,
     ):
-        """Exports for serving as TensorFlow 1.15's Estimator; in `tf.estimator.Estimator` it is taken away."""
+        """Exports for serving as TensorFlow 1.15's Estimator; `tf.estimator.Estimator` has removed the method."""
         given = (serving_input_receiver_fn, assets_extra, as_text, checkpoint_path, strip_default_attrs)
         return tf.compat.v1.estimator.Estimator.export_savedmodel(self, export_dir_base, *given)
 
     def _export_all_saved_models(self, export_dir_base, *args, **kwargs):
         if collective.current().rank > 0:
-            folder = temporary_folder()  # nobody can wait for rank 0, which may export alone
+            folder = temporary_folder()  # ranks cannot wait for rank 0, which can export alone
             weakref.finalize(self, folder.cleanup)
             export_dir_base = folder.name
         return super()._export_all_saved_models(export_dir_base, *args, **kwargs)
@@ -226,7 +227,7 @@ class NPUEstimator(tf.estimator.Estimator):
 
     @contextlib.contextmanager
     def _watched(self, hooks, graph_name, first_hooks=None):
-        """Yields the caller's hooks and those that the options ask for, and always ends the latter."""
+        """Yields the caller's hooks and those of the options, and always closes the latter."""
         tell_effects(self._options)
         own_hooks = session.hooks_for(self._options, graph_name, self.model_dir)
         try:
@@ -263,7 +264,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._timed = [hook for hook in dict.fromkeys((*given, *hooks)) if hasattr(hook, "leave_out")]
         every_n_steps = self.config.log_step_count_steps
         if collective.current().rank > 0 and every_n_steps:
-            # Where the base class, which logs on rank 0 alone, would have put it.
+            # The place where the base class, which logs only on rank 0, would have put it.
             tensors = {"loss": estimator_spec.loss, "step": global_step_tensor}
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
             worker_hooks.append(FailureHook(self.model_dir))  # rank 0 has a ReportHook
@@ -271,7 +272,7 @@ class NPUEstimator(tf.estimator.Estimator):
         has_saver = _has(given, tf.estimator.CheckpointSaverHook)
         worker_hooks = _WithNanLossHook(worker_hooks)
         if not self.config.cluster_spec:
-            # Where the base class would put a saver of its own. Every rank is the chief of its own session.
+            # The place where the base class would put its own saver. Every rank is the chief of its own session.
             is_saving = bool(secs or save_steps) and not has_saver
             sync = SyncBeforeSavingHook(save_steps or None, is_saving)
             scaffold, chief_hooks = estimator_spec.scaffold, [sync]
@@ -286,7 +287,7 @@ class NPUEstimator(tf.estimator.Estimator):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         hooks, estimator_spec, stop = self._stopping_together(hooks, estimator_spec)
-        if secs or save_steps or has_saver:  # else it would lose all that it has trained
+        if secs or save_steps or has_saver:  # otherwise stopping would lose all training
             hooks = [*hooks, self._stop_hook]
         given_start = self._warm_start_settings
         self._warm_start_settings = given_start and only_present(given_start)  # variables of this graph
@@ -305,7 +306,7 @@ class NPUEstimator(tf.estimator.Estimator):
                 if isinstance(hook, NPUCheckpointSaverHook):
                     hook.let_go()
                 if isinstance(hook, MetricsHook):
-                    hook.close()  # after an error nobody else does
+                    hook.close()  # after an error no other code does
 
     def _stopping_together(self, hooks, spec):
         """Replaces hooks that can stop a single rank by one hook that stops all ranks together."""
@@ -313,7 +314,7 @@ class NPUEstimator(tf.estimator.Estimator):
         stop = StopTogether([hook for hook in [*hooks, *of_spec] if may_stop(hook)])
         spec = spec._replace(training_hooks=[hook for hook in of_spec if not may_stop(hook)])
         hooks = [hook for hook in hooks if not may_stop(hook)]
-        # Perhaps only one rank has such hooks.
+        # Possibly only one rank has such hooks.
         is_needed = any(gather_values(stop.has_hooks, "npu_estimator_may_stop"))
         return [*hooks, *([stop] if is_needed else [])], spec, stop
 
@@ -363,11 +364,11 @@ class NPUEstimator(tf.estimator.Estimator):
             return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir)
 
     def _assert_members_are_not_overridden(self):
-        """Allows the overrides of this class, which the base class forbids; they add hooks and the work of ranks."""
+        """Allows this class's overrides, which the base class forbids; they add hooks and the work of ranks."""
 
 
 class _WithNanLossHook(list):
-    """Hooks to which the base class adds its `NanTensorHook`: it becomes one that leaves skipped steps alone."""
+    """A list of hooks that replaces the `NanTensorHook` of the base class by one that ignores skipped steps."""
 
     def append(self, hook):
         is_of_base = type(hook) is tf.estimator.NanTensorHook
@@ -379,11 +380,11 @@ def _has(hooks, kind):
 
 
 class _OwnProgress(ProgressHook):
-    """The one an estimator adds itself."""
+    """The progress hook that an estimator adds itself."""
 
 
 class _OwnAlarm(LossScaleCollapseHook):
-    """The one an estimator adds itself."""
+    """The collapse hook that an estimator adds itself."""
 
 
 def _warn_about_steps(steps, loop):

@@ -1,4 +1,4 @@
-"""Short helpers that scripts put around configurations, sessions and hooks."""
+"""Provides short helpers for configurations, sessions and hooks in scripts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __all__ = [
 _LOG = logger(__name__)
 _JIT_OFF = tf.compat.v1.OptimizerOptions.OFF
 
-# Kept because scripts may read it; nothing here does.
+# Kept for scripts that read it; unused here.
 experimental_options = {
     "disable_model_pruning": False,
     "function_optimization": RewriterConfig.ON,
@@ -65,7 +65,7 @@ experimental_options = {
 
 
 def npu_config_proto(config_proto: Any = None) -> tf.compat.v1.ConfigProto:
-    """Session settings as the NPU stack wants them, with an `NpuOptimizer` entry.
+    """Prepares session settings for the NPU stack, with an `NpuOptimizer` entry.
 
     The same object is changed and returned: an entry is added unless there is one (`memory_optimization` is then
     set to `RewriterConfig.OFF`), soft placement is switched on, and the log of placements, remapping and XLA are
@@ -89,7 +89,7 @@ def npu_config_proto(config_proto: Any = None) -> tf.compat.v1.ConfigProto:
 
 
 def npu_graph_options(graph_options: Any = None) -> tf.compat.v1.GraphOptions:
-    """Graph options with XLA switched off; the same object, or a new one for anything but GraphOptions."""
+    """Switches XLA off in graph options; returns the same object, or a new one for anything but GraphOptions."""
     if not isinstance(graph_options, tf.compat.v1.GraphOptions):
         graph_options = tf.compat.v1.GraphOptions()
     graph_options.optimizer_options.global_jit_level = _JIT_OFF
@@ -97,7 +97,7 @@ def npu_graph_options(graph_options: Any = None) -> tf.compat.v1.GraphOptions:
 
 
 def npu_optimizer_options(optimizer_options: Any = None) -> tf.compat.v1.OptimizerOptions:
-    """Optimizer options with XLA switched off; the same object, or a new one for anything else."""
+    """Switches XLA off in optimizer options; returns the same object, or a new one for anything else."""
     if not isinstance(optimizer_options, tf.compat.v1.OptimizerOptions):
         optimizer_options = tf.compat.v1.OptimizerOptions()
     optimizer_options.global_jit_level = _JIT_OFF
@@ -108,8 +108,8 @@ def npu_run_config_init(run_config: Any = None) -> tf.estimator.RunConfig:
     """Makes a RunConfig whose session settings went through `npu_config_proto`.
 
     Args:
-      run_config: a RunConfig, changed and returned, its session settings replaced by a changed copy; anything
-        else is replaced by a new one.
+      run_config: a RunConfig, changed and returned, with a changed copy of its session settings; anything
+        else is replaced by a new RunConfig.
     """
     config = run_config if isinstance(run_config, tf.estimator.RunConfig) else tf.estimator.RunConfig()
     set_session_config(config, _normalised_copy(session_config(config)))
@@ -130,7 +130,7 @@ def set_keras_session_npu_config(config: Any = None) -> tf.compat.v1.Session:
 
 
 def npu_clear_session(config: Any = None) -> None:
-    """Forgets the Keras graph and session and installs a new session; argument as above."""
+    """Clears the Keras graph and session and installs a new session; argument as in `set_keras_session_npu_config`."""
     tf.compat.v1.keras.backend.clear_session()
     set_keras_session_npu_config(config)
 
@@ -138,7 +138,7 @@ def npu_clear_session(config: Any = None) -> None:
 def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operation]:
     """Starts the communication between ranks, and opens a session that scripts keep until the end.
 
-    The options in `config` are checked. The session itself is neither dumped nor profiled: training makes its own.
+    The options in `config` are checked. The session itself is neither dumped nor profiled: training opens its own.
 
     Args:
       config: a ConfigProto, left unchanged, or None.
@@ -147,7 +147,7 @@ def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operatio
     Raises:
       ValueError: an option in `config` is illegal.
     Graph: a no-op in the default graph.
-    Ranks: with several ranks, Horovod starts here unless it runs already.
+    Ranks: with several ranks, Horovod starts here unless it already runs.
     """
     normalised = _normalised_copy(config)
     options = read_session_config(normalised)
@@ -162,10 +162,10 @@ def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operatio
 
 
 def shutdown_resource(sess: tf.compat.v1.Session, npu_shutdown: tf.Operation) -> None:
-    """Does nothing: communication ends with the process. The counterpart of `init_resource`.
+    """Does nothing, the counterpart of `init_resource`: communication ends with the process.
 
     Args:
-      sess, npu_shutdown: what `init_resource` returned. A second call, also after `close_session`, does nothing.
+      sess, npu_shutdown: the results of `init_resource`. A second call, also after `close_session`, does nothing.
     """
     if not is_closed(sess):
         sess.run(npu_shutdown)
@@ -177,12 +177,12 @@ def close_session(sess: tf.compat.v1.Session) -> None:
 
 
 def get_npu_rank_id() -> int:
-    """This process's rank, from 0; 0 when it trains alone."""
+    """Returns this process's rank, from 0; 0 when it trains alone."""
     return collective.current().rank
 
 
 def get_npu_local_rank_id() -> int:
-    """This process's rank among those on this machine, from 0; 0 when it trains alone."""
+    """Returns this process's rank among those on this machine, from 0; 0 when it trains alone."""
     return collective.current().local_rank
 
 
@@ -197,7 +197,7 @@ def get_npu_local_rank_size() -> int:
 
 
 def npu_hooks_append(hooks_list: Any = ()) -> list:
-    """Adds the hook that gives every rank the variables of rank 0.
+    """Adds the hook that broadcasts the variables of rank 0.
 
     Args:
       hooks_list: a list, which is appended to and returned; a tuple becomes a new list. Anything else is
@@ -205,20 +205,20 @@ def npu_hooks_append(hooks_list: Any = ()) -> list:
     Returns:
       The list; its last element is an `NPUBroadcastGlobalVariablesHook`.
     Raises:
-      ValueError: RANK_ID is set to something that is not a rank.
+      ValueError: RANK_ID is set to a value that is not a rank.
     """
     hook = NPUBroadcastGlobalVariablesHook(0, environment.declared_rank() or 0)
     return _appended(hooks_list, hook, "npu_hooks_append", "hooks_list")
 
 
 def npu_callbacks_append(callbacks_list: Any = ()) -> list:
-    """Adds the Keras callback that gives every rank the variables of rank 0, and one that averages metrics.
+    """Adds the Keras callback that broadcasts the variables of rank 0, and one that averages metrics.
 
     Args:
       callbacks_list: as `hooks_list` of `npu_hooks_append`.
     Returns:
       The list; its last element is an `NPUBroadcastGlobalVariablesCallback`. With several ranks its first one is an
-      `AverageMetricsCallback` of `npu_bridge.session`: those behind it see the metrics of all ranks.
+      `AverageMetricsCallback` of `npu_bridge.session`: callbacks after it see the metrics of all ranks.
     """
     callback = NPUBroadcastGlobalVariablesCallback(0)
     callbacks = _appended(callbacks_list, callback, "npu_callbacks_append", "callbacks_list")
@@ -228,7 +228,7 @@ def npu_callbacks_append(callbacks_list: Any = ()) -> list:
 
 
 def npu_tf_optimizer(opt: Any) -> NPUDistributedOptimizer:
-    """Short for `NPUDistributedOptimizer(opt)`."""
+    """Returns `NPUDistributedOptimizer(opt)`."""
     return NPUDistributedOptimizer(opt)
 
 
@@ -246,12 +246,12 @@ def npu_keras_optimizer(
     combine_grad: bool = False,
     check_combined_tensors: bool = False,
 ) -> Any:
-    """Distribution, loss scaling and tail optimisation around a Keras optimizer of any generation.
+    """Adds distribution, loss scaling and tail optimisation to a Keras optimizer of any generation.
 
-    With one argument it is `KerasDistributeOptimizer(opt)`. With a manager a step is that of `NPUOptimizer`, in `fit`
-    and with `get_scaled_loss` and `get_unscaled_gradients` around your own `tf.GradientTape`, in Keras 3 also with
-    `scale_loss` and `apply`: a gradient that overflows on some rank skips the step on every rank, and a skipped step
-    changes nothing but the loss scale, not even `iterations`. Keras shows the loss unscaled, and adds no loss scaling
+    With one argument it is `KerasDistributeOptimizer(opt)`. With a manager it makes the steps of `NPUOptimizer`, in
+    `fit` and with `get_scaled_loss` and `get_unscaled_gradients` around a custom `tf.GradientTape`, in Keras 3 also
+    with `scale_loss` and `apply`: a gradient that overflows on some rank skips the step on every rank, and a skipped
+    step changes only the loss scale, not even `iterations`. Keras shows the loss unscaled, and adds no loss scaling
     of its own to a mixed_float16 model.
     `loss_scale`, `skipped_steps` and `last_step_skipped` can be read; they are saved with the model.
 
@@ -259,14 +259,14 @@ def npu_keras_optimizer(
       opt: a `tf.keras.optimizers.Optimizer`, a `tf.keras.optimizers.legacy.Optimizer`, or, of Keras 3 on TensorFlow, a
         `keras.optimizers.Optimizer`.
       loss_scale_manager, is_distributed: as in `NPUOptimizer`.
-      is_loss_scale: as in `NPUOptimizer`; None for whether there is a manager.
+      is_loss_scale: as in `NPUOptimizer`; None stands for True with a manager, else False.
       is_tailing_optimization, wire, stages, gradient_split_groups: as in `NPUOptimizer`.
       combine_grad, check_combined_tensors: as in `NPUOptimizer`.
     Returns:
       A Keras optimizer of the generation of `opt`.
     Raises:
       TypeError: `opt` is not a Keras optimizer, the manager is not a manager, or a switch is not True or False.
-      ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` without a manager, `wire` is no
+      ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` without a manager, `wire` is not a
         wire format, or Keras 3 computes with another library.
     """
     owner = "npu_keras_optimizer"

@@ -1,4 +1,4 @@
-"""Session hooks of the documented interface."""
+"""Defines session hooks of the documented interface."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ __all__ = [
 ]
 
 _LOG = logger(__name__)
-_RUNS_TO_WATCH = 10  # before a saver relies on how far the global step moves in each (ours)
+_RUNS_TO_WATCH = 10  # runs before a saver relies on how far the global step moves in each (our choice)
 
 
 class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
-    """Gives every rank the values that `root_rank` starts with.
+    """Broadcasts the start values of `root_rank` to all ranks.
 
     All global variables are sent: weights, slots, loss scale and its counters, batch statistics and `global_step`. So
-    a resumed job goes on from the root's checkpoint on every rank, whatever the others found in theirs. It happens
-    after the variables were initialised or restored, also when a session is recovered. With one rank it does nothing.
+    a resumed job resumes from the root's checkpoint on every rank, even if others found another one. The broadcast
+    follows the initialisation or restore of variables, also when a session is recovered. With one rank it does nothing.
 
-    Where an `NPUDistributedOptimizer` shards the weight update, slots go to the ranks that own them, and between steps
-    the ranks take part in what rank 0 saves. When training ends, all ranks wait until rank 0 has saved.
+    If an `NPUDistributedOptimizer` shards the weight update, slots go to the ranks that own them, and between steps
+    the ranks take part in rank 0's saves. When training ends, all ranks wait until rank 0 has saved.
 
     Args:
       root_rank: the rank whose values are sent; required when there are several ranks.
@@ -108,17 +108,17 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
 
 
 class SetIterationsVarHook(tf.estimator.SessionRunHook):
-    """Lets every session of a loop train several steps in one run.
+    """Makes every session run of a loop train several steps.
 
-    A run that asks for the op named `IterationOp` trains that often: group the training step under this name, as
-    `tf.group(train_op, name="IterationOp")`. Input must come from `tf.data`, so that every step has a batch of its own.
-    Hooks run once per loop and see the last step; the global step is then as many steps further. A session made after a
-    failure trains in loops, too.
+    A run that fetches the op named `IterationOp` trains that often: group the training step under this name, as
+    `tf.group(train_op, name="IterationOp")`. Input must come from `tf.data`, so that every step gets its own batch.
+    Hooks run once per loop and see the last step; the global step has then moved by as many steps. A session made after
+    a failure trains in loops, too.
 
     Args:
       iterations_per_loop: training steps in a run, at least 1.
     Raises:
-      TypeError: it is not an int; None is found out when a session is created.
+      TypeError: it is not an int; None raises this error only when a session is created.
       ValueError: it is below 1.
     Graph: four local variables under `npu_runconfig`.
     Ranks: local; every rank needs the same number.
@@ -139,17 +139,17 @@ class SetIterationsVarHook(tf.estimator.SessionRunHook):
 
 
 class TellMeStepOrLossHook(ProgressVariablesHook):
-    """Says after every run how far training has come, for `accelerate_train_mode` to decide by.
+    """Reports after every run how far training has come, for the decisions of `accelerate_train_mode`.
 
     It writes the environment variables `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`, which are read
     before the next run. A variable, such as the global step, is read when the run is over; any other tensor is
-    fetched along with it. Tensors are looked up in `begin`, so the hook serves one graph after the other.
+    fetched along with it. Tensors are looked up in `begin`, so one hook can serve several graphs in turn.
 
     Args:
       step: the tensor or variable that counts steps, or its name, such as "global_step:0".
       total_step: the steps of the whole training, an int. A step trigger needs it.
       loss: the tensor of the loss, or its name.
-      final_loss: the loss the training aims at. A loss trigger needs it.
+      final_loss: the target loss of the training. A loss trigger needs it.
     Raises:
       ValueError: `step` and `loss` are both None; in `begin`, when the graph has no such tensor.
     Ranks: local.
@@ -159,28 +159,28 @@ class TellMeStepOrLossHook(ProgressVariablesHook):
 class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     """Saves checkpoints as `tf.estimator.CheckpointSaverHook`, and lets training go on when the disk is full.
 
-    A save in the middle of training for which there is no space is an error in the log: its half-written files are
-    deleted, the checkpoint before it stays the latest, and the next one is tried when it is due. At the end, and when a
-    session starts, the same is raised. From `begin` to `end` the folder is held: another job that would train there is
-    refused. Of a job that was killed the folder is taken over, and what it has left half-written is deleted. With
-    `iterations_per_loop` above 1 a checkpoint that is due inside a loop is saved after it.
+    If a save in the middle of training runs out of space, an error is logged, its half-written files are deleted, the
+    previous checkpoint stays the latest, and the next save is tried when it is due. At the end, and when a session
+    starts, the error is raised. From `begin` to `end` the folder is held: another job cannot train there. The folder of
+    a killed job is taken over, and its half-written files are deleted. With `iterations_per_loop` above 1 a checkpoint
+    that is due inside a loop is saved after it.
 
     Variables are copied to memory, and written to the disk from there in the background while training goes on; they
-    are read back before an older checkpoint is removed. With `listeners`, and where memory is short, training waits.
+    are read back before an older checkpoint is removed. With `listeners`, and if memory is short, training waits.
     When `end` returns, everything is on the disk.
 
     Args:
       checkpoint_dir: folder of the checkpoints.
       save_secs: seconds between checkpoints.
       save_steps: global steps between checkpoints; either this or `save_secs`.
-      saver: the saver to use; by default that of `scaffold`, or the one of the graph.
-      checkpoint_basename: what the files' names start with.
+      saver: the saver to use; by default that of `scaffold`, or that of the graph.
+      checkpoint_basename: prefix of the files' names.
       scaffold: the `Scaffold` whose saver is used; not together with `saver`.
       listeners: list of `CheckpointSaverListener`, called before and after every save.
     Raises:
       ValueError: not exactly one of `save_secs` and `save_steps` is given, or both `saver` and `scaffold` are.
-      OSError: at the start or the end, when there is no space.
-      ModelDirInUseError: (a RuntimeError) at the start, when another job trains in the folder.
+      OSError: at the start or the end: there is no space.
+      ModelDirInUseError: (a RuntimeError) at the start: another job trains in the folder.
     Ranks: local; give it to rank 0. `NPUEstimator` does so with the intervals of its `NPURunConfig`.
     """
 
@@ -232,10 +232,10 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
             _LOG.error("%s Training goes on.", error)
 
     def _expect(self, step, session):
-        """Has the base class ask for the global step, a run of its own, only when a checkpoint may be due.
+        """Makes the base class read the global step, in a run of its own, only when a checkpoint may be due.
 
-        It would expect a run to make up to a million steps, and ask after every one. What is fetched with a run may be
-        from before or after its update, so twice the widest move is allowed for.
+        Otherwise it would expect a run to make up to a million steps, and read after every one. A value fetched with a
+        run can be from before or after its update, so twice the widest move is allowed for.
         """
         self._runs += 1
         if self._last_seen is not None:
@@ -248,12 +248,12 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self._background.waits = True
         self._attempt(self._background.wait)
         if self._is_behind:
-            self._timer.reset()  # else a checkpoint of this very step would count as saved
+            self._timer.reset()  # otherwise a checkpoint of this step would count as saved
         super().end(session)
         self.let_go()
 
     def let_go(self):
-        """Gives the folder back, as `end` does; after an error, for who does not wait for that."""
+        """Releases the folder, as `end` does; after an error, for callers that do not wait for `end`."""
         if self._release is not None:
             try:
                 self._background.wait()
@@ -272,18 +272,18 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
 
 class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
-    """Collects tensors of every run and hands them to a function, several runs at a time.
+    """Collects tensors of every run and passes them to a function, several runs at a time.
 
     The function gets a list with a dict of values by tag for each run since the last call. The list is emptied when
-    it returns: copy what is to stay.
+    the function returns: copy values to keep.
 
     Args:
       tensors: dict from tag to tensor or name, or a list of these, which are then the tags; None collects nothing.
-      dependencies: an operator or tensor, or a list of them, that is run before the tensors are read; `tensors` is then
+      dependencies: an operator or tensor, or a list of them, that runs before the tensors are read; `tensors` is then
         a dict of tensors.
       output_fn: function of the list; required with `tensors`.
-      output_every_n_steps: session runs between two calls; 0 for one call in the end. What is left is handed over in
-        the end. A run is `iterations_per_loop` training steps, of which the last is seen.
+      output_every_n_steps: session runs between two calls; 0 for one call at the end. The rest is passed on at the
+        end. A run is `iterations_per_loop` training steps, of which only the last is seen.
     Raises:
       ValueError: there is no `output_fn`, or `output_every_n_steps` is below 0.
       TypeError: `output_every_n_steps` is not an int, or `tensors` does not fit `dependencies`.
@@ -330,13 +330,13 @@ class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
 
 
 class NpuEmptyHook(tf.estimator.SessionRunHook):
-    """A hook that does nothing: the other branch of a conditional hook."""
+    """A hook that does nothing, for the other branch of a conditional hook."""
 
 
 class NPUInfeedOutfeedSessionHook(HostCallHook):
     """Runs operators along with every run, between opening the graph's summary writers and flushing them.
 
-    `NPUEstimator` puts one around the `host_call` of a spec. On the NPU stack a thread fetches what the device sends;
+    `NPUEstimator` wraps the `host_call` of a spec in one. On the NPU stack a thread fetches the device's output;
     here the operators run with the step.
 
     Args:
@@ -355,7 +355,7 @@ class NPUInfeedOutfeedSessionHook(HostCallHook):
 
 
 class NPULogOutfeedSessionHook(tf.estimator.SessionRunHook):
-    """On the NPU stack, brings what a device prints into a stream; here `tf.print` does so by itself.
+    """Has no effect here; on the NPU stack it writes a device's prints to a stream, as `tf.print` does by itself.
 
     Args:
       output_stream: accepted for compatibility.
@@ -368,7 +368,7 @@ class NPULogOutfeedSessionHook(tf.estimator.SessionRunHook):
 
 
 class NPUShutDownHook(tf.estimator.SessionRunHook):
-    """On the NPU stack, shuts the device down with the session; here there is nothing to shut down.
+    """Has no effect here; on the NPU stack it shuts the device down with the session.
 
     Args:
       scaffold: accepted for compatibility.
@@ -380,10 +380,10 @@ class NPUShutDownHook(tf.estimator.SessionRunHook):
 
 
 def broadcast_global_variables(root_rank):
-    """Assigns every global variable of the default graph the value it has on `root_rank`.
+    """Assigns every global variable of the default graph its value on `root_rank`.
 
     Args:
-      root_rank: the rank whose values are sent; 0 where weight updates are sharded.
+      root_rank: the rank whose values are sent; 0 if weight updates are sharded.
     Returns:
       The op to run once the variables have values; None when executed eagerly.
     Ranks: collective.

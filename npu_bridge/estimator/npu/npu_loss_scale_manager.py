@@ -1,4 +1,4 @@
-"""The documented loss-scale managers, fixed and dynamic."""
+"""Defines the documented loss-scale managers, fixed and dynamic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossSc
 
 
 class LossScaleManager(KnownKeywords, tf.Module, abc.ABC):
-    """What an optimizer asks about the loss scale. Derive from it to bring your own rule."""
+    """The interface of a loss scale for optimizers. Derive from it to implement your own rule."""
 
     @abc.abstractmethod
     def get_loss_scale(self) -> tf.Tensor:
@@ -40,21 +40,21 @@ class LossScaleManager(KnownKeywords, tf.Module, abc.ABC):
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
-        """Moves the scale on after a step.
+        """Moves the scale after a step.
 
         Args:
-          finite_grads: boolean scalar, True when the step's gradients could be used.
+          finite_grads: boolean scalar, True when the step's gradients were usable.
         Returns:
           The op to run in a TF 1 graph; None when executed eagerly.
         """
 
     def agreed_constants(self) -> dict:
-        """Numbers by name that must be the same on every rank; ranks that differ are told so before they train."""
+        """Returns numbers by name that must be equal on all ranks; ranks that differ get an error before they train."""
         return {}
 
 
 class _Saved(LossScaleManager):
-    """A manager that Keras saves with a model, as the arguments of its constructor; a state is saved as variables."""
+    """A manager that Keras saves with a model by its constructor's arguments; state is saved as variables."""
 
     def get_config(self):
         """Returns the arguments of the constructor."""
@@ -72,7 +72,7 @@ class FixedLossScaleManager(_Saved):
 
     Args:
       loss_scale: the scale, a number of at least 1. A power of two changes no bit of float32 training.
-      enable_overflow_check: False makes `NPULossScaleOptimizer` apply every step, also one with Inf or NaN
+      enable_overflow_check: False makes `NPULossScaleOptimizer` apply every step, even one with Inf or NaN
         gradients. `NPUOptimizer` always checks.
     Raises:
       TypeError: `loss_scale` is not a number, or `enable_overflow_check` is not True or False.
@@ -92,9 +92,9 @@ class FixedLossScaleManager(_Saved):
     def get_loss_scale(self):
         """Returns the fixed scale, a float32 scalar of the graph being built."""
         if not building_graph():
-            return self._constant()  # not kept: what is made in a function cannot be used outside of it
+            return self._constant()  # not kept: a tensor made in a function cannot be used outside of it
         if getattr(self._tensor, "graph", None) is not tf.compat.v1.get_default_graph():
-            self._tensor = self._constant()  # made elsewhere: eagerly, or in a graph that is gone
+            self._tensor = self._constant()  # the old one was made eagerly, or in a graph that is gone
         return self._tensor
 
     def _constant(self):
@@ -105,11 +105,11 @@ class FixedLossScaleManager(_Saved):
         return {"loss_scale": self._value, "enable_overflow_check": self._enable_overflow_check}
 
     def get_enable_overflow_check(self) -> bool:
-        """Whether `NPULossScaleOptimizer` checks gradients before it applies them."""
+        """Returns whether `NPULossScaleOptimizer` checks gradients before it applies them."""
         return self._enable_overflow_check
 
     def set_loss_scale(self, loss_scale, session=None):
-        """Refuses to change the scale, which is a constant of the graph.
+        """Raises an error, because the scale is a constant of the graph.
 
         Raises:
           TypeError: always.
@@ -140,15 +140,15 @@ def _outermost_graph() -> weakref.ref | None:
 
 
 class MovingLossScaleManager(_Saved):
-    """What loss scales that move have in common: their variables, and the rule by which they move.
+    """Base of loss scales that move: their variables, and the rule by which they move.
 
     Args:
       name: name of the module.
-      rule: how the scale moves.
+      rule: the rule by which the scale moves.
       init_loss_scale: scale of the first step, or an array of several scales that move each by itself.
       constants: the arguments of the constructor, by name.
     Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
-      A graph other than the one the manager was made in gets variables of its own where it asks for the scale.
+      Another graph than the one in which the manager was made gets its own variables when it first reads the scale.
     """
 
     _may_start_below_lowest = False
@@ -168,14 +168,14 @@ class MovingLossScaleManager(_Saved):
         """Returns the current scale, a float32 scalar; in a TF 1 graph always the one before the run's update."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         state = self._variables(_outermost_graph())
-        # A loop or a condition of the caller reads it anew.
+        # Inside a loop or a condition the scale is read again.
         if state.fetched is not None and state.fetched.graph is graph and current_control_flow_context(graph) is None:
             return state.fetched
         return tf.convert_to_tensor(state.scale)
 
     @property
     def scale_shape(self) -> tf.TensorShape:
-        """() for one scale, (n,) for n of them that move each by itself."""
+        """The shape (): one scale, or (n,): n scales that move independently."""
         return self._loss_scale.shape
 
     def agreed_constants(self):
@@ -188,21 +188,21 @@ class MovingLossScaleManager(_Saved):
         variables = (of_graph.scale, of_graph.good_steps, of_graph.bad_steps)
         counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
         state = self._rule.next_state(ScaleState(self.get_loss_scale(), *counters), finite_grads)
-        # All three are computed before the first changes; and the scale is read, where something else fetches it.
+        # All three values are computed, and the scale is read for other fetches, before the first variable changes.
         with tf.control_dependencies(state):
             assigned = [variable.assign(value) for variable, value in zip(variables, state)]
         return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")
 
     def set_loss_scale(self, loss_scale, session=None):
-        """Sets the scale of the next step, from where the rule goes on: its counters begin again at 0.
+        """Sets the scale of the next step; the rule continues from it, with its counters at 0.
 
         Args:
           loss_scale: a number, or an array of shape () or (1,).
-          session: in a TF 1 graph the session that trains, by default the default one; nothing is added to the graph.
+          session: in a TF 1 graph the training session, by default the default session; nothing is added to the graph.
         Raises:
           TypeError: `loss_scale` is not a number.
           ValueError: it is out of range or has another shape, or there is no session.
-        Ranks: local; set the same on all of them, between the same two steps.
+        Ranks: local; set the same value on all ranks, between the same two steps.
         """
         owner = f"{type(self).__name__}.set_loss_scale"
         self._write(ScaleState(self._checked_scale(owner, loss_scale), 0, 0), session, owner)
@@ -211,12 +211,12 @@ class MovingLossScaleManager(_Saved):
         """Returns the scale and its counters as numbers; `session` as in `set_loss_scale`.
 
         Raises:
-          ValueError: the manager is that of a TF 1 graph and there is no session.
+          ValueError: the manager belongs to a TF 1 graph and there is no session.
         """
         return ScaleState(*read_values(self._state_variables(session), session, f"{type(self).__name__}.get_state"))
 
     def set_state(self, state, session=None):
-        """Sets the scale and its counters to what `get_state` gave; `session` as in `set_loss_scale`.
+        """Sets the scale and its counters to the result of `get_state`; `session` as in `set_loss_scale`.
 
         Raises:
           TypeError: a value is not a number.
@@ -226,7 +226,7 @@ class MovingLossScaleManager(_Saved):
         self._write(self.check_state(state, owner), session, owner)
 
     def check_state(self, state, owner) -> ScaleState:
-        """The state in the form of the variables; `owner` is who asks. Errors as `set_state`, but for the session."""
+        """Checks a state and converts it to the form of the variables for `owner`, the caller; errors as in `set_state`."""
         state = ScaleState(*state)
         for name, steps in zip(state._fields[1:], state[1:]):
             for number in np.ravel(steps):
@@ -234,7 +234,7 @@ class MovingLossScaleManager(_Saved):
         return state._replace(scale=self._checked_scale(owner, state.scale))
 
     def _checked_scale(self, owner, loss_scale):
-        """A scale in the form of the variable's, if it is one."""
+        """Checks a scale and converts it to the shape of the variable."""
         scale = np.asarray(loss_scale)
         if scale.dtype.kind not in "iuf":
             check_scale(owner, "loss_scale", loss_scale)
@@ -256,7 +256,7 @@ class MovingLossScaleManager(_Saved):
         return [state.scale, state.good_steps, state.bad_steps]
 
     def _variables(self, graph: weakref.ref | None) -> _Variables:
-        """The variables of a TF 1 graph, or those for eager execution (None); made when they are first asked for."""
+        """Returns the variables of a TF 1 graph, or of eager execution (None); makes them at the first call."""
         of_graph = graph() if graph is not None else None
         if of_graph is self._graph():
             return _Variables(self._loss_scale, self._fetched, self._good_steps, self._bad_steps)
@@ -284,12 +284,13 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
     """A loss scale that grows while gradients stay usable and shrinks when they overflow.
 
     After `incr_every_n_steps` good steps in a row the scale is multiplied by `incr_ratio`; after
-    `decr_every_n_nan_or_inf` bad steps, which need not follow each other, by `decr_ratio`, but never below 1. Either
-    event, also a growth that would pass 3.4e38 and is left out, sets both counters to 0. The first steps of a large
-    initial scale overflow by design: that is how the largest scale that works is found.
+    `decr_every_n_nan_or_inf` bad steps, not necessarily in a row, by `decr_ratio`, but never below 1. Either
+    event, even a growth that is left out because it would pass 3.4e38, sets both counters to 0. The first steps of a
+    large initial scale overflow by design: that is how the largest usable scale is found.
 
     Args:
-      init_loss_scale: scale of the first step, at least 1e-37. One below 1 is kept until the first shrink makes it 1.
+      init_loss_scale: scale of the first step, at least 1e-37. A value below 1 is kept until the first shrink sets it
+        to 1.
       incr_every_n_steps: whole steps, at least 1. From 2**31 on it means never: the counters stop at 2**31 - 1.
       decr_every_n_nan_or_inf: whole steps, at least 1; likewise.
       incr_ratio: factor of growth, at least 1.
@@ -333,15 +334,15 @@ def manager_of(scale: Any) -> str:
 
 
 def instead_of_scale(scale: Any) -> str:
-    """Returns the fix for a scale that was passed as `loss_scale`, as other libraries take it."""
+    """Returns the fix for a scale that was passed as `loss_scale`, as in other libraries."""
     return f"Write loss_scale_manager={manager_of(scale)}."
 
 
 def check_manager(owner: str, manager: Any) -> None:
-    """Refuses what is given as a `loss_scale_manager` and is none, nor a list of them, such as the scale itself.
+    """Checks that a `loss_scale_manager` is a manager or a list of them, not the scale itself, for example.
 
     Raises:
-      ValueError: there is none, or one of a list is there twice or must be alone.
+      ValueError: it is None, or a list has a manager twice or one that must be alone.
       TypeError: it is something else.
     """
     if isinstance(manager, (list, tuple)) and manager:

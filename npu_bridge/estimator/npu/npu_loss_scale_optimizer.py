@@ -1,4 +1,4 @@
-"""The optimizer that only scales the loss."""
+"""Defines the optimizer that only scales the loss."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
 
 
 class NPULossScaleOptimizer(PipelineOptimizer):
-    """Loss scaling around any optimizer; it reduces nothing itself.
+    """Adds loss scaling to any optimizer; it reduces nothing itself.
 
-    For several ranks, put it around a distributed optimizer and say so:
+    For several ranks, wrap a distributed optimizer and set `is_distributed`:
     `NPULossScaleOptimizer(NPUDistributedOptimizer(opt), manager, is_distributed=True)`.
 
     Args:
       opt: as `opt` of `NPUOptimizer`.
       loss_scale_manager: a `LossScaleManager`, or a list of them, one for each loss. A `FixedLossScaleManager` with
-        `enable_overflow_check=False` makes every step happen, also one with Inf or NaN gradients.
-      is_distributed: decide together with the other ranks whether a step happens.
+        `enable_overflow_check=False` applies every step, even one with Inf or NaN gradients.
+      is_distributed: decide together with the other ranks whether a step is applied.
     Raises:
-      TypeError: `opt` is not an optimizer, the manager is none, or `is_distributed` is not True or False.
-      ValueError: there is no manager.
+      TypeError: `opt` is not an optimizer, the manager is not a manager, or `is_distributed` is not True or False.
+      ValueError: the manager is None.
     """
 
     other_keywords = {"loss_scale": instead_of_scale}
@@ -38,7 +38,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
             name,
             manager=loss_scale_manager,
             is_checked=any(getattr(manager, "get_enable_overflow_check", lambda: True)() for manager in managers),
-            # Ranks that share the work of an update must all do it.
+            # Ranks that share the work of an update must all apply it.
             is_joint=is_distributed or getattr(opt, "is_weight_update_sharding", False),
             inner=adapt(opt, "NPULossScaleOptimizer", saved_as=self),
             owner="NPULossScaleOptimizer",

@@ -1,4 +1,4 @@
-"""The documented optimizers that average gradients over the ranks and scale the loss."""
+"""Defines the documented optimizers that average gradients over the ranks and scale the loss."""
 
 from __future__ import annotations
 
@@ -41,40 +41,40 @@ _WITHOUT_EFFECT = ("clipnorm", "clipvalue", "global_clipnorm", "lr", "decay")
 
 
 class NPUOptimizer(PipelineOptimizer):
-    """Loss scaling, distribution and tail optimisation around any optimizer.
+    """Adds loss scaling, distribution and tail optimisation to any optimizer.
 
-    A step: scale the loss, differentiate, average over the ranks, divide by the scale; then, unless the gradients
-    overflowed on some rank, apply. An overflow on one rank skips the step on every rank: variables, slots and
+    A step scales the loss, differentiates, averages over the ranks and divides by the scale; then, unless the gradients
+    overflowed on some rank, it applies. An overflow on one rank skips the step on every rank: variables, slots and
     `global_step` keep every bit, and only the loss scale moves.
 
     Args:
       opt: a `tf.compat.v1.train.Optimizer`, a Keras legacy optimizer (such as tensorflow-addons' `LAMB`) or a Keras
         optimizer.
       loss_scale_manager: a `LossScaleManager`, or a list of them, one for each loss of `compute_gradients`; required
-        with `is_loss_scale`. Without it the loss is not scaled, with a warning.
+        with `is_loss_scale`. Without `is_loss_scale` the loss is not scaled, with a warning.
       is_distributed: average gradients over the ranks. With one rank it has no effect.
       is_loss_scale: scale the loss and skip steps whose gradients overflowed.
       is_tailing_optimization: with `is_distributed` and `is_loss_scale`, take the decision about a step before the
-        last aggregation fragment is reduced, so that only that fragment's own updates wait for it. The numbers are
-        the same. Without distribution it has no effect. `NPURunConfig` has the same switch: where
-        they differ, the value given here counts, with a warning.
+        last aggregation fragment is reduced, so that only that fragment's own updates wait for it. The results are
+        the same. Without distribution it has no effect. `NPURunConfig` has the same switch: if they differ, the value
+        given here counts, with a warning.
       name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
-      wire: how float gradients are sent between the ranks: "none" for as they are; "float16" or "bfloat16" rounds them
-        to 16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do not fit
-        float16 is skipped like any overflow; bfloat16 has the range of float32.
-      stages: what else happens to gradients, of `npu_bridge.stages`, in any order.
+      wire: format in which float gradients are sent between the ranks: "none" for their own; "float16" or "bfloat16"
+        rounds them to 16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do
+        not fit float16 is skipped like any overflow; bfloat16 has the range of float32.
+      stages: further stages for gradients, of `npu_bridge.stages`, in any order.
       gradient_split_groups: ascending positions of parameters, from 1, in the order of the forward pass, at which
         another fragment of this optimizer's gradients begins; None for the cut that `hccl.split.api` has set for the
         process when this optimizer is first used, else the usual one.
       combine_grad: with `is_loss_scale`, join the gradients of one dtype into one flat tensor, which is divided by the
-        scale and judged at once, and which a fused optimizer of `npu_bridge.optimizers` updates with as it is. The
-        numbers are the same, bit for bit.
-      check_combined_tensors: with `combine_grad`, compare the flat tensors in every step with what each gradient gives
-        alone; the error names the first variable of which they differ.
+        scale and judged at once, and which a fused optimizer of `npu_bridge.optimizers` uses unchanged. The
+        results are the same, bit for bit.
+      check_combined_tensors: with `combine_grad`, compare the flat tensors in every step with the gradients computed
+        singly; the error names the first variable for which they differ.
     Raises:
-      TypeError: `opt` is not an optimizer, the manager is none (a number, say), a switch is not True or False, or
-        `stages` or `gradient_split_groups` is not a list.
-      ValueError: `stages` cannot be ordered, the positions do not ascend from 1, `is_loss_scale` without a manager, or
+      TypeError: `opt` is not an optimizer, the manager is not a manager (a number, say), a switch is not True or False,
+        or `stages` or `gradient_split_groups` is not a list.
+      ValueError: `stages` cannot be ordered, the positions do not ascend from 1, `is_loss_scale` without a manager,
         `opt` itself already averages gradients or scales the loss where this optimizer is to be distributed, or `wire`
         is not a wire format.
     Example:
@@ -122,10 +122,10 @@ class NPUOptimizer(PipelineOptimizer):
 
 
 def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_optimization, wire):
-    """Checks what `NPUOptimizer` and `npu_keras_optimizer` have in common.
+    """Checks the arguments that `NPUOptimizer` and `npu_keras_optimizer` have in common.
 
     Returns:
-      The manager, None where the loss is not scaled; the dtype on the wire, None for that of the gradients.
+      The manager, None if the loss is not scaled; the dtype on the wire, None for that of the gradients.
     """
     is_distributed = check_switch(owner, "is_distributed", is_distributed, takes_numbers=True)
     is_loss_scale = check_switch(owner, "is_loss_scale", is_loss_scale, takes_numbers=True)
@@ -146,7 +146,7 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
 
 
 def combines_gradients(owner, manager, combine_grad, check_combined_tensors):
-    """Returns whether an optimizer joins gradients into flat tensors; raises where its arguments do not fit."""
+    """Returns whether an optimizer joins gradients into flat tensors; raises an error if arguments contradict."""
     combine_grad = check_switch(owner, "combine_grad", combine_grad)
     check_combined_tensors = check_switch(owner, "check_combined_tensors", check_combined_tensors)
     if check_combined_tensors and not combine_grad:
@@ -164,14 +164,14 @@ class NPUDistributedOptimizer(PipelineOptimizer):
 
     Args:
       optimizer: as `opt` of `NPUOptimizer`.
-      is_weight_update_sharding: let every rank update a part of the variables only, and keep only those slots. After
-        the update each rank sends the others what it updated. The numbers are the same, bit for bit: every rank gets
+      is_weight_update_sharding: let every rank update only a part of the variables, and keep only those slots. After
+        the update each rank sends its part to the others. The results are the same, bit for bit: every rank gets
         all averaged gradients, so that clipping by their global norm is right too. Works in TF 1 graphs. See below.
       name: name of this optimizer; "Distributed" and the type name of `optimizer` by default.
       wire: as `wire` of `NPUOptimizer`. With "float16", a step whose gradients do not fit is skipped.
-      stages: as `stages` of `NPUOptimizer`. They must not stand inside of loss scaling, whose gradients are scaled.
+      stages: as `stages` of `NPUOptimizer`. Not allowed inside loss scaling, whose gradients are scaled.
     Raises:
-      TypeError: `optimizer` is not an optimizer, `is_weight_update_sharding` is not True or False, or `stages` is no
+      TypeError: `optimizer` is not an optimizer, `is_weight_update_sharding` is not True or False, or `stages` is not a
         list of stages.
       ValueError: `optimizer` itself averages gradients, or `wire` is not a wire format; with `wire="float16"` or
         `is_weight_update_sharding`, `optimizer` scales the loss (put the scaling outside); with
@@ -179,9 +179,9 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         `apply_gradients`, there are more ranks than gradients.
       RuntimeError: with `is_weight_update_sharding` and several ranks, gradients are applied outside of a TF 1 graph.
     Checkpoints with `is_weight_update_sharding` hold the slots of all ranks under their usual names, so that any number
-      of ranks, sharding or not, can go on from them. Rank 0 writes them, and fetches the slots of the others while it
-      does. Other ranks take part in that after each step where every rank has the hook
-      `NPUBroadcastGlobalVariablesHook`: Estimators and `MonitoredTrainingSession` save as ever. Without that hook,
+      of ranks, sharding or not, can resume from them. Rank 0 writes them, and fetches the other ranks' slots while it
+      does. Other ranks take part in this after each step if every rank has the hook
+      `NPUBroadcastGlobalVariablesHook`: Estimators and `MonitoredTrainingSession` save as usual. Without that hook,
       save with `NPUSaver` on every rank; another saver raises an error, and never writes outdated slots. From the
       start until the first update, and from a save until the next one, rank 0 holds all slots, in host memory.
     """
@@ -205,22 +205,22 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         super().__init__(optimizer, pipeline, name)
 
 
-class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is registered below
+class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes are registered below
     """Averages gradients over the ranks, around a Keras optimizer of any generation.
 
-    What it makes is an optimizer of the generation of `optimizer`, for `model.compile` and for loops with a
-    `tf.GradientTape`. Hyper-parameters, `iterations`, slots and what a checkpoint holds are those of `optimizer`.
-    Gradients are averaged in `compute_gradients`, or else, when they come from elsewhere, in `apply_gradients`; never
+    It makes an optimizer of the generation of `optimizer`, for `model.compile` and for loops with a
+    `tf.GradientTape`. Hyper-parameters, `iterations`, slots and the contents of a checkpoint are those of `optimizer`.
+    Gradients are averaged in `compute_gradients`, or in `apply_gradients` if they come from elsewhere; never
     twice. Clipping inside `optimizer` acts on averages.
 
     Args:
       optimizer: a `tf.keras.optimizers.Optimizer`, a `tf.keras.optimizers.legacy.Optimizer`, or a
         `keras.optimizers.Optimizer` of Keras 3 on TensorFlow.
-      name: name of this optimizer, and prefix of the transfers' names.
+      name: name of this optimizer, and prefix of the names of its collectives.
       **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `lr` and `decay` are accepted and have no effect; they
         belong to `optimizer`.
     Raises:
-      TypeError: `optimizer` is not a Keras optimizer, or a keyword is none of the above.
+      TypeError: `optimizer` is not a Keras optimizer, or another keyword is given.
       ValueError: `optimizer` averages gradients or scales the loss itself.
     """
 
@@ -242,13 +242,13 @@ def npu_distributed_optimizer_wrapper(optimizer):
 
     Args:
       optimizer: a `tf.compat.v1.train.Optimizer`, a Keras optimizer of either generation, or the name of one for
-        `tf.keras.optimizers.get`. One that averages gradients already is left as it is.
+        `tf.keras.optimizers.get`. One that already averages gradients is left unchanged.
     Returns:
       The same object; for a name, the new optimizer.
     Raises:
       TypeError: it is not an optimizer.
       ValueError: there is no optimizer of that name.
-    Graph: scopes named `Npu_Distributed_optimizer_..._Allreduce`; the transfers themselves are in `transfers`.
+    Graph: scopes named `Npu_Distributed_optimizer_..._Allreduce`; the collectives themselves are in `transfers`.
     """
     if isinstance(optimizer, str):
         optimizer = tf.keras.optimizers.get(optimizer)
@@ -268,10 +268,10 @@ def allreduce(tensor, average=True):
     """Returns the mean or the sum of one tensor over the ranks.
 
     Args:
-      tensor: dense tensor, or `tf.IndexedSlices`, whose rows are gathered from all ranks and stay apart.
+      tensor: dense tensor, or `tf.IndexedSlices`, whose rows are gathered from all ranks without merging.
       average: divide by the number of ranks; integers round down.
     Returns:
-      What `tensor` was, dense or sparse, equal on all ranks.
+      A tensor of the kind of `tensor`, dense or sparse, equal on all ranks.
     Ranks: collective.
     """
     return mean_or_sum(tensor, average, collective.current(), "npu_allreduce_single")
@@ -298,7 +298,7 @@ def npu_allreduce(values, reduction="mean", fusion=1, fusion_id=-1, group=WORLD)
     """Reduces one gradient or a list of gradients over the ranks of a group.
 
     Args:
-      values: a dense tensor or `tf.IndexedSlices`, or a list or tuple of them. Of sparse ones the rows are gathered.
+      values: a dense tensor or `tf.IndexedSlices`, or a list or tuple of them. Rows of sparse ones are gathered.
       reduction: "mean", "sum", "max", "min" or "prod". A mean divides by the size of the group.
       fusion: how a list is sent: 0 one by one, 1 in the fragments set through `hccl.split.api`, 2 all together.
       fusion_id: -1; with `fusion=2` an id of at least 0.

@@ -1,4 +1,4 @@
-"""Functions of the process: its resources, its arithmetic, and memory that other servers reach."""
+"""Provides functions of the process: its resources, its arithmetic, and memory that other servers reach."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def npu_resource_init(
     oo_level: str = "O3",
     optimization_switch: str | None = None,
 ) -> None:
-    """Checks options for the process. It changes nothing: give options to an `NPURunConfig` or to a session.
+    """Checks options for the process but does not apply them: give options to an `NPURunConfig` or to a session.
 
     The arguments are the options of these names, which `docs/options.md` describes.
 
@@ -81,14 +81,14 @@ def npu_resource_init(
 
 
 def npu_resource_shutdown() -> None:
-    """Does nothing: communication ends with the process. The counterpart of `npu_resource_init`."""
+    """Does nothing, the counterpart of `npu_resource_init`: communication ends with the process."""
 
 
 npu_close = npu_resource_shutdown
 
 
 def set_device_sat_mode(mode: int) -> None:
-    """Says what an overflow gives on the device; here it always gives Inf, as IEEE 754 has it.
+    """Sets the result of an overflow on the device; here it is always Inf, as in IEEE 754.
 
     Args:
       mode: 1 for Inf and NaN; 0, the largest finite number, is kept with a warning.
@@ -116,7 +116,7 @@ def get_rdma_cache(data_type: Any, shape: Sequence[int], name: str = "rdma_w") -
 
 @functools.cache
 def _arithmetic_of_this_process() -> types.SimpleNamespace:
-    """Returns the mode of `set_device_sat_mode`, which holds for all graphs and sessions."""
+    """Returns the mode of `set_device_sat_mode`, which applies to all graphs and sessions."""
     return types.SimpleNamespace(mode=_HAS_INF_AND_NAN)
 
 

@@ -1,4 +1,4 @@
-"""An RNN over time-major inputs."""
+"""Runs an RNN over time-major inputs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["npu_dynamic_rnn"]
 def npu_dynamic_rnn(
     cell: Any, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
 ) -> tuple[tf.Tensor, Any]:
-    """Runs a cell over all time steps, unrolled: variables and numbers are those of `tf.nn.static_rnn`.
+    """Runs a cell over all time steps, unrolled: variables and results are those of `tf.nn.static_rnn`.
 
     Args:
       cell: an RNN cell of TF 1.
       inputs: [T, B, ...] with known T.
-      initial_state: of the cell; None for zeros.
-      dtype: of the zeros; needed without `initial_state`.
+      initial_state: state of the cell; None for zeros.
+      dtype: dtype of the zeros; needed without `initial_state`.
       sequence_length: int [B]; past it outputs are 0 and the state stays. None for all steps.
       scope: variable scope; "rnn" by default.
     Returns:

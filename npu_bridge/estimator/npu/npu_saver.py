@@ -1,4 +1,4 @@
-"""A saver for graphs in which ranks share the work of updating weights."""
+"""Defines a saver for graphs in which ranks share the work of updating weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class NPUSaver(tf.compat.v1.train.Saver):
     """A `tf.compat.v1.train.Saver` that also saves the slots of other ranks.
 
     It is for graphs with `NPUDistributedOptimizer(..., is_weight_update_sharding=True)` on several ranks. There every
-    rank calls `save`, and rank 0 writes. Make it when the optimizer has built its update. In any other graph it is an
-    ordinary saver. Arguments are those of `tf.compat.v1.train.Saver`. From its first save on it holds the folder, as
-    long as it lives: another job that would save there is refused.
+    rank calls `save`, and rank 0 writes. Make it after the optimizer has built its update. In any other graph it is an
+    ordinary saver. Arguments are those of `tf.compat.v1.train.Saver`. From its first save on it holds the folder, while
+    it lives: another job cannot save there.
     """
 
     def save(
@@ -43,11 +43,11 @@ class NPUSaver(tf.compat.v1.train.Saver):
         """Saves variables as `tf.compat.v1.train.Saver.save`.
 
         Returns:
-          The path prefix of the checkpoint. In a graph that shards weight updates, None on ranks above 0: they write
-          nothing.
+          The path prefix of the checkpoint. In a graph that shards weight updates, None on ranks above 0: they do not
+          write.
         Raises:
           ModelDirInUseError: (a RuntimeError) another job trains in the folder.
-        Ranks: collective where weight updates are sharded, else local.
+        Ranks: collective if weight updates are sharded, else local.
         """
         slots = remote_slots.of_graph(sess.graph)
         if slots is not None and slots.ranks.rank > 0:
@@ -69,7 +69,7 @@ class NPUSaver(tf.compat.v1.train.Saver):
 
     @staticmethod
     def from_proto(saver_def, import_scope=None):
-        """Makes the saver that `to_proto` described."""
+        """Makes a saver from the result of `to_proto`."""
         return NPUSaver(saver_def=saver_def, name=import_scope)
 
     def _hold(self, folder):
@@ -77,7 +77,7 @@ class NPUSaver(tf.compat.v1.train.Saver):
         if folder not in held:
             hold = hold_model_dir(folder)
             if not hold.is_first:
-                hold.release()  # whoever holds it in this process does so for as long as it trains
+                hold.release()  # the holder in this process keeps the folder for as long as it trains
                 return
             held[folder] = hold
             weakref.finalize(self, hold.release)

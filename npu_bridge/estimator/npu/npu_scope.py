@@ -1,7 +1,7 @@
-"""Scopes that mark the operators made inside them.
+"""Provides scopes that mark the operators made inside them.
 
 `keep_dtype_scope` has an effect: its operators keep their dtype under every precision mode. The marks of the other
-scopes speak to a device this library does not drive; their arguments are checked and the marks recorded.
+scopes are for a device that this library does not drive; their arguments are checked and the marks recorded.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ __all__ = [
 
 
 def keep_dtype_scope() -> AbstractContextManager[None]:
-    """Inside, new operators keep their dtype whatever the precision mode is.
+    """Makes new operators inside the context keep their dtype under every precision mode.
 
     The operators of their gradients are made later, by the optimizer, and follow the mode. Inside loops and conditions
     that TensorFlow keeps as functions, the mark has no effect.
 
-    Graph: operators get the attribute `_keep_dtype`. Executed eagerly, nothing happens.
+    Graph: operators get the attribute `_keep_dtype`. Eagerly, the context does nothing.
     """
     return _marked({KEEP_DTYPE: 1})
 
 
 def without_npu_compile_scope() -> AbstractContextManager[None]:
-    """Marks operators that the framework, not the device, is to run: here all of them."""
+    """Marks operators that the framework runs instead of the device: here all of them."""
     return _marked({"_without_npu_compile": True})
 
 
@@ -65,19 +65,19 @@ def npu_variable_scope(placement: NpuExecutePlacement = NpuExecutePlacement.ALL)
 
 
 def npu_stage_scope(stage: int) -> AbstractContextManager[None]:
-    """Marks operators with a pipeline stage; TypeError unless an int."""
+    """Marks operators with a pipeline stage; raises TypeError unless it is an int."""
     return _marked({"_stage_level": _whole("npu_stage_scope", "stage", stage)})
 
 
 def npu_mem_type_scope() -> AbstractContextManager[None]:
-    """Marks operators whose outputs live in another kind of memory."""
+    """Marks operators whose outputs are in another kind of memory."""
     return _marked({"_output_memory_type": 1})
 
 
 def npu_weight_prefetch_scope(
     buffer_pool_id: int = 0, buffer_pool_size: int = 536870912
 ) -> AbstractContextManager[None]:
-    """Marks operators whose weights are fetched ahead; TypeError unless both are ints."""
+    """Marks operators whose weights are fetched ahead; raises TypeError unless both are ints."""
     marks = {
         "_buffer_pool_id": _whole("npu_weight_prefetch_scope", "buffer_pool_id", buffer_pool_id),
         "_buffer_pool_size": _whole("npu_weight_prefetch_scope", "buffer_pool_size", buffer_pool_size),
@@ -92,12 +92,12 @@ def op_specified_engine_scope(engine_name: str, kernel_lib_name: str) -> Abstrac
 
 
 def npu_qos_label_scope(label: int) -> AbstractContextManager[None]:
-    """Marks operators with a service label; TypeError unless an int."""
+    """Marks operators with a service label; raises TypeError unless it is an int."""
     return _marked({"_qos_service_label": _whole("npu_qos_label_scope", "label", label)})
 
 
 def subgraph_multi_dims_scope(index: int) -> AbstractContextManager[None]:
-    """Marks operators with the number of a subgraph; TypeError unless an int."""
+    """Marks operators with the number of a subgraph; raises TypeError unless it is an int."""
     return _marked({"_subgraph_multi_dims_index": _whole("subgraph_multi_dims_scope", "index", index)})
 
 
@@ -115,7 +115,7 @@ def npu_recompute_scope() -> Iterator[None]:
 
 @contextmanager
 def npu_graph_slice_scope(slice_num: int | None = None) -> Iterator[None]:
-    """Puts operators under a name scope that holds the number of slices.
+    """Puts operators under a name scope that contains the number of slices.
 
     Raises:
       TypeError: `slice_num` is neither an int nor None.
@@ -128,7 +128,7 @@ def npu_graph_slice_scope(slice_num: int | None = None) -> Iterator[None]:
 
 
 def disable_autofuse() -> AbstractContextManager[None]:
-    """Marks operators that are not to be fused."""
+    """Marks operators that must not be fused."""
     return _marked({"_disable_autofuse_scope": True})
 
 
@@ -137,9 +137,9 @@ def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") 
 
     Args:
       op_aicore_num: not used.
-      op_vectorore_num: text of a positive whole number; the default is none, as documented.
+      op_vectorore_num: text of a positive whole number; the documented default is not allowed.
     Raises:
-      ValueError: it is not.
+      ValueError: `op_vectorore_num` is another text.
     """
     del op_aicore_num
     if not isinstance(op_vectorore_num, str) or not op_vectorore_num.isdecimal() or int(op_vectorore_num) < 1:
@@ -151,7 +151,7 @@ def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") 
 
 @contextmanager
 def _marked(marks: Mapping[str, bool | int | str]) -> Iterator[None]:
-    """Inside, operators of the default graph get these attributes."""
+    """Sets these attributes on the operators made in the default graph inside the context."""
     if tf.executing_eagerly():
         yield
         return

@@ -96,10 +96,10 @@ def decorator_tf_session(func: Callable) -> Callable:
 
 
 def decorate_sessions(places_softly: bool = False) -> None:
-    """Decorates the constructors of `Session` and `InteractiveSession`; again is as good as once.
+    """Decorates the constructors of `Session` and `InteractiveSession`; calling it again has no effect.
 
     Args:
-      places_softly: whether all sessions made from now on place softly, also those without an entry.
+      places_softly: whether all sessions made from now on place softly, even those without an entry.
     """
     for decorated in change_constructors(decorator_tf_session):
         decorated.places_softly = decorated.places_softly or places_softly

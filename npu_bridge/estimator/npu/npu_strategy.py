@@ -1,4 +1,4 @@
-"""`NPUStrategy`: the distribution strategy of one device per process."""
+"""Defines `NPUStrategy`: the distribution strategy of one device per process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["NPUStrategy"]
 
 
 class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
-    """One replica in each rank; what ranks exchange is left to a distributed optimizer.
+    """One replica in each rank; exchanges between ranks are left to a distributed optimizer.
 
-    It goes into `RunConfig(train_distribute=NPUStrategy())` or is used by its `scope()`. It shards data, but reduces
-    no gradient: wrap the optimizer with `npu_distributed_optimizer_wrapper`. As that one averages, an Estimator does
+    Pass it as `RunConfig(train_distribute=NPUStrategy())` or use its `scope()`. It shards data, but reduces
+    no gradient: wrap the optimizer with `npu_distributed_optimizer_wrapper`. As the wrapper averages, an Estimator does
     not divide the loss by the number of replicas, which it does for strategies that add gradients up.
 
     Args:
-      device: "/cpu:0", the only one.
+      device: must be "/cpu:0".
     Raises:
-      ValueError: another device.
+      ValueError: another device is given.
     Ranks: local.
     """
 
@@ -41,10 +41,10 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
         return collective.current().size
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> tf.data.Dataset:
-        """The part of a dataset that this rank trains on: every size-th element, beginning with its own number.
+        """Returns the part of a dataset that this rank trains on: every size-th element, beginning with its own number.
 
         Args:
-          dataset: the whole; its batches stay as they are.
+          dataset: the whole dataset; its batches are not changed.
           options: accepted for compatibility.
         """
         del options

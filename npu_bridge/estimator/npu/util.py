@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _EXECUTE_MODES = ("dynamic_execute", "lazy_recompile")
-_VALUES: dict[Any, Any] = {}  # of the whole process, as documented; nothing here reads them
+_VALUES: dict[Any, Any] = {}  # shared by the whole process, as documented; nothing here reads it
 
 
 def get_ranksize() -> str:
@@ -64,7 +64,7 @@ def get_ranksize() -> str:
 
 
 def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
-    """Lets the operators behind some tensors keep their dtype, whatever the precision mode is.
+    """Makes the operators behind some tensors keep their dtype under every precision mode.
 
     Call it before the first run of a session that computes them.
 
@@ -73,7 +73,7 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
       input_tensors: list or tuple of tensor names, such as "dense/MatMul:0".
     Raises:
       ValueError: `graph` is not a Graph, or `input_tensors` is neither list nor tuple.
-      KeyError: the graph has no tensor of a name.
+      KeyError: the graph lacks a named tensor.
     """
     where = "keep_tensors_dtypes"
     if not isinstance(graph, tf.Graph):
@@ -97,7 +97,7 @@ def variable_initializer_in_host(var_list: Iterable[tf.Variable]) -> tf.Operatio
 
 
 def npu_compile(sess: Any, *fetches: Any) -> None:
-    """Runs something once, so that later runs find it prepared.
+    """Runs fetches once, so that later runs find the graph prepared.
 
     Args:
       sess: a session.
@@ -114,7 +114,7 @@ def set_graph_exec_config(
     is_train_graph: bool = False,
     experimental_config: ExperimentalConfig | None = None,
 ) -> Any:
-    """On the NPU stack, says how what a run fetches is compiled; TensorFlow takes shapes as they come.
+    """Has no effect here; on the NPU stack it configures how the fetches of a run are compiled.
 
     Args:
       fetch: operation, tensor, or a list or tuple of them that may be nested; or the name of a tensor of the default
@@ -143,12 +143,12 @@ def set_graph_exec_config(
 
 
 def set_op_input_tensor_multi_dims(tensor: tf.Tensor | tf.Operation, input_shape: str, input_dims: str) -> None:
-    """On the NPU stack, lists shapes that an operator's inputs may have; TensorFlow takes shapes as they come.
+    """Has no effect here; on the NPU stack it lists the shapes that an operator's inputs can have.
 
     Args:
       tensor: the operator, or a tensor of it.
-      input_shape: text of shapes by number of the input, with -1 for what varies, such as "0: -1,3; 1: 4,-1".
-      input_dims: text of the values these take, such as "2,4;5,7".
+      input_shape: text of shapes by number of the input, with -1 for varying sizes, such as "0: -1,3; 1: 4,-1".
+      input_dims: text of the values of these sizes, such as "2,4;5,7".
     Raises:
       ValueError: `tensor` is neither tensor nor operation.
       TypeError: one of the others is neither text nor None.
@@ -161,7 +161,7 @@ def set_op_input_tensor_multi_dims(tensor: tf.Tensor | tf.Operation, input_shape
 
 
 def set_op_tensor_max_range(tensor: tf.Tensor | tf.Operation, max_shape: Any) -> None:
-    """On the NPU stack, limits the shape of an operator's output; TensorFlow takes the memory it needs.
+    """Has no effect here; on the NPU stack it limits the shape of an operator's output.
 
     Args:
       tensor: the operator, or a tensor of it.
@@ -175,7 +175,7 @@ def set_op_tensor_max_range(tensor: tf.Tensor | tf.Operation, max_shape: Any) ->
 
 
 def set_op_tensor_max_size(tensor: tf.Tensor | tf.Operation, max_size: Any) -> None:
-    """On the NPU stack, limits the bytes of an operator's output; TensorFlow takes the memory it needs.
+    """Has no effect here; on the NPU stack it limits the bytes of an operator's output.
 
     Args:
       tensor: the operator, or a tensor of it.
@@ -191,8 +191,8 @@ def set_op_tensor_max_size(tensor: tf.Tensor | tf.Operation, max_size: Any) -> N
 def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loop: int = 1) -> tf.Operation:
     """Makes a training step that a session repeats: each run trains several steps.
 
-    Every step takes its own batch from `tf.data`; values that are fed are the same in each. Whatever else a run fetches
-    is from its last step.
+    Every step takes its own batch from `tf.data`; fed values are the same in each. Other fetches of a run come
+    from its last step.
 
     Args:
       sess: the live session that will train; its graph must not be finalized (else see `IterationPerLoop`).
@@ -223,17 +223,17 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
 
 
 class IterationPerLoop:
-    """The same in two parts, for graphs that are finalized when their session exists.
+    """Does the same as `set_iteration_per_loop` in two parts, for graphs that are finalized when their session exists.
 
-    Create before the session (a Supervisor's or a MonitoredSession), load when it is there. A MonitoredSession that
-    recovers from a failure has to be loaded again; `SetIterationsVarHook` does so by itself.
+    Create before the session (a Supervisor's or a MonitoredSession), load once it exists. A MonitoredSession that
+    recovers from a failure must be loaded again; `SetIterationsVarHook` does so by itself.
     """
 
     def __init__(self):
         self._variables = None
 
     def create_iteration_per_loop_var(self, train_op: tf.Operation) -> tf.Operation:
-        """Makes the op to run.
+        """Makes the op that trains in a loop.
 
         Args:
           train_op: one training step.
@@ -248,13 +248,13 @@ class IterationPerLoop:
         return name_step(train_op)
 
     def load_iteration_per_loop_var(self, sess: Any, iterations_per_loop: int = 1) -> None:
-        """Lets a live session train that many steps in each run.
+        """Makes a live session train that many steps in each run.
 
         Args:
           sess: the session.
           iterations_per_loop: steps in a run.
         Raises:
-          AttributeError: nothing was created before.
+          AttributeError: `create_iteration_per_loop_var` was not called before.
           TypeError, ValueError: `iterations_per_loop` is not a positive int.
         """
         where = "load_iteration_per_loop_var"
@@ -280,12 +280,12 @@ def global_dict_init() -> None:
 
 
 def set_value(key: Any, value: Any) -> None:
-    """Keeps a value for this process."""
+    """Stores a value for this process."""
     _VALUES[key] = value
 
 
 def get_value(key: Any, def_value: Any = None) -> Any:
-    """Returns the value that `set_value` kept under a key, or `def_value`."""
+    """Returns the value that `set_value` stored under a key, or `def_value`."""
     return _VALUES.get(key, def_value)
 
 
