@@ -226,7 +226,7 @@ class MovingLossScaleManager(_Saved):
         self._write(self.check_state(state, owner), session, owner)
 
     def check_state(self, state, owner) -> ScaleState:
-        """Checks a state and converts it to the form of the variables for `owner`, the caller; errors as in `set_state`."""
+        """Checks a state and converts it to the form of the variables; `owner` calls it. Errors as in `set_state`."""
         state = ScaleState(*state)
         for name, steps in zip(state._fields[1:], state[1:]):
             for number in np.ravel(steps):
