@@ -1,6 +1,6 @@
-"""Ways to train faster, chosen by a level or a dictionary: `boost.apply(model, level="O1")`.
+"""Chooses ways to train faster by a level or a dictionary: `boost.apply(model, level="O1")`.
 
-The names are imported when they are asked for.
+The names are imported at their first use.
 """
 
 from npu_bridge.base.lazy import attributes

@@ -1,4 +1,4 @@
-"""Takes batch normalisations out of a TF 1 graph, before it is differentiated."""
+"""Removes batch normalisations from a TF 1 graph, before it is differentiated."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _KINDS = {
     "Relu6": patterns.ACT,
     **dict.fromkeys(_NORMS, patterns.NORM),
 }
-# What stands between a variable and who computes with it, and what starts it.
+# Operators between a variable and the operators that compute with it, and operators that initialise it.
 _HANDING_ON = ("Cast", "Identity", "ReadVariableOp")
 _STARTING = ("Assign", "AssignVariableOp", "IsVariableInitialized", "VarIsInitializedOp")
 _NOT_READING = ("Shape", "ShapeN", "Size", "Rank")
 
 
 def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
-    """Removes the batch normalisations that a graph can do without, their variables and the updates of their means.
+    """Removes the batch normalisations that a graph can do without, with their variables and updates of their means.
 
-    What reads the result of such an operator reads its input from then on. Normalisations whose mode is fed, so that
-    they stand in a condition, are not found.
+    Readers of such an operator's result then read its input. Normalisations whose mode is fed, so that they are inside
+    a condition, are not found.
 
     Args:
-      graph: a graph that holds a network and no gradients of it yet. All graphs of one training, that of evaluation
-        too, have to be treated alike, because their checkpoints lack the variables.
+      graph: a graph that holds a network and no gradients of it yet. All graphs of one training, including that of
+        evaluation, must be treated alike, because their checkpoints lack the variables.
     Raises:
-      ValueError: the graph has been differentiated.
+      ValueError: the graph has been differentiated already.
     """
     for op in graph.get_operations():
         if op.type.startswith("FusedBatchNormGrad"):
@@ -61,7 +61,7 @@ def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
 
 
 def _nodes_of(graph):
-    """The operators that tensors of the network flow through; those that update moving statistics are left out."""
+    """Returns the operators through which tensors of the network flow, without updates of moving statistics."""
     statistics = set(search(_readers_of_statistics(graph.get_operations()), consumers))
     nodes = {}
     for op in graph.get_operations():
@@ -78,7 +78,7 @@ def _nodes_of(graph):
 
 
 def _readers_of_statistics(ops):
-    """What reads the mean and the variance of batches that normalisations give beside their result."""
+    """Returns the readers of the mean and the variance of batches, which normalisations return with their result."""
     return [user for op in ops if op.type in _NORMS for out in op.outputs[1:] for user in out.consumers()]
 
 
@@ -91,7 +91,7 @@ def _take_out(op):
 
 
 def _forget_what_belongs_to(graph, removed):
-    """Takes updates of their moving statistics, and variables that nothing else reads, out of all collections."""
+    """Removes updates of the moving statistics, and variables that nothing else reads, from all collections."""
     updates = set(search(_readers_of_statistics(removed), consumers))
     inside = updates.union(removed)
     for name in graph.get_all_collection_keys():
@@ -108,7 +108,7 @@ def _op_of(element):
 
 
 def _serves_only(variable, ops):
-    """Whether a variable is read by some of these operators and by no other; initialisers count as none."""
+    """Returns whether only some of these operators read a variable; initialisers do not count."""
     handle = getattr(variable, "handle", variable).op
     reached = set(search([handle], lambda op: consumers(op) if op.type in (handle.type, *_HANDING_ON) else ()))
     readers = [op for op in reached if op.type not in (handle.type, *_HANDING_ON, *_STARTING) or op in ops]

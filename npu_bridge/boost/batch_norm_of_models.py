@@ -1,4 +1,4 @@
-"""Makes functional Keras models anew, with fewer batch normalisations or another last layer, and the same weights."""
+"""Rebuilds functional Keras models with fewer batch normalisations or another last layer, and the same weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = {
     "ZeroPadding2D": patterns.PASS,
 }
 
-# Functions of TensorFlow that a model may call in between, as `x + y` does.
+# Functions of TensorFlow that a model can call between layers, such as `x + y`.
 _SUMS = ("__operators__.add", "math.add")
 
 
@@ -43,7 +43,7 @@ def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
 
 
 def why_not_functional(model: Any) -> str:
-    """Why a model cannot be rewritten; "" if it can."""
+    """Returns why a model cannot be rewritten; "" if it can."""
     if not isinstance(model, tf.keras.Model):
         return f"{type(model).__name__} is no Keras model"
     if isinstance(model, tf.keras.Sequential):
@@ -56,11 +56,11 @@ def why_not_functional(model: Any) -> str:
 def without_layers(
     model: tf.keras.Model, removed: Collection[str], replaced: dict[str, tf.keras.layers.Layer] | None = None
 ) -> tf.keras.Model:
-    """A new model with the layers and weights of a functional one, which stays as it is, but for some.
+    """Builds a model with the layers and weights of a functional one, except some; leaves the old one unchanged.
 
     Args:
       removed: names of layers with one input and one output of the same shape.
-      replaced: other layers to stand in the place of some, by name; they bring weights of their own.
+      replaced: layers that replace others, by name; they have their own weights.
     """
     config = model.get_config()
     source = {layer["name"]: _find_calls(layer)[0][0] for layer in config["layers"] if layer["name"] in removed}
@@ -100,7 +100,7 @@ def thinned(model: tf.keras.Model) -> tuple[tf.keras.Model, patterns.ThinningRep
 
 
 def _find_calls(layer):
-    """For each call of a layer, the names of the layers whose results it gets."""
+    """Returns, for each call of a layer, the names of the layers whose results it gets."""
     return [list(_names_in(call)) for call in layer["inbound_nodes"]]
 
 
@@ -117,7 +117,7 @@ def _names_in(part):
 
 
 def _is_reference(part):
-    """Whether a list names the output of a layer: the layer, which of its calls, which output."""
+    """Returns whether a list refers to the output of a layer: its name, the number of the call and of the output."""
     return len(part) >= 3 and isinstance(part[0], str) and all(isinstance(number, int) for number in part[1:3])
 
 

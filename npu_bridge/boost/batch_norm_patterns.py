@@ -1,14 +1,15 @@
 """Finds the batch normalisations that a network of residual or dense blocks can do without; knows only names.
 
-Three kinds of blocks are recognised, each between the point where a tensor is used twice and the point where both ways
+Three kinds of blocks are recognised, each between the point where a tensor is used twice and the point where both paths
 meet again:
 
     residual block           add(f(x), x) or add(f(x), norm(conv(x))), f = conv norm act ... conv norm
     inverted residual block  add(f(x), x), f = conv norm act depthwise norm act conv norm
     dense block              concat(x, f(x)), f = norm act conv norm act conv
 
-Of a residual block the inner normalisations go, and that of the shortcut; the last one before the addition stays. Of an
-inverted residual block the one behind the expansion goes, of a dense block the one between the convolutions.
+The inner normalisations of a residual block are removed, and that of the shortcut; the last one before the addition
+stays. Of an inverted residual block the one after the expansion is removed, of a dense block the one between the
+convolutions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 RESIDUAL, INVERTED, DENSE = "residual block", "inverted residual block", "dense block"
-# What an operation is to the patterns. PASS is what may stand anywhere: padding, adding a bias, dropping out.
+# Kinds of operations for the patterns. PASS can stand anywhere: padding, adding a bias, dropping out.
 CONV, DEPTHWISE, NORM, ACT, ADD, CONCAT, PASS, OTHER = (
     "conv",
     "depthwise",
@@ -35,8 +36,8 @@ class Node:
     """An operation of a network.
 
     Attributes:
-      kind: what it is to the patterns.
-      inputs: names of the nodes whose results it computes with, in order.
+      kind: its kind for the patterns.
+      inputs: names of the nodes whose results it uses, in order.
     """
 
     kind: str
@@ -48,8 +49,8 @@ class Found:
     """The matches of the patterns in a network.
 
     Attributes:
-      removable: names of normalisations that can go, with the kind of the block each stands in.
-      left_alone: names of the merging points of other blocks, with what is different about them.
+      removable: names of normalisations that can be removed, with the kind of the block of each.
+      left_alone: names of the merging points of other blocks, with the difference from a known block.
     """
 
     removable: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -57,7 +58,7 @@ class Found:
 
 
 def find(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Found:
-    """Reads a network: operations by name, and the names of those whose results are read from outside."""
+    """Matches the patterns in a network: operations by name, and the names of those that are read from outside."""
     uses = dict.fromkeys(outputs, 1)
     for node in nodes.values():
         for name in node.inputs:
@@ -80,7 +81,7 @@ def find(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Found:
 
 @dataclasses.dataclass
 class _Way:
-    """One side of a block: where it begins, and its nodes from there on, those that pass left out."""
+    """One side of a block: its start, and its nodes from there on, without those of kind PASS."""
 
     start: str
     names: list
@@ -88,7 +89,7 @@ class _Way:
 
 
 def _way_back(name, nodes, uses):
-    """From a merging point back to a node that others read, too, or that reads several."""
+    """Follows a merging point back to a node that has other readers, too, or several inputs."""
     names = []
     while name in nodes and uses.get(name) == 1 and len(nodes[name].inputs) == 1:
         if nodes[name].kind != PASS:
@@ -127,11 +128,11 @@ def _read_concatenation(ways, found):
 
 @dataclasses.dataclass(frozen=True)
 class ThinningReport:
-    """Which batch normalisations were removed.
+    """The batch normalisations that were removed.
 
     Attributes:
-      removed: their names in the order of the network, each with the kind of the block it stood in.
-      kept: how many are left.
+      removed: their names in the order of the network, each with the kind of its block.
+      kept: the number of those left.
       unchanged_because: why none was removed; "" when some were.
     """
 
@@ -140,7 +141,7 @@ class ThinningReport:
     unchanged_because: str = ""
 
     def text(self) -> str:
-        """A few lines to read."""
+        """Formats the report in a few lines."""
         if self.unchanged_because:
             return f"less_batch_norm leaves it as it is: {self.unchanged_because}."
         kinds = list(self.removed.values())

@@ -1,4 +1,4 @@
-"""`apply`: turns a level and a dictionary into stages around an optimizer and rewrites of a model, and says which."""
+"""Implements `apply`: turns a level and a dictionary into stages of an optimizer and rewrites of a model."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def apply(
 
     Args:
       model_or_optimizer: a compiled Keras model; a Keras optimizer of either generation; a TF 1 optimizer. With an
-        optimizer alone, what changes the model is left to `less_batch_norm` and `CosineHead`, and said.
-      level: "O1" for fewer batch normalisations and frozen layers, "O2" for Adasum too, "O0" for nothing but averaging
+        optimizer alone, changes of the model are left to `less_batch_norm` and `CosineHead`, and a line says so.
+      level: "O1" for fewer batch normalisations and frozen layers, "O2" also for Adasum, "O0" only for averaging
         over the ranks. In the mode "manual" the dictionary decides about the features.
       config: a `BoostConfig`, or the dictionary for one.
       loss_scale_manager: scale the loss; for `loss_scale_group` a `GroupLossScaleManager`.
       is_distributed: average gradients over the ranks.
     Returns:
-      For an optimizer the one to train with. For a model a model, compiled: the same one unless its layers change; then
-      it is a new one with the same weights, and its optimizer begins anew.
+      For an optimizer, the one to train with. For a model, a compiled model: the same one unless its layers change;
+      then a new one with the same weights, whose optimizer begins anew.
     Raises:
       TypeError: the argument is neither a model nor an optimizer, or the configuration has another type.
       ValueError: the level is unknown, the configuration is illegal, features exclude each other, the model is not
@@ -77,7 +77,7 @@ def apply(
         made = _wrapped(made, loss_scale_manager, is_distributed, stages, starts)
     else:
         arguments, optimizer = compile_arguments(model_or_optimizer), model_or_optimizer.optimizer
-        if made is not model_or_optimizer:  # an optimizer that has trained knows the variables of the other model
+        if made is not model_or_optimizer:  # an optimizer that has trained holds the variables of the other model
             optimizer = type(optimizer).from_config(optimizer.get_config())
         is_in_subspace = "dim_reduce" in choice.features
         if not is_in_subspace:
@@ -116,7 +116,7 @@ class _Choice:
         self.say(feature, f"left out, because {because}")
 
     def ignored_keys(self, level):
-        """Says which keys of the dictionary count for nothing."""
+        """Reports which keys of the dictionary have no effect."""
         mode = self.config["boost"]["mode"]
         for place in sorted(self.config.given):
             section, _, key = place.partition(".")
@@ -128,7 +128,7 @@ class _Choice:
                 self.lines.append(f"{place} = {value} has no effect, because {section} is off")
 
     def settle_exclusions(self, manager):
-        """Refuses features that exclude each other; of those that "enable_all" turned on it leaves some out."""
+        """Rejects features that exclude each other; if "enable_all" turned them on, leaves some of them out."""
         is_asked_for = self.config["boost"]["mode"] != "enable_all"
         others = [name for name in _APART_FROM_DIM_REDUCE if name in self.features]
         if "dim_reduce" in self.features and others:
@@ -154,7 +154,7 @@ class _Choice:
             self.leave_out("loss_scale_group", "no GroupLossScaleManager is given")
 
     def with_less_norms(self, changed, is_model):
-        """The model with fewer batch normalisations, and with a cosine head."""
+        """Returns the model with fewer batch normalisations, and with a cosine head."""
         if not is_model:
             self.say("less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph")
             return changed
@@ -166,10 +166,10 @@ class _Choice:
         return changed
 
     def stages(self, is_distributed, variables):
-        """The stages around the optimizer; `variables` are those it trains, None where that is not known."""
+        """Returns the stages for the optimizer; `variables` are those that it trains, None where they are not known."""
         config, made = self.config, []
         if "less_bn" in self.features and config["less_bn"]["gc_flag"]:
-            # Weights of a cosine head are normalised, so that their mean is not free.
+            # Weights of a cosine head are normalised, so their mean is not free.
             made.append(CentralizeGradients(skip=("beta", "gamma", "bias", "depthwise", "cosine_kernel")))
             self.say("less_bn, gc_flag", "gradients of kernels are centralised")
         if "grad_freeze" in self.features:
@@ -218,14 +218,14 @@ class _Choice:
         return []
 
     def first_parameters(self):
-        """The parameters at which fragments of this optimizer's gradients begin, where the dictionary says so."""
+        """Returns the parameters at which fragments of this optimizer's gradients begin, where they are configured."""
         starts = self.config["common"]["gradient_split_groups"]
         if starts is not None:
             self.say("gradient_split_groups", f"fragments begin at the parameters {', '.join(map(str, starts))}")
         return starts
 
     def newton(self, model):
-        """The optimizer of the section `dim_reduce`."""
+        """Makes the optimizer of the section `dim_reduce`."""
         settings = self.config["dim_reduce"]
         basis = make_basis(settings, model.trainable_variables)
         numbers = {key: settings[key] for key in ("rho", "gamma", "alpha", "sigma")}

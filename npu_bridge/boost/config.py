@@ -1,4 +1,4 @@
-"""The dictionary of a boosted training: its sections, keys and defaults as data, checked when it is read."""
+"""Defines the dictionary of a boosted training: its sections, keys and defaults as data, checked when it is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npu_bridge.base.reading import not_readable, not_written_in, read_text
 from npu_bridge.collective.fragments import are_ascending_positions
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
-# The features each level turns on when the mode is "auto".
+# The features that each level turns on in the mode "auto".
 LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"O0": (), "O1": ("less_bn", "grad_freeze"), "O2": ("less_bn", "grad_freeze", "adasum")}
 )
@@ -47,9 +47,9 @@ class Key:
     """A key of a section.
 
     Attributes:
-      default: its value where the dictionary does not say.
-      is_right: tells whether a value is legal.
-      expected: that in words.
+      default: its value where the dictionary lacks the key.
+      is_right: returns whether a value is legal.
+      expected: the legal values in words.
     """
 
     default: Any
@@ -92,10 +92,10 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class BoostConfig:
-    """Which features train faster, and how each of them is set.
+    """The chosen features for faster training, and their settings.
 
     Attributes:
-      values: a mapping from section to key to value, with all of `SECTIONS`; it cannot be changed.
+      values: a read-only mapping from section to key to value, with all of `SECTIONS`.
       given: the keys that the dictionary named, as "section.key".
     """
 
@@ -104,11 +104,11 @@ class BoostConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any] | None = None) -> BoostConfig:
-        """A configuration of nested mappings, the outer keys being sections; what is missing has its default.
+        """Makes a configuration from nested mappings, the outer keys being sections; missing keys get their defaults.
 
         Raises:
-          TypeError: the configuration, or a section, is not a mapping, or a list is needed and something else is given.
-          ValueError: a section or a key is unknown, or a value is illegal; the message names what is near.
+          TypeError: the configuration or a section is not a mapping, or a value is not a list where a list is needed.
+          ValueError: a section or a key is unknown, or a value is illegal; the message names a similar one.
         """
         config = {} if config is None else config
         _check_mapping(config, "the configuration", "{'boost': {...}, ...}")
@@ -134,7 +134,7 @@ class BoostConfig:
 
     @classmethod
     def from_json(cls, source: str | os.PathLike) -> BoostConfig:
-        """The same of a JSON file, or of a text that begins with a brace.
+        """Makes a configuration from a JSON file, or from a text that begins with a brace.
 
         Raises:
           TypeError, ValueError: see `from_dict`; or it is not JSON.
@@ -146,7 +146,7 @@ class BoostConfig:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike) -> BoostConfig:
-        """The same of a TOML file, with a table for each section.
+        """Makes a configuration from a TOML file with a table for each section.
 
         Raises:
           TypeError, ValueError: see `from_dict`; or it is not TOML.
@@ -170,14 +170,14 @@ class BoostConfig:
             raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}") from error
 
     def __getitem__(self, section: str) -> Mapping[str, Any]:
-        """The values of a section."""
+        """Returns the values of a section."""
         return self.values[section]
 
     def chosen(self, level: str = "O1") -> tuple[str, ...]:
-        """The features that are on, in the order of `FEATURES`.
+        """Returns the features that are on, in the order of `FEATURES`.
 
         Args:
-          level: "O0" for none of them, whatever the mode; "O1" and "O2" choose in the mode "auto".
+          level: "O0" turns all off in every mode; "O1" and "O2" choose in the mode "auto".
         Raises:
           ValueError: the level is unknown.
         """

@@ -1,4 +1,4 @@
-"""Keras models that are trained by `SubspaceNewton`, and the basis that ranks of one host compute once."""
+"""Trains Keras models by `SubspaceNewton`, and computes the basis once for all ranks of a host."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def train_in_subspace(
     is_distributed: bool = True,
     gradient_split_groups: Sequence[int] | None = None,
 ) -> Any:
-    """Has `model.fit` make steps of `SubspaceNewton`; the optimizer of `model.compile` only counts them.
+    """Makes `model.fit` use steps of `SubspaceNewton`; the optimizer of `model.compile` only counts them.
 
     Args:
-      model: a compiled model, with the `train_step` of Keras. What evaluating its loss changes, moving statistics and
-        metrics, is given back after each trial.
+      model: a compiled model, with the `train_step` of Keras. Moving statistics and metrics, which evaluating its loss
+        changes, are restored after each trial.
       newton: the optimizer, with a basis of the model's trainable variables.
       loss_scale_manager, is_distributed, gradient_split_groups: as in `NPUOptimizer`.
     Returns:
       The `NPUOptimizer` around `newton`, which is also the model's attribute `subspace_newton`, so that checkpoints of
-      the model hold what it has learnt.
+      the model hold its state.
     Raises:
       ValueError: the model is not compiled.
     """
@@ -71,23 +71,23 @@ def train_in_subspace(
 
 
 def train_as_compiled(model: tf.keras.Model) -> None:
-    """Has a model train with the optimizer of `model.compile` again."""
+    """Makes a model train with the optimizer of `model.compile` again."""
     if hasattr(model, "subspace_newton"):
         del model.subspace_newton
         del model.train_step
 
 
 def make_basis(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
-    """The basis that the section `dim_reduce` of a configuration names.
+    """Returns the basis that the section `dim_reduce` of a configuration names.
 
-    A matrix in `pca_mat_path` is loaded. Else the basis is computed from the checkpoints in `weight_load_dir` by one
-    rank of each host, and written to the folder `pca_basis` in it, which holds nothing else; the others wait for it,
-    and so does nobody the next time.
+    A matrix in `pca_mat_path` is loaded. Otherwise one rank of each host computes the basis from the checkpoints in
+    `weight_load_dir`, and writes it to the folder `pca_basis` in it, which holds nothing else; the other ranks wait for
+    it. Later runs load it at once.
 
     Raises:
       ValueError: neither is given, or there are too few checkpoints.
       OSError: the folder `pca_basis` there holds something else, or cannot be written.
-      RuntimeError: it is not there after `timeout` seconds.
+      RuntimeError: the basis does not exist after `timeout` seconds.
     """
     path, folder, k = settings["pca_mat_path"], settings["weight_load_dir"], settings["n_components"]
     if path is not None and pathlib.Path(path).exists():
@@ -101,10 +101,10 @@ def make_basis(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     state = [names, k, [(index.name, index.stat().st_mtime_ns) for index in indices]]
     name = f"pca_basis_{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}.npy"
     made, earlier = pathlib.Path(folder) / _FOLDER / name, pathlib.Path(folder) / name
-    if earlier.exists():  # where it was written before it had a folder of its own
+    if earlier.exists():  # the place of bases from before they had their own folder
         return Basis.load(earlier)
     if collective.current().local_rank == 0 and not made.exists():
-        # Not held: other hosts may write the same.
+        # Not held: other hosts can write the same file.
         with own_folder(os.fspath(made.parent), "boost", "dim_reduce", ("pca_basis_*",), holds=False) as own:
             compute_pca_basis(os.fspath(folder), k, names).save(os.path.join(own.path, name))
     deadline = time.monotonic() + settings["timeout"]

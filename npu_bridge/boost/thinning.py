@@ -1,4 +1,4 @@
-"""`less_batch_norm`: models and graphs with fewer batch normalisations."""
+"""Implements `less_batch_norm`: models and graphs with fewer batch normalisations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Thinned(NamedTuple):
 
     Attributes:
       model: the new model, or the graph.
-      report: what was removed, or why nothing was; `report.text()` to read.
+      report: the removed ones, or why none was removed; `report.text()` formats it.
     """
 
     model: Any
@@ -28,14 +28,14 @@ class Thinned(NamedTuple):
 def less_batch_norm(model: Any) -> Thinned:
     """Removes the batch normalisations that residual and dense blocks can do without, and keeps the weights.
 
-    Of a residual block (ResNet: bottleneck and basic) the inner ones go and that of the shortcut; the last one before
-    the addition stays. Of an inverted residual block (MobileNetV2) that ends in an addition the one behind the
-    expansion goes, of the block of a DenseNet the one between its two convolutions. Anything else is left alone, and
-    the report says why. The outputs of a trained model change, so train it on, or from the start.
+    Of a residual block (ResNet: bottleneck and basic) the inner ones are removed and that of the shortcut; the last one
+    before the addition stays. Of an inverted residual block (MobileNetV2) that ends in an addition the one after the
+    expansion is removed, of the block of a DenseNet the one between its two convolutions. Others are left alone, and
+    the report says why. The outputs of a trained model change, so continue its training, or train from the start.
 
     Args:
-      model: a functional Keras model, which stays as it is: a new one comes back, not compiled. Or a `tf.Graph`,
-        which is changed: call it between the network and `compute_gradients`, and alike for evaluation.
+      model: a functional Keras model, which is left unchanged: the result is a new one, not compiled. Or a `tf.Graph`,
+        which is changed: call it between the network and `compute_gradients`, and likewise for evaluation.
     Raises:
       TypeError: it is neither a model nor a graph.
       ValueError: the graph has been differentiated already.
@@ -48,9 +48,9 @@ def less_batch_norm(model: Any) -> Thinned:
 
 
 def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:
-    """A model whose last dense layer is a `CosineHead` with the same kernel, without bias; and a line about it.
+    """Replaces the last dense layer by a `CosineHead` with the same kernel, without bias; returns also a line about it.
 
-    The model stays as it is. One that is not functional, or has no dense layer, comes back itself.
+    The model is left unchanged. One that is not functional, or has no dense layer, is returned itself.
     """
     if reason := why_not_functional(model):
         return model, f"no cosine head, because {reason}"
