@@ -1,4 +1,4 @@
-"""Mixed precision by levels, and loss scales of several kinds."""
+"""Provides mixed precision by levels, and loss scales of several kinds."""
 
 from __future__ import annotations
 

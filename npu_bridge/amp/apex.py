@@ -1,4 +1,4 @@
-"""`initialize`: `configure` with the arguments that scripts of APEX pass."""
+"""Implements `initialize`: `configure` with the arguments that scripts of APEX pass."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def initialize(
     Args:
       models: a Keras model; None without one.
       optimizers: an optimizer; None without one.
-      enabled: False gives back both as they are.
+      enabled: False returns both unchanged.
       opt_level: the level.
-      verbosity: 0 says nothing.
+      verbosity: 0 logs nothing.
       combine_grad: under O1, or O2 with master weights: as in `NPUOptimizer`.
       combine_ddp: average gradients over the ranks; needs `combine_grad`.
-      ddp_replica_count: without effect; `gradient_split_groups` says how gradients are cut.
+      ddp_replica_count: without effect; `gradient_split_groups` defines how gradients are cut.
       check_combined_tensors: with `combine_grad`, as in `NPUOptimizer`.
       **overrides: as for `configure`, and `patch_torch_functions` for `patch_functions`.
     Returns:
-      (model, optimizer), or that of both which was given.
+      (model, optimizer), or the only one of them that was given.
     Raises:
       TypeError, ValueError: as `configure`; there is more than one model or optimizer; arguments contradict each other.
     """

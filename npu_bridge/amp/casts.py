@@ -1,4 +1,4 @@
-"""Operators and layers that a script puts into a dtype of their own, before it asks for a level."""
+"""Registers a script's own dtypes for operators and layers, before it asks for a level."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Casts(NamedTuple):
 
 
 def half_function(name: str) -> str:
-    """Lets operators of a type, or layers of a class, compute in the low dtype, whatever the level's lists say.
+    """Makes operators of a type, or layers of a class, compute in the low dtype, whatever the level's lists say.
 
-    Call it before `configure`; a later call for the same name wins.
+    Call it before `configure`; a later call for the same name replaces it.
 
     Args:
       name: an operator type, such as "Softmax", or the class of a Keras layer, such as "Dense".
@@ -38,18 +38,18 @@ def half_function(name: str) -> str:
       `name`.
     Raises:
       TypeError: it is not a text.
-      ValueError: there is neither; the message names what is near.
+      ValueError: neither has this name; the message names similar ones.
     """
     return _register(half_function.__name__, name, _HALF)
 
 
 def float_function(name: str) -> str:
-    """Lets operators of a type, or layers of a class, stay in float32; else as `half_function`."""
+    """Keeps operators of a type, or layers of a class, in float32; otherwise as `half_function`."""
     return _register(float_function.__name__, name, _FLOAT)
 
 
 def promote_function(name: str) -> str:
-    """Lets operators of a type follow their inputs, in float32 unless all are lowered; else as `half_function`.
+    """Makes operators of a type follow their inputs, in float32 unless all are lowered; otherwise as `half_function`.
 
     Layers of a class always follow the widest of their inputs' dtypes or their own, so this is for operator types.
     """
@@ -57,12 +57,12 @@ def promote_function(name: str) -> str:
 
 
 def forget_functions() -> None:
-    """Forgets what was registered; what is configured already stays."""
+    """Clears the registered casts; existing configurations keep theirs."""
     _REGISTERED.clear()
 
 
 def registered_casts() -> Casts:
-    """Returns the casts that the calls so far registered."""
+    """Returns the casts registered so far."""
     lists, layers = OpLists(), {}
     for name, kind in _REGISTERED.items():
         if _is_operator(name):

@@ -1,4 +1,4 @@
-"""`configure`: what a level makes of a model, an optimizer, a configuration or a session."""
+"""Implements `configure`: applies a level to a model, an optimizer, a configuration or a session."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from npu_bridge.session.precision.opt_level import LossScale, OptLevel
 from npu_bridge.session.precision.policy import Precision
 
 _OWNER = "amp.configure"
-# Names that TensorFlow's layers give the variables of batch normalisation.
+# Names of the variables of batch normalisation in TensorFlow's layers.
 _BATCH_NORM_VARIABLE = re.compile(r"(^|/)(gamma|beta|moving_mean|moving_variance)$")
-# Arguments of `DynamicLossScaleManager.apex` by the names that scripts of APEX know.
+# Arguments of `DynamicLossScaleManager.apex` by the names used in scripts of APEX.
 _SCALE_ARGUMENTS = {
     "dynamic_init_scale": "init_scale",
     "scale_growth_factor": "growth_factor",
@@ -56,7 +56,7 @@ class Configuration:
 
     Attributes:
       level: "O0" to "O3".
-      properties: what the level says, with what the script replaced.
+      properties: the level's properties, with the script's replacements.
       low_dtype: "float16" or "bfloat16".
       model: the Keras model to compile and train; None without one.
       optimizer: the optimizer to train with; None without one.
@@ -83,11 +83,11 @@ class Configuration:
 
     @property
     def op_lists(self) -> OpLists:
-        """Operator types that do otherwise than the mode of a session: batch normalisation, and what was registered."""
+        """Operator types that deviate from the mode of a session: batch normalisation, and registered ones."""
         lists = self.properties.op_lists()
         if self.precision_mode == "origin":
             return lists
-        if self.precision_mode == "fp16":  # the norm by which gradients are judged is a sum of squares
+        if self.precision_mode == "fp16":  # the norm that decides about gradients is a sum of squares
             lists = lists.with_float("L2Loss")
         registered = self._casts.op_lists
         aborting = registered.half.intersection(BATCH_NORM_TYPES) if self.low_dtype == "bfloat16" else ()
@@ -100,29 +100,29 @@ class Configuration:
 
     @property
     def precision_mode(self) -> str:
-        """The option `precision_mode_v2` that goes with it."""
+        """The option `precision_mode_v2` for it."""
         return self.properties.precision_mode(self.low_dtype)
 
     def options(self, folder: str | None = None) -> dict[str, str]:
-        """The level as arguments of `NPURunConfig`; the session's `parameter_map` knows them by the same names.
+        """Returns the level as arguments of `NPURunConfig`; the session's `parameter_map` uses the same names.
 
         Args:
-          folder: where to write the file that carries the lists of operator types; None leaves them out, as they are
-            with the graph of a model that is built inside `building`.
+          folder: where to write the file with the lists of operator types; None leaves them out, as the graph of a
+            model that is built inside `building` holds them.
         """
         level = OptLevel(self.level, self.precision_mode, self.op_lists, LossScale(None, {}))
         return level.options(folder)
 
     def session_config(self, config: Any = None) -> tf.compat.v1.ConfigProto:
-        """A copy of session settings, of empty ones by default, that ask for the level's precision."""
+        """Returns a copy of session settings, by default of empty ones, that ask for the level's precision."""
         return with_entry(config, self.options())
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Build the model of a TF 1 graph inside of this: it gets the level's lists, and 16-bit variables if so.
+        """Gives the level's lists, and 16-bit variables where it has them, to the TF 1 model built inside the context.
 
-        Variables are those of `tf.get_variable` and `tf.layers`. They are in 16 bits where the level has no master
-        weights; with `keep_batchnorm_fp32` those named gamma, beta, moving_mean and moving_variance are not.
+        Variables are those of `tf.get_variable` and `tf.layers`. They have 16 bits if the level has no master
+        weights; with `keep_batchnorm_fp32` those named gamma, beta, moving_mean and moving_variance keep 32.
         """
         self.op_lists.register()
         if not self._has_narrow_variables:
@@ -134,9 +134,9 @@ class Configuration:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Inside, functions that this thread calls follow O1's lists of operators; other levels change nothing here.
+        """Makes functions that this thread calls follow O1's lists of operators; does nothing for other levels.
 
-        For calls of a `tf.function` of one's own; `fit` of the model follows by itself.
+        For calls of your own `tf.function`; `fit` of the model follows the lists by itself.
         """
         precision = self._precision()
         if not self.properties.patch_functions or precision.low_dtype is None:
@@ -146,7 +146,7 @@ class Configuration:
             yield
 
     def cast(self, model: Any) -> Any:
-        """A Keras model in the level's dtypes: a new one with the same weights, or the same where nothing is cast.
+        """Casts a Keras model to the level's dtypes; returns a new one with the same weights, or the same if unchanged.
 
         Raises:
           TypeError, ValueError: it is not a model, or cannot be cast.
@@ -181,16 +181,16 @@ class Configuration:
         return self.model
 
     def wrap(self, optimizer: Any) -> Any:
-        """The optimizer with the level's loss scale, made in the graph that is built now.
+        """Adds the level's loss scale to an optimizer, in the graph that is being built.
 
         Args:
           optimizer: a `tf.compat.v1.train.Optimizer` or a Keras optimizer.
         Returns:
-          An `NPUOptimizer`, or what `npu_keras_optimizer` gives. Both skip a step that overflows, also with a fixed
+          An `NPUOptimizer`, or the result of `npu_keras_optimizer`. Both skip a step that overflows, even with a fixed
           scale.
         Raises:
-          TypeError, ValueError: it is not an optimizer, it scales the loss already, or it cannot train the level's
-            variables of 16 bits.
+          TypeError, ValueError: it is not an optimizer, it already scales the loss, or it cannot train the level's
+            16-bit variables.
         """
         if self._has_narrow_variables:
             check_takes_stand_ins(optimizer, f"{_OWNER}: {self.level}")
@@ -217,20 +217,20 @@ class Configuration:
 
 
 def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **overrides: Any) -> Configuration:
-    """Mixed precision by a level: the dtypes of a model, and the loss scale of an optimizer.
+    """Configures mixed precision by a level: the dtypes of a model, and the loss scale of an optimizer.
 
     Args:
-      level: "O0" is float32; "O1" lowers operators by lists; "O2" casts the model but batch normalisation and keeps
+      level: "O0" is float32; "O1" lowers operators by lists; "O2" casts the model except batch normalisation and keeps
         float32 master weights; "O3" casts everything.
       optimizer: a `tf.compat.v1.train.Optimizer` or a Keras optimizer; None to `wrap` one later, in a model function.
       model: a Keras model, built or not; None for a TF 1 graph, which is built inside `building`.
-      **overrides: parts of the level to replace, None for what it says: `cast_model_type`, `patch_functions`,
+      **overrides: parts of the level to replace, None for the level's value: `cast_model_type`, `patch_functions`,
         `keep_batchnorm_fp32`, `master_weights`, `loss_scale`, `cast_model_outputs`; and
-        low_dtype: "float16" or "bfloat16", for what O1 lowers; for other levels it is the `cast_model_type`.
-        num_losses: how many losses have a scale each.
+        low_dtype: "float16" or "bfloat16", to which O1 lowers; for other levels it is the `cast_model_type`.
+        num_losses: number of losses that have their own scale.
         dynamic_init_scale, scale_growth_factor, scale_backoff_factor, scale_window, min_loss_scale, max_loss_scale:
-          of the dynamic loss scale; without effect on a fixed one.
-        user_cast_preferred: under O1, True: what was registered replaces the entry of a list, as it always does here.
+          arguments of the dynamic loss scale; without effect on a fixed one.
+        user_cast_preferred: under O1, must be True: registered casts always replace the entries of lists.
         is_distributed, is_tailing_optimization, stages, wire, gradient_split_groups, combine_grad,
           check_combined_tensors: as in `NPUOptimizer`.
     Returns:

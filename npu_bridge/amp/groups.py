@@ -1,4 +1,4 @@
-"""`amp.GroupLossScaleManager`: a loss scale for each group of variables, with boundaries in the backward pass."""
+"""Implements `GroupLossScaleManager`: a loss scale for each group of variables, with boundaries between groups."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 
 __all__ = ["GroupLossScaleManager", "scale_boundary"]
 
-# A collection of TF 1 graphs. TensorFlow exports collections with text keys only, and these are no tensors.
+# A collection of TF 1 graphs. TensorFlow exports only collections whose keys are texts, so not this one.
 _MANAGERS = ("npu_bridge", "group_loss_scale_managers")
-_latest_eager: list = []  # a weak reference to the manager that was made last outside of graphs
+_latest_eager: list = []  # a weak reference to the latest manager made outside of graphs
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class GroupLossScaleManager(MovingLossScaleManager):
     """A loss scale for each of several groups of variables.
 
-    Gradients get smaller, or larger, on their way back through a network. So one scale may be too large for its last
+    Gradients get smaller, or larger, on their way back through a network. So one scale can be too large for its last
     layers and too small for its first ones. Here `scale_boundary`, put between the groups, multiplies gradients on
-    their way back, such that those of group i are computed with the scale i. What an optimizer gives is in true units
-    as ever. An overflow in one group, on any rank, skips the step and shrinks the scale of that group; the others grow.
+    their way back, so that those of group i are computed with the scale i. Optimizers still return gradients in true
+    units. An overflow in one group, on any rank, skips the step and shrinks the scale of that group; the others grow.
 
     Args:
-      groups: for each group, numbered from 1, what belongs to it: a regular expression that is found in a variable's
+      groups: the members of each group, numbered from 1: a regular expression that is found in a variable's
         name, a variable, a Keras layer or model (its trainable variables), or a list of such. Each trained variable
-        belongs to one group. Their order is that of `scale_boundary`, not that of the variables.
+        belongs to one group. The order is that of `scale_boundary`, not that of the variables.
       init: scale of the first step, at least 1e-37; one number for all groups, or a list.
       growth_factor, backoff_factor, growth_interval: as in `DynamicLossScaleManager`; by default a scale is multiplied
         by 2**(1/1000) after each good step and divided by the square root of 2 at each overflow.
@@ -44,7 +44,7 @@ class GroupLossScaleManager(MovingLossScaleManager):
       TypeError: a group or a number is of another type.
       ValueError: there is no group, `init` has another length, or a number is out of its range. In the first step: a
         variable belongs to no group or to two.
-    Graph: `loss_scale`, `good_steps` and `bad_steps` as of other managers, each a vector with a value for each group.
+    Graph: `loss_scale`, `good_steps` and `bad_steps` as in other managers, each a vector with a value for each group.
     """
 
     is_for_groups = True
@@ -88,10 +88,10 @@ class GroupLossScaleManager(MovingLossScaleManager):
                 tf.compat.v1.add_to_collection(_MANAGERS, self)
 
     def get_config(self):
-        """Returns the configuration that Keras saves with a model, where all groups are given by regular expressions.
+        """Returns the configuration that Keras saves with a model, if all groups are regular expressions.
 
         Raises:
-          TypeError: one is given by a variable or a layer.
+          TypeError: a group contains a variable or a layer.
         """
         given = [member for group in self._members() for member in group if not isinstance(member, str)]
         if given:
@@ -101,10 +101,10 @@ class GroupLossScaleManager(MovingLossScaleManager):
         return {**self.agreed_constants(), "groups": [list(group) for group in self._members()]}
 
     def group_of(self, variable: tf.Variable) -> int:
-        """The position of the variable's group, from 0.
+        """Returns the position of the variable's group, from 0.
 
         Raises:
-          ValueError: it belongs to none, or to two.
+          ValueError: it belongs to no group, or to several.
         """
         name = variable.name.partition(":")[0]
         found = [
@@ -119,19 +119,19 @@ class GroupLossScaleManager(MovingLossScaleManager):
 
 
 def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager | None = None) -> tf.Tensor:
-    """Marks where a network goes over from group `i` to group `j`: the tensor itself, whose gradient changes scale.
+    """Marks where a network passes from group `i` to group `j`; returns the tensor, whose gradient changes scale.
 
-    Write `scale_boundary(x, 0, 1)` on what goes into the first group, `scale_boundary(x, i, i + 1)` between two, and
-    `scale_boundary(x, n, 0)` on what comes out of the last one. The numbers of groups begin with 1; 0, and any number
-    above the last, is what is outside of them, where gradients have no scale. Mark every way from one group to
+    Write `scale_boundary(x, 0, 1)` on the inputs of the first group, `scale_boundary(x, i, i + 1)` between two, and
+    `scale_boundary(x, n, 0)` on the outputs of the last one. Groups are numbered from 1; 0, and any number
+    above the last, stand for the outside, where gradients have no scale. Mark every path from one group to
     another.
 
     Args:
       x: floating tensor of any shape.
-      i: the group that `x` is computed in.
-      j: the group that it is used in.
-      manager: has the scales; by default the one made last, in this graph or outside of graphs, when the gradient is
-        computed. Without a manager, gradients are unchanged.
+      i: the group in which `x` is computed.
+      j: the group in which it is used.
+      manager: the manager of the scales; by default the latest one, in this graph or outside of graphs, when the
+        gradient is computed. Without a manager, gradients are unchanged.
     Returns:
       Tensor of the same dtype and shape. Its gradient is multiplied by the scale of `i` and divided by that of `j`, in
       float32 at least.
@@ -172,7 +172,7 @@ def _latest_manager():
 
 
 def _checked_groups(owner, groups):
-    """The groups as lists of their members."""
+    """Checks the groups and returns them as lists of their members."""
     if isinstance(groups, str) or not isinstance(groups, (list, tuple)) or not groups:
         kind = ValueError if isinstance(groups, (list, tuple)) else TypeError
         expected, fix = "a list with what belongs to each group", "Write groups=['block_1', 'block_2'], for example."

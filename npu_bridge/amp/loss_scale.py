@@ -1,4 +1,4 @@
-"""`amp.DynamicLossScaleManager`: a dynamic loss scale whose factors and limits the user chooses."""
+"""Implements `DynamicLossScaleManager`: a dynamic loss scale whose factors and limits the user chooses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["DynamicLossScaleManager"]
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class DynamicLossScaleManager(MovingLossScaleManager):
-    """A loss scale that grows after good steps and shrinks after bad ones, by numbers of your own.
+    """A loss scale that grows after good steps and shrinks after bad ones, with your own numbers.
 
     After `growth_interval` good steps in a row the scale is multiplied by `growth_factor`, after `bad_steps` bad ones
     by `backoff_factor`, both within the bounds; either event sets the counters to 0. `apex`, `mindspore`, `keras` and
-    `constant` make managers with the numbers of others.
+    `constant` make managers with the numbers of other frameworks.
 
     Args:
       init_loss_scale: scale of the first step.
@@ -35,14 +35,14 @@ class DynamicLossScaleManager(MovingLossScaleManager):
       backoff_factor: above 0 and at most 1; 1 for a scale that does not shrink.
       growth_interval: whole steps, at least 1.
       bad_steps: whole steps, at least 1.
-      consecutive_bad_steps: let a good step begin the count of bad ones anew. Otherwise they need not follow each
+      consecutive_bad_steps: whether a good step resets the count of bad ones. Otherwise they need not follow each
         other.
-      min_loss_scale: the least that the scale shrinks to; None for no bound but 1e-37.
-      max_loss_scale: the most that it grows to; None for no bound but 3.4e38.
+      min_loss_scale: lower bound of the scale; None for 1e-37.
+      max_loss_scale: upper bound of the scale; None for 3.4e38.
     Raises:
       TypeError: an argument is not a number, or a step count not an integer.
       ValueError: an argument is out of its range, or the first scale out of the bounds.
-    Graph: the variables of `ExponentialUpdateLossScaleManager`, so that either can go on from the other's checkpoint.
+    Graph: the variables of `ExponentialUpdateLossScaleManager`, so either can resume from the other's checkpoint.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         min_loss_scale: float | None = None,
         max_loss_scale: float = 2.0**24,
     ) -> DynamicLossScaleManager:
-        """The loss scale of APEX: halved at every overflow, doubled after 2000 good steps in a row up to 2**24.
+        """Makes the loss scale of APEX: halved at every overflow, doubled after 2000 good steps in a row up to 2**24.
 
         Args:
-          init_scale: scale of the first step, `max_loss_scale` if that is less.
+          init_scale: scale of the first step; at most `max_loss_scale` is used.
           growth_factor, backoff_factor, scale_window: `dynamic_init_scale` and `scale_...` of APEX for NPUs.
           min_loss_scale, max_loss_scale: bounds.
         Raises:
@@ -117,11 +117,11 @@ class DynamicLossScaleManager(MovingLossScaleManager):
     def mindspore(
         cls, init_loss_scale: float = 2.0**24, scale_factor: float = 2.0, scale_window: int = 2000
     ) -> DynamicLossScaleManager:
-        """The dynamic loss scale of MindSpore: divided at every overflow down to 1, multiplied after good steps.
+        """Makes the dynamic loss scale of MindSpore: divided at every overflow down to 1, multiplied after good steps.
 
         Args:
           init_loss_scale: scale of the first step, at least 1.
-          scale_factor: what it is multiplied and divided by, at least 1.
+          scale_factor: factor by which it is multiplied and divided, at least 1.
           scale_window: good steps in a row until it grows.
         Raises:
           TypeError, ValueError: as the constructor.
@@ -134,10 +134,10 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
     @classmethod
     def keras(cls, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000) -> DynamicLossScaleManager:
-        """The loss scale of `tf.keras.mixed_precision.LossScaleOptimizer`: halved down to 1, doubled without bound.
+        """Makes the scale of `tf.keras.mixed_precision.LossScaleOptimizer`: halved down to 1, doubled without bound.
 
         Args:
-          initial_scale, dynamic_growth_steps: as there.
+          initial_scale, dynamic_growth_steps: as in that class.
         Raises:
           TypeError, ValueError: as the constructor.
         """
@@ -148,7 +148,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
     @classmethod
     def constant(cls, loss_scale: float) -> DynamicLossScaleManager:
-        """A loss scale that nothing but `set_loss_scale` moves.
+        """Makes a loss scale that only `set_loss_scale` changes.
 
         Args:
           loss_scale: scale of the first step.
@@ -169,7 +169,7 @@ def check_apex(
     min_loss_scale: Any = None,
     max_loss_scale: Any = 2.0**24,
 ) -> None:
-    """Refuses what `DynamicLossScaleManager.apex` would, by the names under which the script gave it.
+    """Checks arguments of `DynamicLossScaleManager.apex`; errors use the names under which the script gave them.
 
     Raises:
       TypeError: an argument is of another type.
@@ -201,7 +201,7 @@ def scale_rule(
     min_loss_scale: Any,
     max_loss_scale: Any,
 ) -> ScaleRule:
-    """The rule that arguments of a manager stand for.
+    """Returns the rule that a manager's arguments define.
 
     Raises:
       TypeError: one is of another type.

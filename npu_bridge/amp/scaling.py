@@ -1,4 +1,4 @@
-"""Loss scaling in training loops of one's own: one backward pass or several, each with its loss scale."""
+"""Scales losses in custom training loops: one backward pass or several, each with its loss scale."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _NAMES = {"loss_scale": "scale", "unskipped": "good_steps", "bad_steps": "bad_st
 
 
 class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(...) as scaled`
-    """A backward pass with the loss scale of an optimizer, in a loop of your own.
+    """Runs a backward pass with the loss scale of an optimizer, in a custom loop.
 
-    Several passes before one update add up their gradients, each with its own scale. `unscaled_gradients` gives the
+    Several passes before one update add up their gradients, each with its own scale. `unscaled_gradients` returns the
     sum, in true units and averaged over the ranks, for clipping and for `apply_gradients`. If the gradients of one pass
-    overflow, on any rank, that update is skipped on every rank; only the scales move, each as its own losses say. An
-    error inside of the context drops all passes since the last update.
+    overflow, on any rank, that update is skipped on every rank; only the scales move, each by its own losses. An
+    error inside the context drops all passes since the last update.
 
     Args:
       loss: scalar tensor.
-      optimizer: an optimizer of this package, such as `NPUOptimizer` or what `npu_keras_optimizer` gives.
-      loss_id: which of several loss-scale managers is that of the loss, by its position.
-      delay_unscale: leave the gradients multiplied by the scale, to be added to those of the next pass with this
-        `loss_id`. The last pass before an update must not.
+      optimizer: an optimizer of this package, such as `NPUOptimizer` or the result of `npu_keras_optimizer`.
+      loss_id: position of the loss's manager among several loss-scale managers.
+      delay_unscale: leave the gradients multiplied by the scale, and add them to those of the next pass with this
+        `loss_id`. Not allowed in the last pass before an update.
     Raises:
       TypeError: `optimizer` has no stages, or `loss_id` is not an integer.
       ValueError: there is no manager of that number.
@@ -77,8 +77,8 @@ class ScaledLoss:
     """The result of `scale_loss`: a loss multiplied by its scale, and its gradients.
 
     Attributes:
-      tensor: the scaled loss, float32 at least, to be differentiated by `tf.gradients` or inside of a tape.
-      grads_and_vars: what `backward` and `add` were given.
+      tensor: the scaled loss, float32 at least, to be differentiated by `tf.gradients` or inside a tape.
+      grads_and_vars: the arguments of `backward` and `add`.
       step: the step that the pass belongs to.
     """
 
@@ -96,8 +96,8 @@ class ScaledLoss:
         """Computes the gradients of the scaled loss, and adds them to the step.
 
         Args:
-          tape: has recorded the loss; a persistent one, if several losses were recorded by it.
-          variables: to differentiate by.
+          tape: the tape that recorded the loss; a persistent one, if it recorded several losses.
+          variables: the variables to differentiate by.
         Returns:
           The gradients, still multiplied by the scale, in the order of the variables; None for a variable without one.
         """
@@ -118,32 +118,32 @@ class ScaledLoss:
 
 @tf.autograph.experimental.do_not_convert
 def unscaled_gradients(optimizer: Any) -> list:
-    """The sum of the gradients of all backward passes since the last update, in true units.
+    """Returns the sum of the gradients of all backward passes since the last update, in true units.
 
     Args:
-      optimizer: that of the passes, which must have been made in the same function.
+      optimizer: the optimizer of the passes, which must have been made in the same function.
     Returns:
-      Pairs of (gradient or None, variable), averaged over the ranks where the optimizer is distributed. Give them to
+      Pairs of (gradient or None, variable), averaged over the ranks if the optimizer is distributed. Pass them to
       `apply_gradients`, clipped or otherwise changed if you like.
     Raises:
       TypeError: `optimizer` has no stages.
       ValueError: there was no pass, or the last one had `delay_unscale=True`.
-    Ranks: collective where the optimizer is distributed.
+    Ranks: collective if the optimizer is distributed.
     """
     return _passes_of(optimizer, "unscaled_gradients").finish()
 
 
 def state_dict(optimizer: Any, session: Any = None) -> dict:
-    """The loss scales of an optimizer as plain numbers, for checkpoints of your own.
+    """Returns the loss scales of an optimizer as plain numbers, for custom checkpoints.
 
-    Those of TensorFlow hold them anyway.
+    TensorFlow's checkpoints hold them anyway.
 
     Args:
       optimizer: an optimizer of this package.
-      session: in a TF 1 graph the session that trains, by default the default one.
+      session: in a TF 1 graph the training session, by default the default session.
     Returns:
       For each manager, as "loss_scaler0" and so on, a dict of `loss_scale`, `unskipped` (good steps in a row) and
-      `bad_steps`; of group loss scales each is a list.
+      `bad_steps`; for group loss scales each is a list.
     Raises:
       TypeError: `optimizer` has no stages.
       ValueError: there is no session.
@@ -153,18 +153,18 @@ def state_dict(optimizer: Any, session: Any = None) -> dict:
 
 
 def load_state_dict(optimizer: Any, state: Mapping[str, Mapping], session: Any = None) -> None:
-    """Sets the loss scales of an optimizer to what `state_dict` gave; nothing is changed where it raises an error.
+    """Sets the loss scales of an optimizer to the result of `state_dict`; changes nothing if it raises an error.
 
     Args:
-      optimizer: an optimizer of this package. Where it has fewer managers than are in `state`, the others are left out,
+      optimizer: an optimizer of this package. If it has fewer managers than `state`, the others are left out,
         with a warning.
-      state: as `state_dict` returns it; `bad_steps` may be missing.
+      state: a result of `state_dict`; `bad_steps` can be missing.
       session: as in `state_dict`.
     Raises:
       TypeError: `optimizer` has no stages, or a value is not a number.
-      ValueError: a key is unknown, a value is out of range, has another shape or is not that of a fixed scale, or there
-        is not a session.
-    Ranks: local; load the same on all of them.
+      ValueError: a key is unknown, a value is out of range, has another shape or differs from a fixed scale, or there
+        is no session.
+    Ranks: local; load the same on all ranks.
     """
     owner = "load_state_dict"
     managers = _passes_of(optimizer, owner).pipeline.loss_scale_managers
@@ -185,7 +185,7 @@ def load_state_dict(optimizer: Any, state: Mapping[str, Mapping], session: Any =
 
 
 def _passes_of(optimizer, owner) -> BackwardPasses:
-    # A wrapper of Keras' hands attributes on; only our own classes have this one.
+    # Wrappers of Keras pass attributes on; only our own classes have this one.
     passes = getattr(optimizer, "backward_passes", None)
     if not isinstance(passes, BackwardPasses):
         expected, fix = "an optimizer of npu_bridge", "Pass what NPUOptimizer(...) or npu_keras_optimizer(...) gave."
@@ -214,7 +214,7 @@ def _check_mapping(owner, name, value):
 
 
 def _check_numbers(owner, manager, values):
-    """Refuses what is not a number of steps, and scales and steps that are not as many as the manager has scales."""
+    """Checks that step counts are numbers of steps, and that there are as many scales and counts as the manager has."""
     shape = tuple(manager.scale_shape) if isinstance(manager, MovingLossScaleManager) else ()
     fix = "Pass what state_dict returned."
     expected = f"one number, or the shape {shape}" if shape else "one number"
