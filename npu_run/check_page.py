@@ -15,6 +15,7 @@ __all__ = ["facts_of", "make_page"]
 _TITLES = {
     "cannot work": "cannot work here",
     "needed": "needed, but missing here",
+    "ranks": "with several ranks",
     "healed": "made to work in the script's own files",
     "contrib": "of TensorFlow 1.15, supplied by npu_bridge",
     "npu": "of the NPU interface",
@@ -40,6 +41,11 @@ def _row(each: Finding | Entry) -> dict[str, str]:
     return row | ({"severity": each.severity} if hasattr(each, "severity") else {})
 
 
+def _said_of(each: Finding | Entry) -> str:
+    what = f"{each.what} ({each.severity})" if each.kind == "ranks" else each.what
+    return f"{what}: {each.remark}" if each.remark else what
+
+
 def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
     """Returns lines for people: a block for each kind of finding, and a verdict."""
     lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
@@ -48,7 +54,7 @@ def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
         rows = list(entries) if kind == "met" else blocks[kind]
         if rows:
             lines += ["", f"{title}:"]
-            lines += [f"  {each.place}: {each.what}{f': {each.remark}' if each.remark else ''}" for each in rows]
+            lines += [f"  {each.place}: {_said_of(each)}" for each in rows]
     count, needed = len(blocks["cannot work"]), len(blocks["needed"])
     verdict = [f"{count} name(s) or file(s) cannot work."] if count else []
     verdict += [f"{needed} package(s) or variable(s) have to be there first."] if needed else []

@@ -155,7 +155,10 @@ def _rows_of_script(path: str, choice: SourceChoice) -> Iterator[Row]:
         if kind != "option":
             continue
         option, place = known.get(name), str(finding.place)
-        if option is None:
+        if finding.is_fatal:
+            owner = f"{option.owner}." if option is not None else ""
+            yield Row(f"{owner}{name}", "", "", "refused", finding.remark, place)
+        elif option is None:
             yield Row(name, "", "", "no effect", finding.remark, place)
         else:
             level, note = option.effect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -62,13 +63,13 @@ class SourceChoice(NamedTuple):
         above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
         return list(dict.fromkeys([folder, *packages_above(folder), *above, *self.trees]))
 
-    def survey(self, script: str) -> Survey:
-        """Reads a script without running it, and returns the findings."""
-        from npu_bridge.options import OPTIONS, table_precision
-        from tensorflow1_compat.findings import survey  # imported late: every start of a script loads this module
+    def survey(self, script: str, calls: bool = True) -> Survey:
+        """Reads a script without running it, and returns the findings; `calls` as in `script_checks.findings_of`."""
+        from npu_run.script_checks import findings_of  # imported late: every start of a script loads this module
+        from tensorflow1_compat.findings import survey
 
-        is_switched, number = self.era != AS_INSTALLED, min(self.era, 2)
-        return survey(script, self.find_roots(script), number, OPTIONS, table_precision.OPTIONS, is_switched)
+        more = functools.partial(findings_of, calls=calls)
+        return survey(script, self.find_roots(script), min(self.era, 2), self.era != AS_INSTALLED, more)
 
     def enter(self, script: str, rank: int) -> bool:
         """Gives the script's files TensorFlow 1.15 if they are written for it; called in a rank before the script runs.
@@ -109,7 +110,7 @@ class SourceChoice(NamedTuple):
         from npu_run.check_page import facts_of, make_page
         from tensorflow1_compat.journal import entries
 
-        found = self.survey(script)
+        found = self.survey(script, calls=False)  # it has run
         facts = json.dumps(facts_of(script, found, entries()), indent=1)
         if self.report:
             Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)

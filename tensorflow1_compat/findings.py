@@ -8,20 +8,20 @@ import importlib.util
 import itertools
 import os
 import pathlib
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from npu_bridge.base import environment
+from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
 from tensorflow1_compat.era import Evidence, evidence_of, switched
-from tensorflow1_compat.installed import find_missing
+from tensorflow1_compat.installed import find_missing, names_beside
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.reach import reached_from
-from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, added_by, read_file, read_tree
+from tensorflow1_compat.reading import ANY, SET, FileFacts, Use, added_by, read_file, read_tree
 from tensorflow1_compat.signatures import complaint_about
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree
@@ -31,7 +31,6 @@ __all__ = ["Finding", "Survey", "survey"]
 FATAL = ("cannot work", "needed")  # kinds that stop a script
 _TENSORFLOW = ("tensorflow.", "tensorflow_core.", "keras.", "npu_bridge.npu_init.tf.")
 _OWN = ("npu_bridge.", "npu_device.", "hccl.")
-_PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")
 _SET_FOR_RANKS = (*environment.RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_SIZE")
 _INSTALLED_AS = {
     "Crypto": "pycryptodome", "PIL": "pillow", "cv2": "opencv-python-headless", "skimage": "scikit-image",
@@ -48,25 +47,25 @@ _KNOWN_TO_WORK = {
 }  # fmt: skip
 _DEEPEST, _MOST_FOLDERS = 4, 500
 _AT_THE_TOP = ("README", "LICENSE", "REQUIREMENTS")  # of a project: what is beside its folder is another one
-_TAKES_OPTIONS = re.compile(rf"({'|'.join(TAKE_OPTIONS)})$")
 
 
 class Finding(NamedTuple):
     """One thing that was found.
 
     Attributes:
-      kind: "cannot work", "needed", "ignored", "healed", "contrib", "option" or "npu".
+      kind: "cannot work", "needed", "ranks", "ignored", "healed", "contrib", "option" or "npu".
       what: the name.
       remark: what it is here, or what to do.
       place: where it is used first.
-      changes_numbers: whether the training has other numbers by it than it has on an NPU, or in float32.
+      effect: "changes numbers" if the training has other numbers by it than it has on an NPU, or in float32; for
+        "ranks", the severity in a job of several.
     """
 
     kind: str
     what: str
     remark: str
     place: Place
-    changes_numbers: bool = False
+    effect: str = "harmless"
 
     @property
     def is_fatal(self) -> bool:
@@ -76,7 +75,7 @@ class Finding(NamedTuple):
     @property
     def severity(self) -> str:
         """The effect on the script: stops it, changes numbers, or is harmless."""
-        return "stops it" if self.is_fatal else "changes numbers" if self.changes_numbers else "harmless"
+        return "stops it" if self.is_fatal else self.effect
 
 
 class Survey(NamedTuple):
@@ -97,9 +96,8 @@ def survey(
     script: str,
     roots: Sequence[str],
     era: int = 0,
-    options: Iterable[Any] = (),
-    of_precision: Iterable[Any] = (),
     is_switched: bool = True,
+    more: Callable[[Sequence[FileFacts], int], Iterable[Finding]] = lambda files, era: (),
 ) -> Survey:
     """Reads a script and its modules.
 
@@ -107,21 +105,18 @@ def survey(
       script: its path.
       roots: its source tree.
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
-      options: the options that it may set (`npu_bridge.options.OPTIONS`).
-      of_precision: those of them that change numbers.
       is_switched: whether a script of an older TensorFlow 2 sees that.
+      more: finds more in all files, for TensorFlow 1 or 2.
     """
-    known = {name: option for option in options for name in (option.name, option.key) if name}
-    change = {option.name for option in of_precision}
     evidence: Evidence = evidence_of(script, roots)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
     found: dict[tuple[str, str], Finding] = {}
-    of_files = ((*_of_syntax(facts), *_of_options(facts, known, change), *_of_names(facts, era)) for facts in files)
+    of_files = ((*_of_syntax(facts), *_of_names(facts, era)) for facts in files)
     all_roots = [*roots, *added_by(script)]
     of_all = (*_of_packages(files, all_roots), *_of_unbuilt(files, all_roots), *_of_variables(files))
     of_era = _of_older(evidence) if era == 2 and is_switched else ()
-    for finding in _where_reached(files, itertools.chain(of_era, *of_files, of_all)):
+    for finding in _where_reached(files, itertools.chain(of_era, more(files, era), *of_files, of_all)):
         found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
 
@@ -168,10 +163,11 @@ def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:
 
 
 def _of_our_name(use: Use) -> Iterator[Finding]:
-    if find_missing(use.name) is not None and not use.is_guarded:
-        yield Finding("cannot work", use.name, "npu_bridge has no such name", use.place)
-    elif (complaint := _complaint_about(use)) is not None:
-        yield Finding("cannot work", f"{use.name}(...)", f"it {complaint}", use.place)
+    missing = find_missing(use.name)
+    if missing is not None and not use.is_guarded:
+        module, _, leaf = missing.rpartition(".")
+        remark = did_you_mean(leaf, names_beside(missing), "Nothing of a similar name is here.")
+        yield Finding("cannot work", missing, f"{module} has no name {leaf!r}. {remark}", use.place)
     else:
         yield Finding("npu", use.name, "", use.place)
 
@@ -181,7 +177,7 @@ def _of_tensorflow_name(use: Use) -> Iterator[Finding]:
     short = shortened(missing or use.name)
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
-        yield Finding(kind, short, advice_for(missing), use.place)
+        yield Finding(kind, short, advice_for(missing, names_beside(missing)), use.place)
     elif (complaint := _complaint_about(use)) is not None:
         yield Finding("cannot work", f"{short}(...)", f"it {complaint}", use.place)
     elif use.name in NAMES:
@@ -322,24 +318,3 @@ def _of_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:
             ):
                 remark = "it is not set, and the script reads it without a default"
                 yield Finding("needed", f"environment variable {name}", remark, Place(facts.path, line))
-
-
-def _of_options(facts: FileFacts, known: dict[str, Any], change: set[str]) -> Iterator[Finding]:
-    """Options that are written out: keywords of configurations, and keys of `parameter_map`."""
-    written: list[tuple[str, int]] = []
-    for use in facts.uses:
-        if use.call is not None and _TAKES_OPTIONS.search(use.name):
-            written += [(keyword, use.place.line) for keyword in use.call.keywords]
-    if facts.error is None:
-        with open_file(facts.path, errors="replace") as file:
-            for number, line in enumerate(file, start=1):
-                written += [(key, number) for key in _PARAMETER.findall(line.partition("#")[0])]
-    for name, line in written:
-        option, place = known.get(name), Place(facts.path, line)
-        if option is None:
-            yield Finding("ignored", f"option {name}", "not an option of this interface", place)
-        elif option.effect.level == "recorded":
-            yield Finding("ignored", f"option {name}", option.effect.note or "checked and kept without effect", place)
-        else:
-            remark = f"{option.effect.level}. {option.effect.note}".strip()
-            yield Finding("option", f"option {name}", remark, place, option.name in change)

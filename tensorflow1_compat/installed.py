@@ -19,7 +19,16 @@ from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat.insides import SPLIT, inner_module, module_around
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES, OF_1
 
-__all__ = ["Located", "defined_in", "exported_by", "find_missing", "is_installed", "locate", "locate_inside"]
+__all__ = [
+    "Located",
+    "defined_in",
+    "exported_by",
+    "find_missing",
+    "is_installed",
+    "locate",
+    "locate_inside",
+    "names_beside",
+]
 
 _API = {
     "tensorflow.compat.v1": "tensorflow._api.v2.compat.v1",
@@ -54,6 +63,11 @@ class Located(NamedTuple):
 def find_missing(name: str) -> str | None:
     """Returns the shortest part of a name that does not exist; None if the name exists or cannot be followed."""
     return _follow(name).missing
+
+
+def names_beside(missing: str) -> frozenset[str]:
+    """Returns the names of the module in which a name was looked for in vain."""
+    return _names_of(_follow(missing).module)
 
 
 def locate(name: str) -> Located | None:

@@ -35,16 +35,6 @@ _OF_LEGACY = {"_prepare_local", "_resource_apply_dense", "_resource_apply_sparse
 _VERSIONS = ("__version__", "VERSION", "version_info")
 _LOOKED_AT = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
-# Classes of `npu_bridge.npu_init` whose keywords are options.
-TAKE_OPTIONS = (
-    "NPURunConfig",
-    "DumpConfig",
-    "ProfilingConfig",
-    "MemoryConfig",
-    "DynamicInputConfig",
-    "ExperimentalConfig",
-)
-
 
 class Call(NamedTuple):
     """How something is called.
@@ -53,11 +43,13 @@ class Call(NamedTuple):
       positional: number of arguments without a name, or None where `*rest` hides it.
       keywords: names of the others.
       is_open: whether `**more` brings names that the text does not say.
+      node: the call itself.
     """
 
     positional: int | None
     keywords: tuple[str, ...]
     is_open: bool
+    node: ast.Call
 
 
 class Use(NamedTuple):
@@ -93,6 +85,7 @@ class FileFacts(NamedTuple):
       definitions: its functions and classes, and what they need.
       variables: environment variables with the line that reads them, or `SET` where the file sets them. `ANY`: it
         sets some by names that are not written out.
+      tree: its syntax tree.
     """
 
     path: str
@@ -103,6 +96,7 @@ class FileFacts(NamedTuple):
     variables: dict[str, int] = {}
     texts: Sequence[str] = ()
     definitions: Definitions = Definitions()
+    tree: ast.Module = ast.Module([], [])
 
 
 def read_file(
@@ -128,7 +122,7 @@ def read_file(
     reader = _Reader(path, tree, bound_by)
     reader.visit(tree)
     found = (reader.uses, reader.modules, None, reader.aliases, reader.variables, reader.texts)
-    return FileFacts(path, *found, definitions_in(tree))
+    return FileFacts(path, *found, definitions_in(tree), tree)
 
 
 def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
@@ -378,7 +372,7 @@ def _imported_as(node: ast.stmt) -> str | None:
 def _call_of(node: ast.Call) -> Call:
     is_starred = any(isinstance(argument, ast.Starred) for argument in node.args)
     keywords = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
-    return Call(None if is_starred else len(node.args), keywords, len(keywords) < len(node.keywords))
+    return Call(None if is_starred else len(node.args), keywords, len(keywords) < len(node.keywords), node)
 
 
 def _bound_in(tree: ast.Module) -> set[str]:

@@ -47,11 +47,11 @@ def read_run_config(config: Any) -> TrainingOptions:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
     table = find_table(config)
-    given = _entry_values(session_config(config), table)
+    given = entry_values(session_config(config), table)
     own = _own_values(config, table)
     given.update(_sent_values(own, table))
     given.update({name: value for name, value in own.items() if table[name].key is None})
-    return _options(given, IN_OBJECT, table)
+    return _options(settings_of(given, IN_OBJECT, table))
 
 
 def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> TrainingOptions:
@@ -65,7 +65,7 @@ def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> Tr
     Raises:
       ValueError: a value, or a combination of options, is illegal. Unknown keys draw a warning.
     """
-    return _options(_entry_values(session_config, table), IN_SESSION, table)
+    return _options(settings_of(entry_values(session_config, table), IN_SESSION, table))
 
 
 def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
@@ -77,7 +77,7 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
-    return _options(dict(values), Place(is_session=False, function=function), OPTIONS)
+    return _options(settings_of(dict(values), Place(is_session=False, function=function), OPTIONS))
 
 
 def parameter_values(config: Any) -> dict[str, Any]:
@@ -138,15 +138,21 @@ def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> N
         rule(Settings(plain, given, IN_OBJECT, table))
 
 
-def _options(given: dict[str, Any], place: Place, table: OptionTable) -> TrainingOptions:
-    """Returns the given options, overridden by those that the launcher sets."""
-    values, names = _settle(given, place, table)
-    imposed = environment.imposed_options()
-    return TrainingOptions({**values, **{name: value for name, value in imposed.items() if name in values}}, names)
+def _options(settings: Settings) -> TrainingOptions:
+    """Applies the rules, and returns the options, overridden by those that the launcher sets."""
+    for rule in RULES:
+        rule(settings)
+    values, imposed = settings.values, environment.imposed_options()
+    imposed = {name: value for name, value in imposed.items() if name in values}
+    return TrainingOptions({**values, **imposed}, _announce(settings))
 
 
-def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> tuple[dict[str, Any], list[str]]:
-    """Checks the given values, fills in the rest and applies the rules; returns values and names of unusual ones."""
+def settings_of(given: dict[str, Any], place: Place, table: OptionTable) -> Settings:
+    """Returns what rules are applied to: the given values, checked one by one, and the rest.
+
+    Raises:
+      TypeError, ValueError: a value is illegal.
+    """
     plain_options = [option for option in table if option.is_plain]
     for option in plain_options:
         if option.name in given:
@@ -155,10 +161,7 @@ def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> tuple[di
     for option in plain_options:
         if option.variable and option.name not in given:
             _read_variable(option, values, place)
-    settings = Settings(values, frozenset(n for n, v in given.items() if v is not None), place, table)
-    for rule in RULES:
-        rule(settings)
-    return values, _announce(settings)
+    return Settings(values, frozenset(n for n, v in given.items() if v is not None), place, table)
 
 
 def _plain_value(option: Option, given: Mapping[str, Any]) -> Any:
@@ -274,7 +277,7 @@ def _task_values(table: OptionTable) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name in table}
 
 
-def _entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
+def entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
     """Returns values by option name from every NpuOptimizer entry of session settings."""
     given: dict[str, Any] = {}
     if session_config is None:

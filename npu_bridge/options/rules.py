@@ -20,6 +20,10 @@ _ACCELERATED_FROM = ("allow_fp32_to_fp16", "must_keep_origin_dtype")
 _DYNAMIC_TRIO = ("input_shape", "dynamic_dims", "dynamic_node_type")
 
 
+class DirectoryError(ValueError):
+    """A directory that is not there, and that something else may yet make."""
+
+
 class Settings(NamedTuple):
     """The input of a rule.
 
@@ -148,7 +152,7 @@ def implementation_types_need_a_mode(s: Settings) -> None:
 
 def one_way_to_compress(s: Settings) -> None:
     """Refuses `enable_compress_weight` and `compress_weight_conf` together, whatever their values."""
-    if {"enable_compress_weight", "compress_weight_conf"} <= s.given:
+    if "enable_compress_weight" in s.given and "compress_weight_conf" in s.given:
         raise s.error(
             "compress_weight_conf",
             "{} cannot go with enable_compress_weight, which is "
@@ -241,13 +245,13 @@ def usable_directory(path: str) -> str:
     """Returns the real path of an existing directory that can be read and written.
 
     Raises:
-      ValueError: it does not exist, is not a directory, or lacks permission.
+      DirectoryError: (a ValueError) it does not exist, is not a directory, or lacks permission.
     """
     real = os.path.realpath(path)
     if not os.path.isdir(real):
-        raise ValueError(f"{path!r} is not an existing directory")
+        raise DirectoryError(f"{path!r} is not an existing directory")
     if not os.access(real, os.R_OK | os.W_OK):
-        raise ValueError(f"{path!r} cannot be read and written")
+        raise DirectoryError(f"{path!r} cannot be read and written")
     return real
 
 

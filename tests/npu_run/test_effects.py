@@ -29,7 +29,7 @@ steps = 2
 """
 SCRIPT = """
 from npu_bridge.npu_init import *
-config = NPURunConfig(save_checkpoints_steps=5, op_debug_level=1, dump_config=DumpConfig(enable_dump_debug=True))
+config = NPURunConfig(save_checkpoints_steps=5, op_debug_level=1, dump_config=DumpConfig(True, "."))
 custom_op.parameter_map["precision_mode"].s = b"allow_mix_precision"
 custom_op.parameter_map["no_such_option"].i = 1
 """
@@ -70,7 +70,11 @@ def test_options_of_a_script_are_listed_with_their_lines(run, tmp_path):
         "train.py:4: NPURunConfig.pre",
     ):
         assert f"  {row}" in told.output, told.output
-    assert told.output.endswith("train.py: 6 options set: 4 work, 2 without effect.\n")
+    assert told.output.endswith("train.py: 5 options set: 3 work, 2 without effect.\n")
+    assert "Did you mean" not in told.output
+    write_script(tmp_path, SCRIPT.replace("op_debug_level", "save_checkpoint_steps"), "misspelt.py")
+    told = run("misspelt.py").output.partition("\n\n")[0]
+    assert told.startswith("refused") and "Did you mean 'save_checkpoints_steps'?" in " ".join(told.split()), told
     write_script(tmp_path, "config = NPURunConfig.from_file('run.toml')\n", "of_file.py")
     assert "  run.toml: NPURunConfig.op_debug_level " in run("of_file.py").output
     write_script(tmp_path, "config = NPURunConfig.from_file(path)\n", "unknown.py")

@@ -1,0 +1,190 @@
+"""Reads the values in a script's text, as far as the text alone says them."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import operator
+import re
+from typing import Any, Callable, NamedTuple, NoReturn
+
+from tensorflow1_compat.reading import FileFacts
+
+__all__ = ["Arguments", "Undecided", "Unknown", "Values", "bound_by", "is_known"]
+
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+}
+_LARGEST_OPERAND = 4096  # of what is computed here; larger powers are no settings
+_ENCODED = ("as_bytes", "as_text", "as_str", "as_str_any")  # of `tf.compat`
+_CHANGEABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp)
+
+
+class Undecided(BaseException):
+    """Ends a check that asks for a value which the text does not say; no `except Exception` takes it for an error."""
+
+
+class Unknown:
+    """Stands for a value that the text does not say. Whatever a check asks of it ends that check."""
+
+    def __getattribute__(self, name: str) -> NoReturn:
+        raise Undecided(name)
+
+
+def _undecided(*_: Any, **__: Any) -> NoReturn:
+    raise Undecided
+
+
+_ASKED = re.findall(
+    r"\w+",
+    "bool len iter next contains getitem eq ne lt le gt ge hash repr str format call int float index complex round add "
+    "radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs and or xor enter exit "
+    "fspath array bytes reversed",
+)
+for _name in _ASKED:
+    setattr(Unknown, f"__{_name}__", _undecided)
+
+
+def is_known(value: Any) -> bool:
+    """Returns whether a value of `Values` is said by the text."""
+    return type(value) is not Unknown
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call; `is_open` says that the text hides how many there are."""
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+    is_open: bool
+
+
+class Values:
+    """The values of expressions in one file.
+
+    A name counts if the file binds it once, at its top, outside of conditions and loops.
+    """
+
+    def __init__(self, facts: FileFacts, make: Callable[[str, ast.Call], Any]):
+        """Args: facts: of the file. make: returns what a call of a dotted name gives, or an `Unknown`."""
+        self._facts = facts
+        self._make = make
+        self._made: dict[ast.Call, Any] = {}
+        nodes = [*ast.walk(facts.tree)]
+        bound = collections.Counter(name for node in nodes for name in bound_by(node))
+        mentions = collections.Counter(node.id for node in nodes if isinstance(node, ast.Name))
+        self._bound: dict[str, ast.expr] = {}
+        for node in facts.tree.body:
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                if isinstance(target, ast.Name) and bound[target.id] == 1:
+                    # What can be changed counts if nothing else speaks of it.
+                    if mentions[target.id] <= 2 or not isinstance(node.value, _CHANGEABLE):
+                        self._bound[target.id] = node.value
+
+    def name_of(self, node: ast.expr) -> str | None:
+        """Returns the dotted name that an expression stands for, with aliases resolved; None for other expressions."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        alias = self._facts.aliases.get(node.id) if isinstance(node, ast.Name) else None
+        return alias and ".".join([alias, *parts])
+
+    def of(self, node: ast.expr) -> Any:
+        """Returns the value of an expression, or an `Unknown`."""
+        try:
+            return self._value(node)
+        except (ArithmeticError, TypeError, ValueError, RecursionError):
+            return Unknown()
+
+    def arguments(self, call: ast.Call) -> Arguments:
+        """Returns the arguments of a call."""
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        is_open = False
+        for argument in call.args:
+            if not isinstance(argument, ast.Starred):
+                positional.append(self.of(argument))
+            elif is_known(values := self.of(argument.value)) and isinstance(values, (list, tuple)):
+                positional += values
+            else:
+                positional, is_open = [], True
+                break
+        for keyword in call.keywords:
+            value = self.of(keyword.value)
+            if keyword.arg is not None:
+                named[keyword.arg] = value
+            elif is_known(value) and isinstance(value, dict) and all(isinstance(key, str) for key in value):
+                named.update(value)
+            else:
+                is_open = True
+        return Arguments(tuple(positional), named, is_open)
+
+    def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return self.of(self._bound[node.id]) if node.id in self._bound else Unknown()
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            values = [self.of(each) for each in node.elts]
+            kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
+            return kind(values) if all(map(is_known, values)) else Unknown()
+        if isinstance(node, ast.Dict):
+            values = [self.of(each) if each else Unknown() for each in (*node.keys, *node.values)]
+            return dict(zip(values, values[len(node.keys) :])) if all(map(is_known, values)) else Unknown()
+        if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+            return self._computed(node)
+        return self._result(node) if isinstance(node, ast.Call) else Unknown()
+
+    def _computed(self, node: ast.BinOp | ast.UnaryOp) -> Any:
+        if isinstance(node, ast.UnaryOp):
+            value = self.of(node.operand)
+            is_number = is_known(value) and isinstance(value, (int, float))
+            return -value if is_number and isinstance(node.op, ast.USub) else Unknown()
+        pair, compute = (self.of(node.left), self.of(node.right)), _OPERATORS.get(type(node.op))
+        return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
+
+    def _result(self, node: ast.Call) -> Any:
+        if node not in self._made:
+            self._made[node] = Unknown()  # what is made of itself
+            self._made[node] = self._called(node)
+        return self._made[node]
+
+    def _called(self, node: ast.Call) -> Any:
+        name = self.name_of(node.func)
+        if name is not None and name.rpartition(".")[2] in _ENCODED and len(node.args) == 1:
+            return _encoded(self.of(node.args[0]), name)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "encode" and not node.args:
+            return _encoded(self.of(node.func.value), "encode")
+        return self._make(name, node) if name else Unknown()
+
+
+def _encoded(value: Any, name: str) -> Any:
+    """Returns what `as_bytes`, `as_text` or `encode` makes of a text."""
+    if not is_known(value) or not isinstance(value, (str, bytes)):
+        return Unknown()
+    text = value if isinstance(value, str) else value.decode()
+    return text.encode() if name.endswith(("as_bytes", "encode")) else text
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value is a number that powers stay short of."""
+    return is_known(value) and isinstance(value, (int, float)) and abs(value) <= _LARGEST_OPERAND
+
+
+def bound_by(node: ast.AST) -> list[str]:
+    """Returns the names that a node binds, or says to be of another scope."""
+    if isinstance(node, ast.Name):
+        return [] if isinstance(node.ctx, ast.Load) else [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, ast.alias):
+        return [(node.asname or node.name).partition(".")[0]]
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        return node.names
+    return [node.name] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else []

@@ -1,0 +1,217 @@
+"""Holds the mistakes that only several ranks show, and finds them in a script's text.
+
+Wrappers around wrappers are not here: their constructors refuse them, which `script_checks.py` asks.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tensorflow1_compat.findings import Finding
+from tensorflow1_compat.journal import Place
+from tensorflow1_compat.reading import FileFacts, Use
+
+__all__ = ["RULES", "Rule", "findings_of"]
+
+_RANKS = {"get_rank_id", "get_npu_rank_id", "get_local_rank_id", "get_npu_local_rank_id"}
+_SIZES = {"get_rank_size", "get_npu_rank_size", "get_local_rank_size", "get_npu_local_rank_size"}
+_OF_HOROVOD = {"rank", "local_rank", "size", "local_size"}
+_VARIABLES = {"RANK_ID", "RANK_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE"}
+# Parts of names that bring gradients or weights of the ranks together, or that deal out rows by themselves.
+_TOGETHER = ("istribut", "allreduce", "all_reduce", "npu_tf_optimizer", "strategy", "Adasum", "PartialSync", "sync_all")
+_DEALS_OUT = ("GlobalBatches", "resumable", "ResumableLoop", "AutoShard", "InputContext", "EndTogether")
+_TRAINS = {"run", "train", "fit", "train_on_batch", "train_step", "apply_gradients", "minimize", "apply"}
+_EVENS_OUT = {"repeat", "take"}  # methods of a dataset, after which all ranks have the same number of batches
+
+
+class Rule(NamedTuple):
+    """A mistake.
+
+    Attributes:
+      name: of the finding.
+      severity: "stops it", "changes numbers" or "harmless", of a job with several ranks.
+      sentence: what happens.
+      cure: what to write.
+      find: where the script makes it.
+    """
+
+    name: str
+    severity: str
+    sentence: str
+    cure: str
+    find: Callable[[_Script], Iterable[Place]]
+
+
+class _Script:
+    """What the rules ask of a script and its modules."""
+
+    def __init__(self, files: Sequence[FileFacts]):
+        self.files = files
+        self.uses = [use for facts in files for use in facts.uses]
+        nodes = [(facts, node) for facts in files for node in ast.walk(facts.tree)]
+        self.methods = [
+            (node.func.attr, node, Place(facts.path, node.lineno))
+            for facts, node in nodes
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        ]
+        self.variables = {name for facts in files for name in facts.variables}
+
+    def calls_of(self, *names: str) -> list[Use]:
+        """Calls of functions with one of these last names."""
+        return [use for use in self.uses if use.call is not None and use.name.rpartition(".")[2] in names]
+
+    def shards(self) -> list[Place]:
+        return [place for name, node, place in self.methods if name == "shard" and len(node.args) == 2]
+
+    def asks_for_ranks(self) -> list[Place]:
+        places = [use.place for use in self.uses if _is_of_ranks(use.name, _RANKS | _SIZES, _OF_HOROVOD)]
+        return places or [Place(self.files[0].path, 1)] * bool(self.variables & _VARIABLES)
+
+    def mentions(self, words: Iterable[str]) -> bool:
+        return any(word in use.name for use in self.uses for word in words)
+
+    def trains_together(self) -> bool:
+        """Whether something averages over the ranks, or may do so."""
+        wrapped = self.calls_of("NPUOptimizer", "npu_keras_optimizer")
+        is_wrapped = any(use.name.endswith("npu_keras_optimizer") or _may_distribute(use) for use in wrapped)
+        return is_wrapped or self.mentions(_TOGETHER)
+
+
+def _is_of_ranks(name: str, ours: set[str], of_horovod: set[str]) -> bool:
+    last = name.rpartition(".")[2]
+    return last in ours or (name.startswith("horovod.") and last in of_horovod)
+
+
+def _may_distribute(use: Use) -> bool:
+    call = use.call
+    return call is not None and (
+        call.is_open or call.positional is None or call.positional > 2 or "is_distributed" in call.keywords
+    )
+
+
+def _forgotten_switch(script: _Script) -> Iterator[Place]:
+    if not script.trains_together() and (script.shards() or script.asks_for_ranks()):
+        yield from (use.place for use in script.calls_of("NPUOptimizer"))
+
+
+def _plain_keras(script: _Script) -> Iterator[Place]:
+    if not script.trains_together() and any(name == "compile" for name, *_ in script.methods):
+        yield from (use.place for use in script.calls_of("npu_callbacks_append", "NPUBroadcastGlobalVariablesCallback"))
+
+
+def _same_rows(script: _Script) -> Iterator[Place]:
+    knows_ranks = script.shards() or script.asks_for_ranks() or script.mentions(_DEALS_OUT)
+    if script.trains_together() and not knows_ranks:
+        datasets = [use.place for use in script.uses if ".data." in use.name and "Dataset" in use.name]
+        yield from datasets[:1]
+
+
+def _length_of_rank(script: _Script) -> Iterator[Place]:
+    for facts in () if script.mentions(("EndTogether",)) else script.files:
+        depend = _depending(facts, functools.partial(_asks_rank, facts))
+        for node in ast.walk(facts.tree):
+            if isinstance(node, (ast.For, ast.While)) and _trains(node):
+                length = node.iter if isinstance(node, ast.For) else node.test
+                if _mentions(length, depend) or any(_asks_rank(facts, each) for each in ast.walk(length)):
+                    yield Place(facts.path, node.lineno)
+
+
+def _length_of_rows(script: _Script) -> Iterator[Place]:
+    for facts in () if script.mentions(_DEALS_OUT) else script.files:
+        depend = _depending(facts, _is_shard)
+        for node in ast.walk(facts.tree):
+            if isinstance(node, ast.For) and _trains(node) and _mentions(node.iter, depend):
+                yield Place(facts.path, node.lineno)
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "fit" and node.args:
+                has_steps = any(keyword.arg in ("steps_per_epoch", None) for keyword in node.keywords)
+                if not has_steps and _mentions(node.args[0], depend):
+                    yield Place(facts.path, node.lineno)
+
+
+def _depending(facts: FileFacts, is_source: Callable[[ast.AST], bool]) -> set[str]:
+    """Returns the names of a file that are computed from a source."""
+    assigned = [node for node in ast.walk(facts.tree) if isinstance(node, ast.Assign)]
+    depend: set[str] = set()
+    for _ in range(len(assigned)):
+        before = len(depend)
+        for node in assigned:
+            parts = [*ast.walk(node.value)]
+            is_even = any(isinstance(each, ast.Attribute) and each.attr in _EVENS_OUT for each in parts)
+            if not is_even and (any(map(is_source, parts)) or _mentions(node.value, depend)):
+                depend |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if len(depend) == before:
+            break
+    return depend
+
+
+def _asks_rank(facts: FileFacts, node: ast.AST) -> bool:
+    function = node.func if isinstance(node, ast.Call) else None
+    if isinstance(function, ast.Name):
+        return _is_of_ranks(facts.aliases.get(function.id, function.id), _RANKS, {"rank", "local_rank"})
+    if isinstance(function, ast.Attribute):
+        module = facts.aliases.get(function.value.id, "") if isinstance(function.value, ast.Name) else ""
+        return _is_of_ranks(f"{module}.{function.attr}", _RANKS, {"rank", "local_rank"})
+    return False
+
+
+def _is_shard(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "shard"
+
+
+def _mentions(node: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
+
+
+def _trains(loop: ast.For | ast.While) -> bool:
+    functions = [node.func for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Call)]
+    return any(getattr(each, "attr", getattr(each, "id", "")) in _TRAINS for each in functions)
+
+
+RULES = (
+    Rule(
+        "is_distributed left out",
+        "changes numbers",
+        "the script asks for ranks, but nothing averages gradients: each rank trains a model of its own",
+        "Write NPUOptimizer(..., is_distributed=True).",
+        _forgotten_switch,
+    ),
+    Rule(
+        "a plain Keras optimizer",
+        "changes numbers",
+        "the ranks start with the same weights, but nothing averages gradients: each then trains a model of its own",
+        "Write model.compile(npu_keras_optimizer(optimizer), ...).",
+        _plain_keras,
+    ),
+    Rule(
+        "the same rows on all ranks",
+        "changes numbers",
+        "every rank reads all rows, so that more ranks repeat the same work",
+        "Write dataset.shard(get_rank_size(), get_rank_id()) before it is shuffled and batched.",
+        _same_rows,
+    ),
+    Rule(
+        "a loop as long as the rank says",
+        "stops it",
+        "a rank that ends first leaves the others waiting, which ends the job",
+        "Give all ranks the same number of steps, or add EndTogether, in Keras EndTogetherCallback (docs/ranks.md).",
+        _length_of_rank,
+    ),
+    Rule(
+        "a loop over a part of the rows",
+        "harmless",
+        "the ranks end together only if all have as many batches",
+        "If rows do not divide, add EndTogether, in Keras EndTogetherCallback (docs/ranks.md).",
+        _length_of_rows,
+    ),
+)
+
+
+def findings_of(files: Sequence[FileFacts]) -> Iterator[Finding]:
+    """Yields where the files make a mistake of `RULES`."""
+    script = _Script(files)
+    for rule in RULES:
+        for place in rule.find(script):
+            yield Finding("ranks", rule.name, f"{rule.sentence}. {rule.cure}", place, rule.severity)

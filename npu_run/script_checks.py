@@ -1,0 +1,231 @@
+"""Finds the calls and options of a script that a run refuses, and says what each option does here."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from npu_bridge.base.errors import did_you_mean
+from npu_bridge.base.reading import open_file
+from npu_bridge.options import OPTIONS, table_precision
+from npu_bridge.options.table import IN_SESSION, Option, UnknownKeyError
+from npu_run import rank_rules, real_checks
+from npu_run.literals import Unknown, Values, bound_by, is_known
+from tensorflow1_compat.findings import Finding
+from tensorflow1_compat.installed import exported_by
+from tensorflow1_compat.journal import Place
+from tensorflow1_compat.reading import FileFacts
+
+__all__ = ["findings_of"]
+
+_OURS = ("npu_bridge.", "npu_device.", "hccl.")
+_STARTS = ("npu_bridge.npu_init.tf.", "npu_bridge.npu_init.os.")
+_PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")
+_BY_NAME: dict[str, Option] = {name: option for option in OPTIONS for name in (option.name, option.key) if name}
+_OWNERS = frozenset(option.owner for option in OPTIONS)
+_CHANGE_NUMBERS = frozenset(option.name for option in table_precision.OPTIONS)
+
+
+class _Setting(NamedTuple):
+    """An attribute that a script sets: `custom_op.parameter_map["key"].s = value`, `options.key = value`.
+
+    Attributes:
+      target: what is set.
+      value: the expression.
+      session: which map of which session, where it is one.
+      is_certain: whether its function always gets there.
+    """
+
+    target: ast.Attribute
+    value: ast.expr
+    session: str
+    is_certain: bool
+
+    @property
+    def key(self) -> str | None:
+        """The key of a session's map; None where it is not written out, or this is none."""
+        at = self.target.value
+        key = at.slice if self.session and isinstance(at, ast.Subscript) else None
+        return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
+
+
+def findings_of(files: Sequence[FileFacts], era: int, calls: bool = True) -> Iterator[Finding]:
+    """Yields mistakes of ranks, what is refused, and the options.
+
+    Args:
+      files: the script and its modules.
+      era: 1 or 2.
+      calls: whether checks are called, for which TensorFlow is loaded, if the script needs any.
+    """
+    yield from rank_rules.findings_of(files)
+    refused: set[tuple[str, str]] = set()
+    if calls and any(map(_has_checks, files)):
+        with real_checks.as_in_a_run(era):
+            found = [each for facts in files for each in _refused_in(facts)]
+        yield from found
+        refused = {(each.place.file, each.what) for each in found}
+    for facts in files:
+        yield from _unbound_in(facts)
+        for finding in _options_in(facts):
+            if (facts.path, finding.what) not in refused:
+                yield finding
+
+
+def _has_checks(facts: FileFacts) -> bool:
+    return any(map(_is_call_of_ours, facts.uses)) or any(setting.session for setting in _settings_in(facts.tree.body))
+
+
+def _is_call_of_ours(use: Any) -> bool:
+    return use.call is not None and use.name.startswith(_OURS) and not use.name.startswith(_STARTS)
+
+
+def _refused_in(facts: FileFacts) -> Iterator[Finding]:
+    values = Values(facts, lambda name, call: real_checks.make(name, values.arguments(call)))
+    for use in facts.uses:
+        if use.is_guarded or (use.call is None and not use.name.startswith(_OURS)):
+            continue
+        if use.name.startswith(_OURS) and (error := real_checks.missing_in(use.name)) is not None:
+            yield Finding("cannot work", use.name, str(error), use.place)
+        if use.call is None:
+            continue
+        if _is_call_of_ours(use):
+            function, arguments = real_checks.find(use.name), values.arguments(use.call.node)
+        elif use.name.endswith(real_checks.AROUND):
+            function, arguments = real_checks.find_of_tensorflow(use.name), values.arguments(use.call.node)
+            if not any(is_known(each) and _is_ours(each) for each in arguments.positional):
+                continue
+        else:
+            continue
+        error = real_checks.refusal_of(function, arguments) if function is not None else None
+        if error is not None:
+            yield _refusal(error, f"{use.name}(...)", use.place)
+    sessions: dict[str, list[_Setting]] = {}
+    for setting in _settings_in(facts.tree.body):
+        place = Place(facts.path, setting.target.lineno)
+        if setting.session:
+            sessions.setdefault(setting.session, []).append(setting)
+            error = _refusal_in_session([setting], values)
+        else:
+            error = _refusal_of_attribute(setting.target, values.of(setting.value), values)
+        if error is not None:
+            yield _refusal(error, ast.unparse(setting.target), place)
+    for settings in sessions.values():
+        certain = [each for each in settings if each.is_certain and is_known(values.of(each.value))]
+        error = _refusal_in_session(certain, values) if len(certain) > 1 else None
+        if error is not None and not any(_refusal_in_session([each], values) for each in certain):
+            yield _refusal(error, "parameter_map", Place(facts.path, certain[-1].target.lineno))
+
+
+def _unbound_in(facts: FileFacts) -> Iterator[Finding]:
+    """Yields names that nothing binds, and that are near to one that a star of ours brings."""
+    nodes = [*ast.walk(facts.tree)]
+    stars = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
+    if not stars or not all(f"{star}.".startswith(_OURS) for star in stars):
+        return
+    exported = {name for star in stars for name in exported_by(star)}
+    bound = {name for node in nodes for name in bound_by(node)} | exported | {*dir(builtins)} | {*facts.aliases}
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id not in bound:
+            if near := difflib.get_close_matches(node.id, exported, n=1, cutoff=0.85):
+                remark = f"name {node.id!r} is not defined. Did you mean: {near[0]!r}?"
+                yield Finding("cannot work", node.id, remark, Place(facts.path, node.lineno))
+
+
+def _is_ours(value: Any) -> bool:
+    return any(kind.__module__.startswith("npu_bridge.") for kind in type(value).__mro__)
+
+
+def _refusal(error: Exception, what: str, place: Place) -> Finding:
+    option = getattr(error, "option", None)
+    return Finding("cannot work", f"option {option}" if option else what, str(error), place)
+
+
+def _refusal_in_session(settings: Iterable[_Setting], values: Values) -> Exception | None:
+    """Returns what a session refuses of some of its options, whatever it has beside them."""
+    from tensorflow.compat.v1 import ConfigProto
+
+    from npu_bridge.options.reading import ENTRY_NAME, entry_values, settings_of
+
+    config = ConfigProto()
+    entry = config.graph_options.rewrite_options.custom_optimizers.add(name=ENTRY_NAME)
+    for setting in settings:
+        value = values.of(setting.value)
+        if setting.key is not None and is_known(value):
+            error = real_checks.call_alone(setattr, entry.parameter_map[setting.key], setting.target.attr, value)
+            if error is not None:
+                return error
+    try:
+        given = entry_values(config, OPTIONS)
+        read = settings_of(given, IN_SESSION, OPTIONS)
+    except (TypeError, ValueError) as error:
+        return error
+    unknown = {option.name: Unknown() for option in OPTIONS if option.is_plain and option.name not in given}
+    return next(real_checks.broken_rules(read, unknown), None)
+
+
+def _refusal_of_attribute(target: ast.Attribute, value: Any, values: Values) -> Exception | None:
+    """Returns what `npu_device.global_options().name = value` raises."""
+    names: list[str] = []
+    node: ast.expr = target
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    options = values.of(node)
+    if not is_known(options) or type(options).__name__ != "NpuConfig":
+        return None
+    for name in names[:-1]:
+        options = getattr(options, name, None)
+    return real_checks.call_alone(setattr, options, names[-1], value)
+
+
+def _settings_in(body: Iterable[ast.stmt], scope: str = "", is_certain: bool = True) -> Iterator[_Setting]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield from _settings_in(node.body, f"{scope}.{node.name}")
+        elif (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(target := node.targets[0], ast.Attribute)
+        ):
+            at = target.value
+            holder = at.value if isinstance(at, ast.Subscript) else None
+            is_map = isinstance(holder, ast.Attribute) and holder.attr == "parameter_map"
+            yield _Setting(target, node.value, f"{scope} {ast.unparse(holder)}" if is_map else "", is_certain)
+        else:
+            inner = [*getattr(node, "body", ()), *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+            yield from _settings_in(inner, scope, is_certain and isinstance(node, ast.With))
+
+
+def _options_in(facts: FileFacts) -> Iterator[Finding]:
+    """Yields the options that are written out: keywords of configurations, and keys of `parameter_map`."""
+    written: list[tuple[str, int, bool]] = []
+    for use in facts.uses:
+        if use.call is not None and use.name.startswith(_OURS) and use.name.rpartition(".")[2] in _OWNERS:
+            written += [(keyword, use.place.line, False) for keyword in use.call.keywords]
+    if facts.error is None:
+        with open_file(facts.path, errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                written += [(key, number, True) for key in _PARAMETER.findall(line.partition("#")[0])]
+    for name, line, is_key in written:
+        option, place = _BY_NAME.get(name), Place(facts.path, line)
+        if option is None:
+            remark = _unknown_key(name) if is_key else did_you_mean(name, _BY_NAME, "not an option of this interface")
+            yield Finding("ignored", f"option {name}", remark, place)
+        elif option.effect.level == "recorded":
+            yield Finding("ignored", f"option {name}", option.effect.note or "checked and kept without effect", place)
+        else:
+            remark = f"{option.effect.level}. {option.effect.note}".strip()
+            effect = "changes numbers" if option.name in _CHANGE_NUMBERS else "harmless"
+            yield Finding("option", f"option {name}", remark, place, effect)
+
+
+def _unknown_key(name: str) -> str:
+    try:
+        OPTIONS.by_key(name)
+    except UnknownKeyError as error:  # a warning in a run, which leaves the key out
+        return str(error)
+    return ""
