@@ -318,6 +318,10 @@ class Pipeline:
             return update
         return tf.group(update, *state_updates)
 
+    def start_quietly(self) -> None:
+        """Lets `start_alike` say nothing of values that differ: the script itself gives all ranks those of one."""
+        self._seen.is_quiet = True
+
     @_transferring
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
         """Compares the variables of all ranks before the first update, in functions and eagerly.

@@ -110,9 +110,14 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
 
 
 class SeenVariables:
-    """The variables of one optimizer that were compared already, outside of TF 1 graphs."""
+    """The variables of one optimizer that were compared already, outside of TF 1 graphs.
+
+    Attributes:
+      is_quiet: log no differences, because the script itself gives all ranks the values of one.
+    """
 
     def __init__(self):
+        self.is_quiet = False
         self._seen: set = set()
 
     def compare(self, owner: str, variables: Iterable[Any], kept: Iterable[Any] = ()) -> None:
@@ -123,18 +128,20 @@ class SeenVariables:
         new = [variable for variable in _comparable(variables) if variable.ref() not in self._seen]
         if not new or environment.is_flag_on("HOROVOD_ELASTIC") or builds_evaluation():
             return
+        line = "" if self.is_quiet else _IN_FUNCTION
         new_kept = [variable for variable in _comparable(kept) if variable.ref() not in self._seen]
         self._seen.update(variable.ref() for variable in [*new, *new_kept])
         with tf.init_scope():
             if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
-                say_once(logging.WARNING, f"{owner}: ranks may start from different values. Add {_IN_FUNCTION}.")
+                if line:
+                    say_once(logging.WARNING, f"{owner}: ranks may start from different values. Add {line}.")
                 return
             _start_alike(
                 owner,
                 new,
                 read=lambda positions: [new[position].numpy() for position in positions],
                 write=lambda positions, values: [new[at].assign(value) for at, value in zip(positions, values)],
-                line=_IN_FUNCTION,
+                line=line,
             )
             _spread(
                 new_kept,
@@ -214,7 +221,7 @@ def _start_alike(owner, variables, read, write, line):
     Args:
       read: takes a list of positions; returns the values of the variables there.
       write: takes a list of positions and their values.
-      line: the code that a script would add to do this itself.
+      line: the code that a script would add to do this itself; "" where it does so already.
     """
     ranks = collective.current()
     # Reads many variables in one run: for every new set of fetches a session prunes the whole graph.
@@ -239,7 +246,7 @@ def _start_alike(owner, variables, read, write, line):
     differing = [position for position, column in enumerate(hashes_of_ranks.T) if len(set(column)) > 1]
     # Until now only rank 0 has rows for all ranks (`rank_values`), even if another rank restored them.
     names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
-    if ranks.rank == 0 and names:
+    if ranks.rank == 0 and names and line:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         _LOG.warning(
             "%s: the ranks started from different values of %s%s; now all have those of rank 0. To choose this "

@@ -23,7 +23,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.gradients import start_values
 from npu_bridge.hccl import hccl_ops
-from npu_bridge.npu_init import npu_keras_optimizer
+from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
 from tests.training import as_built_by_many, in_graph
 
 tf1 = tf.compat.v1
@@ -154,6 +154,26 @@ def broadcast_by_the_script(how):
 def test_a_script_that_broadcasts_hears_nothing(on_ranks, how):
     for values, lines in on_ranks(2, broadcast_by_the_script, how):
         assert values == _expected(2, 1) and lines == []
+
+
+def fitted_without_an_input(callbacks):
+    """A model whose variables its first batch makes, with other values on each rank; returns what is said."""
+    rank = collective.current().rank
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(rank + 1.0))]
+    )
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.0), _manager()), "mse")
+    with _Lines() as lines:
+        data = tf.data.Dataset.from_tensors(([[1.0]], [[1.0]]))
+        model.fit(data, verbose=0, callbacks=npu_callbacks_append() if callbacks else [])
+    return lines, model.weights[0].numpy().item()
+
+
+@pytest.mark.parametrize("callbacks", [True, False])
+def test_who_has_the_callback_is_not_told_to_add_it(on_ranks, callbacks):
+    (lines, weight), *others = on_ranks(2, fitted_without_an_input, callbacks)
+    assert bool(lines) != callbacks and weight == 1.0, lines
+    assert others == [([], 1.0)]
 
 
 @in_graph

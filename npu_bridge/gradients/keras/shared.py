@@ -93,6 +93,10 @@ class PipelineMixin(delegating_trackable()):
         """Variables of the pipeline's stages: loss scale, its counters, skipped steps."""
         return variables_of(self._state)
 
+    def start_quietly(self) -> None:
+        """Says nothing of start values that differ: a callback gives all ranks those of one."""
+        self._pipeline.pipeline.start_quietly()
+
     @property
     def variables_of_this_rank(self) -> list:
         """The state variables that are each rank's own, such as the sums of `Accumulate`."""
