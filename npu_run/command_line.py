@@ -8,6 +8,7 @@ import glob
 import io
 import json
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from npu_bridge.base import environment
+from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import echo, flush_or_silence, in_line, json_text, silence
 from npu_run.commands import missing_script
 from npu_run.errors import LaunchError
@@ -120,11 +122,28 @@ class ScriptCommand(Command):
             own += options
             words += rest[:1]
             rest = rest[1:]
+        if words and rest[:1] != ["--"]:
+            self._tell_misplaced(words[-1], rest)
         return super().parse_args(ctx, [*own, *words, *rest[rest[:1] == ["--"] :]])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list:
         """Completes like click; after SCRIPT it offers no options."""
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
+
+    def _tell_misplaced(self, script: str, rest: Sequence[str]) -> None:
+        """Says that an option of the command stands behind SCRIPT, unless the script's text has one of that name."""
+        own = {name: param for param in self.params if isinstance(param, click.Option) for name in param.opts}
+        at = next((number for number, word in enumerate(rest) if word.partition("=")[0] in own), None)
+        if at is None or not os.path.isfile(script):
+            return
+        name = rest[at].partition("=")[0]
+        with open_file(script, errors="replace") as file:
+            if re.search(rf"{re.escape(name)}\b|['\"]{re.escape(name.lstrip('-'))}['\"]", file.read()):
+                return
+        has_value = not own[name].is_flag and "=" not in rest[at]
+        given = " ".join(rest[at : at + 1 + has_value])
+        line = f"{given} goes to the script. If it is for {_title(self)}, write {_title(self)} {given} {script}"
+        echo(in_line(f"{_title(self)}: {line}"), err=True)
 
     def _split(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Splits words into the leading options and the rest."""

@@ -150,10 +150,16 @@ class Values:
         return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
 
     def _result(self, node: ast.Call) -> Any:
-        if node not in self._made:
-            self._made[node] = Unknown()  # what is made of itself
-            self._made[node] = self._called(node)
-        return self._made[node]
+        """What a call makes, anew each time: wrappers mark what they wrap. Managers may be shared, so they stay."""
+        if node in self._made:
+            return self._made[node]
+        self._made[node] = Unknown()  # what is made of itself
+        made = self._called(node)
+        if not type(made).__name__.endswith("Manager"):
+            del self._made[node]
+            return made
+        self._made[node] = made
+        return made
 
     def _called(self, node: ast.Call) -> Any:
         name = self.name_of(node.func)

@@ -20,8 +20,16 @@ _RANKS = {"get_rank_id", "get_npu_rank_id", "get_local_rank_id", "get_npu_local_
 _SIZES = {"get_rank_size", "get_npu_rank_size", "get_local_rank_size", "get_npu_local_rank_size"}
 _OF_HOROVOD = {"rank", "local_rank", "size", "local_size"}
 _VARIABLES = {"RANK_ID", "RANK_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE"}
-# Parts of names that bring gradients or weights of the ranks together, or that deal out rows by themselves.
-_TOGETHER = ("istribut", "allreduce", "all_reduce", "npu_tf_optimizer", "strategy", "Adasum", "PartialSync", "sync_all")
+_AVERAGES = {
+    "DistributedOptimizer",
+    "KerasDistributeOptimizer",
+    "NPUDistributedOptimizer",
+    "npu_distributed_optimizer_wrapper",
+    "npu_keras_optimizer",
+    "npu_tf_optimizer",
+}
+# Parts of names that may bring gradients or weights of the ranks together, or that deal out rows by themselves.
+_TOGETHER = (*_AVERAGES, "istribut", "allreduce", "all_reduce", "strategy", "Adasum", "PartialSync", "sync_all")
 _DEALS_OUT = ("GlobalBatches", "resumable", "ResumableLoop", "AutoShard", "InputContext", "EndTogether")
 _TRAINS = {"run", "train", "fit", "train_on_batch", "train_step", "apply_gradients", "minimize", "apply"}
 _EVENS_OUT = {"repeat", "take"}  # methods of a dataset, after which all ranks have the same number of batches
@@ -73,11 +81,13 @@ class _Script:
     def mentions(self, words: Iterable[str]) -> bool:
         return any(word in use.name for use in self.uses for word in words)
 
+    def averages(self) -> bool:
+        """Whether something surely averages gradients over the ranks."""
+        return bool(self.calls_of(*_AVERAGES)) or any(map(_may_distribute, self.calls_of("NPUOptimizer")))
+
     def trains_together(self) -> bool:
-        """Whether something averages over the ranks, or may do so."""
-        wrapped = self.calls_of("NPUOptimizer", "npu_keras_optimizer")
-        is_wrapped = any(use.name.endswith("npu_keras_optimizer") or _may_distribute(use) for use in wrapped)
-        return is_wrapped or self.mentions(_TOGETHER)
+        """Whether something does, or may do so."""
+        return self.averages() or self.mentions(_TOGETHER)
 
 
 def _is_of_ranks(name: str, ours: set[str], of_horovod: set[str]) -> bool:
@@ -104,7 +114,7 @@ def _plain_keras(script: _Script) -> Iterator[Place]:
 
 def _same_rows(script: _Script) -> Iterator[Place]:
     knows_ranks = script.shards() or script.asks_for_ranks() or script.mentions(_DEALS_OUT)
-    if script.trains_together() and not knows_ranks:
+    if script.averages() and not knows_ranks:
         datasets = [use.place for use in script.uses if ".data." in use.name and "Dataset" in use.name]
         yield from datasets[:1]
 

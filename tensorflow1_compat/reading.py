@@ -263,7 +263,11 @@ class _Reader(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if node.name in _OF_LEGACY:
             self._use(METHODS_OF_LEGACY, node, alias=self._base)
+        # The gradient of an operator that nobody may ask for.
+        is_registered = any("RegisterGradient" in ast.unparse(each) for each in node.decorator_list)
+        self._guards += is_registered
         self.generic_visit(node)
+        self._guards -= is_registered
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         before, self._base = self._base, next(filter(None, map(self._dotted, node.bases)), "")

@@ -94,7 +94,7 @@ OF_RANKS = {
     ),
 }
 CURED = {
-    "is_distributed left out": ("is_loss_scale=True", "is_distributed=True"),
+    "is_distributed left out": ("is_loss_scale=True", "is_distributed=True, is_loss_scale=True"),
     "a plain Keras optimizer": ("'sgd'", "npu_keras_optimizer(opt)"),
     "the same rows on all ranks": ("slices(x)", "slices(x).shard(get_rank_size(), get_rank_id())"),
     "a loop as long as the rank says": ("first, 100, 4", "100"),
@@ -135,6 +135,14 @@ else:
 custom_op.parameter_map["modify_mixlist"].s = b"lists.json"
 DumpConfig(enable_dump=True, dump_path=mode)
 npu_device_of_mine.open(nothing=1)
+base = tf.keras.optimizers.SGD(0.1)
+if mode:
+    scaled = npu_keras_optimizer(base, FixedLossScaleManager(8))
+else:
+    scaled = npu_keras_optimizer(base, FixedLossScaleManager(16))
+@tf.RegisterGradient("OfNobody")
+def gradient(op, grad):
+    return hccl_ops.remote_read(op, grad)
 """
 
 
