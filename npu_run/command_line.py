@@ -6,6 +6,7 @@ import contextlib
 import functools
 import glob
 import io
+import itertools
 import json
 import os
 import re
@@ -122,8 +123,8 @@ class ScriptCommand(Command):
             own += options
             words += rest[:1]
             rest = rest[1:]
-        if words and rest[:1] != ["--"]:
-            self._tell_misplaced(words[-1], rest)
+        if words and not {"-q", "--quiet"}.intersection(own):
+            self._tell_misplaced(words[-1], list(itertools.takewhile("--".__ne__, rest)))
         return super().parse_args(ctx, [*own, *words, *rest[rest[:1] == ["--"] :]])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list:
@@ -273,7 +274,16 @@ def source_options(command: Callable) -> Callable:
 def settings_option(command: Callable) -> Callable:
     """Adds `--set`; the command gets `settings`, each a `NAME=VALUE`, for `announce_settings`."""
     doc = "Change an option of its NPURunConfig; repeatable."
-    return click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=doc)(command)
+    settings = {"multiple": True, "metavar": "NAME=VALUE", "help": doc, "shell_complete": _options_like}
+    return click.option("--set", "settings", **settings)(command)
+
+
+def _options_like(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from npu_bridge.options.catalogue import OPTIONS
+    from npu_bridge.options.table import RUN_CONFIG
+
+    names = (option.name for option in OPTIONS.of(RUN_CONFIG) if option.is_plain)
+    return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
 
 
 def announce_settings(settings: Sequence[str]) -> None:

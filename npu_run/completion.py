@@ -14,9 +14,11 @@ __all__ = ["Everything", "completion"]
 
 @add_completion_class
 class _Bash(BashComplete):
-    """Completion for bash that offers folders and scripts together."""
+    """Completion for bash that offers folders and scripts together, and adds no space behind `NAME=`."""
 
-    source_template = BashComplete.source_template.replace("compopt -o dirnames", "compopt -o plusdirs")
+    source_template = BashComplete.source_template.replace("compopt -o dirnames", "compopt -o plusdirs").replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value != *= ]] || compopt -o nospace"
+    )
 
 
 class Everything(click.Group):

@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -32,6 +33,10 @@ FATAL = ("cannot work", "needed")  # kinds that stop a script
 _TENSORFLOW = ("tensorflow.", "tensorflow_core.", "keras.", "npu_bridge.npu_init.tf.")
 _OWN = ("npu_bridge.", "npu_device.", "hccl.")
 _SET_FOR_RANKS = (*environment.RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_SIZE")
+_OF_PYTHON_2 = re.compile(
+    r"Missing parentheses in call|leading zeros|invalid (decimal|octal) literal|<>|`|multiple exception types|"
+    r": .*(\b(print|exec)\s+[^\s(=]|\b(except|raise)\b[^():]*,|\bur['\"]|\bdef \w+\(.*\(|\blambda *\()"
+)
 _INSTALLED_AS = {
     "Crypto": "pycryptodome", "PIL": "pillow", "cv2": "opencv-python-headless", "skimage": "scikit-image",
     "audioop": "audioop-lts", "sklearn": "scikit-learn", "yaml": "pyyaml",
@@ -44,6 +49,11 @@ _KNOWN_TO_WORK = {
     "PIL", "absl", "cv2", "google", "hccl", "horovod", "keras", "matplotlib", "npu_bridge", "npu_device", "numpy",
     "pandas", "scipy", "six", "sklearn", "tensorboard", "tensorflow", "tensorflow_addons", "tensorflow_core",
     "tensorflow_estimator", "tf_slim", "tqdm",
+}  # fmt: skip
+_KNOWN = {
+    "gym", "h5py", "imageio", "jieba", "joblib", "librosa", "networkx", "nltk", "numba", "plotly", "psutil",
+    "pycocotools", "pydot", "regex", "requests", "seaborn", "sentencepiece", "soundfile", "sympy", "tabulate",
+    "tensorflow_datasets", "tensorflow_hub", "tensorflow_probability", "tensorflow_text", "transformers",
 }  # fmt: skip
 _DEEPEST, _MOST_FOLDERS = 4, 500
 _AT_THE_TOP = ("README", "LICENSE", "REQUIREMENTS")  # of a project: what is beside its folder is another one
@@ -136,8 +146,9 @@ def _where_reached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> I
 def _of_syntax(facts: FileFacts) -> Iterator[Finding]:
     if facts.error is not None:
         place = Place(facts.path, facts.error.lineno or 1)
-        remark = f"{facts.error.msg}: is it Python 2? 2to3 and reindent make it Python 3"
-        yield Finding("cannot work", f"syntax of {place}", remark, place)
+        is_old = isinstance(facts.error, TabError) or _OF_PYTHON_2.search(f"{facts.error.msg}: {facts.error.text}")
+        remark = ": is it Python 2? 2to3 and reindent make it Python 3" if is_old else ""
+        yield Finding("cannot work", f"syntax of {place}", f"{facts.error.msg}{remark}", place)
 
 
 def _of_older(evidence: Evidence) -> Iterator[Finding]:
@@ -203,8 +214,10 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
                 continue
             folder = "" if _is_installed(package) else _folder_with(use.name, roots)
             if folder is None:
-                fix = _INSTALLED_AS.get(package, package)
-                remark = f"it is not installed: pip install {fix}, or name its folder with --tree"
+                # Under an unknown name anybody may offer a package.
+                is_known = package in _INSTALLED_AS or package in _KNOWN_TO_WORK or package in _KNOWN
+                fix = f"pip install {_INSTALLED_AS.get(package, package)}" if is_known else "install what has it"
+                remark = f"it is not installed: {fix}, or name its folder with --tree"
                 yield Finding("needed", f"package {package}", remark, use.place)
             elif folder and not adds_folders and os.path.realpath(folder) not in searched:
                 place = os.path.relpath(folder)

@@ -29,8 +29,32 @@ def test_arguments_of_the_script_and_variables_of_the_caller_pass_through_untouc
     given = ["--flag", "-np", "7", "--", "-H", "--help", "a b", "$HOME", "'", ""]
     variables = {"DEVICE_ID": "5", "OMP_NUM_THREADS": "3", "TF_CPP_MIN_LOG_LEVEL": "0"}
     code, output = npu_run(*options, "train.py", *given, cwd=tmp_path, **variables)
+    told, _, output = output.partition("\n")
+    assert told == "npu-run: -np 7 goes to the script. If it is for npu-run, write npu-run -np 7 train.py"
     assert code == 0
     assert json.loads(output) == [["train.py", *given], *variables.values()]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["train.py", "--json"],
+            "check: --json goes to the script. If it is for npu-run check, write npu-run check --",
+        ),
+        (["train.py", "--tree=a", "--json"], "npu-run check --tree=a train.py"),
+        (["train.py", "--own", "--tf1"], "npu-run check --tf1 train.py"),
+        (["train.py", "--", "--json"], ""),
+        (["-q", "train.py", "--json"], ""),
+        (["train.py", "--out", "a"], ""),
+        (["train.py", "-h"], ""),
+    ],
+)
+def test_an_option_behind_the_script_is_told_unless_the_script_has_it(tmp_path, monkeypatch, words, told):
+    write_script(tmp_path, "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--out')\n")
+    monkeypatch.chdir(tmp_path)
+    output = CliRunner().invoke(find_command("check"), words).stderr
+    assert told in output if told else output == ""
 
 
 def test_one_rank_runs_without_horovod_and_as_python_would_run_it(tmp_path):
@@ -203,6 +227,8 @@ COMPLETED = {  # what was typed: what must be offered, what must not
     "replay a tr": (["train.py"], []),
     "effects ru": (["run.toml"], []),
     "plan --wire ": (["bfloat16"], []),
+    "--set precision_m": (["precision_mode=", "precision_mode_v2="], ["train.py"]),
+    "try --set save_c": (["save_checkpoints_steps="], ["train.py"]),
     "completion ": (["bash", "zsh", "fish"], []),
     "train.py --": ([], ["--out"]),
     "check train.py --": ([], ["--out"]),
