@@ -13,7 +13,7 @@ import click
 
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo
-from npu_run.command_line import ScriptCommand, ending_on, is_quiet, launcher_options
+from npu_run.command_line import ScriptCommand, ending_on, is_quiet, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
 from npu_run.trial import FLOAT32, run_trial
@@ -49,8 +49,9 @@ def record(
 @click.command(cls=ScriptCommand)
 @click.option("-o", "--out", metavar="DIR", help="Folder for the run. Default: a folder replayed in RECORDED.")
 @click.argument("recorded")
+@json_option
 @launcher_options
-def replay(out: str | None, recorded: str, launcher: list[str], script: str, arguments: tuple[str, ...]):
+def replay(out: str | None, recorded: str, as_json: bool, launcher: list[str], script: str, arguments: tuple[str, ...]):
     """Trains SCRIPT from a start that `npu-run record` wrote to RECORDED, and compares the results bit for bit.
 
     The exit code is 1 when a loss or a weight differs.
@@ -61,7 +62,13 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
         _check_record(recorded)
         with own_output(out, "--out", "npu-run replay") as own:
             own.clear("run")
-            sys.exit(_replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments]))
+            facts = _replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments], as_json)
+    code = int(bool(facts["differences"]))
+    if as_json:
+        print_json(code, facts)
+    else:
+        _tell_replay(facts)
+    sys.exit(code)
 
 
 def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence[str]) -> None:
@@ -122,25 +129,32 @@ def _check_record(folder: str) -> None:
             raise LaunchError(f"the record cannot be used: {error}.") from error
 
 
-def _replay(recorded: str, run: str, command: list[str]) -> int:
+def _replay(recorded: str, run: str, command: list[str], is_aside: bool) -> dict[str, Any]:
+    """Returns `steps`, `ranks`, the `differences` (lists of `rank` and `what`), and the `races` of the record."""
     trial = Trial(folder=run, seed=0, replay=recorded)
     facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within=recorded)
-    code = run_trial(trial, [*_QUIET * is_quiet(), *command], _imposed(bool(facts.get("is_float32"))))
+    imposed = _imposed(bool(facts.get("is_float32")))
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command], imposed, is_aside=is_aside)
     paths = sorted(Path(run).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
     verdicts = [read_json(path, within=run) for path in paths]
-    steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
-    differences = [(rank, text) for rank, verdict in enumerate(verdicts) for text in verdict["differences"]]
+    differences = [
+        {"rank": rank, "what": text} for rank, verdict in enumerate(verdicts) for text in verdict["differences"]
+    ]
+    steps = verdicts[0]["steps"]
+    return {"steps": steps, "ranks": len(paths), "differences": differences, "races": _races_of(facts)}
+
+
+def _tell_replay(facts: dict[str, Any]) -> None:
+    steps = f"{facts['steps']} steps on {facts['ranks']} rank(s)"
+    differences, races = facts["differences"], facts["races"]
+    for each in differences[:10]:
+        echo(f"replay: rank {each['rank']}: {each['what']}")
     if not differences:
         echo(f"replay: {steps}: losses and weights are those of the record, bit for bit")
-        return 0
-    for rank, text in differences[:10]:
-        echo(f"replay: rank {rank}: {text}")
-    races = _races_of(facts)
-    if races:
+    elif races:
         echo(f"replay: {steps}: not repeatable, not even where it was recorded: {'; '.join(races)}")
     else:
         echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
-    return 1

@@ -41,7 +41,11 @@ def arguments_in(arguments: Sequence[str], folder: str) -> list[str]:
 
 
 def run_trial(
-    trial: Trial, command: Sequence[str], imposed: Mapping[str, Any] | None = None, log: str | None = None
+    trial: Trial,
+    command: Sequence[str],
+    imposed: Mapping[str, Any] | None = None,
+    log: str | None = None,
+    is_aside: bool = False,
 ) -> int:
     """Runs a script as a trial through a new `npu-run`, and waits for its end.
 
@@ -50,6 +54,7 @@ def run_trial(
       command: the words after `npu-run`: options, script, arguments.
       imposed: see `variables_of`.
       log: path of a file for all output; None for this process's own output.
+      is_aside: whether its standard output goes to standard error.
     Returns:
       The exit code of `npu-run`.
     """
@@ -57,7 +62,7 @@ def run_trial(
     environment = {**os.environ, **variables_of(trial, imposed)}
     whole = [sys.executable, "-m", "npu_bridge.run", *arguments_in(command, trial.folder)]
     if log is None:
-        return subprocess.run(whole, env=environment, check=False).returncode
+        return subprocess.run(whole, env=environment, stdout=sys.stderr if is_aside else None, check=False).returncode
     return _run_with_log(whole, environment, log)
 
 

@@ -13,7 +13,7 @@ from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.reporting.history import HISTORY_FILE, History
-from npu_run.command_line import ScriptCommand, ending_on, launcher_options
+from npu_run.command_line import ScriptCommand, ending_on, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
 from npu_run.trial import run_trial
 from npu_run.trials.trial import Trial
@@ -25,8 +25,9 @@ _LAST_LINES = 15
 
 @click.command("try", cls=ScriptCommand)
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to train.")
+@json_option
 @launcher_options
-def try_script(steps: int, launcher: list[str], script: str, arguments: tuple[str, ...]):
+def try_script(steps: int, as_json: bool, launcher: list[str], script: str, arguments: tuple[str, ...]):
     """Trains the first steps of SCRIPT and says whether it trains; keeps nothing.
 
     Estimators start anew in a temporary folder; files that the script writes elsewhere stay. The script ends after the
@@ -35,7 +36,8 @@ def try_script(steps: int, launcher: list[str], script: str, arguments: tuple[st
     with ending_on(LaunchError), temporary_folder("npu-run-try-") as folder:
         ranks = launcher[launcher.index("-np") + 1] if "-np" in launcher else "1"
         step, rank = "step" if steps == 1 else "steps", "rank" if ranks == "1" else "ranks"
-        echo(f"try: {os.path.basename(script)}, {steps} {step} on {ranks} {rank}, in a temporary folder")
+        title = f"try: {os.path.basename(script)}, {steps} {step} on {ranks} {rank}, in a temporary folder"
+        echo(title, err=as_json)
         trial = Trial(folder=folder, steps=steps, parameters=os.path.join(folder, "parameters.json"))
         log = os.path.join(folder, "log.txt")
         code = run_trial(trial, [*launcher, script, *arguments], log=log)
@@ -43,12 +45,17 @@ def try_script(steps: int, launcher: list[str], script: str, arguments: tuple[st
         if code:
             with open_file(log, errors="replace") as file:
                 for line in file.read().splitlines()[-_LAST_LINES:]:
-                    echo(f"  {in_line(line)}")
+                    echo(f"  {in_line(line)}", err=as_json)
         problem = _problem(code, rows)
+        count = read_json(trial.parameters, within=folder) if os.path.exists(trial.parameters) else None
+        if as_json:
+            losses = [row.loss if row.loss is not None and math.isfinite(row.loss) else None for row in rows]
+            skipped = sum(row.skipped for row in rows)
+            print_json(int(bool(problem)), {"why": problem, "losses": losses, "skipped": skipped, "parameters": count})
+            raise SystemExit(int(bool(problem)))
         if problem:
             echo(f"try: it does not train: {problem}")
             raise SystemExit(1)
-        count = read_json(trial.parameters, within=folder) if os.path.exists(trial.parameters) else None
         echo(f"try: it trains: {_numbers(rows, count)}")
         echo(f"try: next, the whole training: npu-run {shlex.join([*launcher, script, *arguments])}")
 

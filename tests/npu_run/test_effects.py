@@ -104,6 +104,8 @@ SPOKEN = {  # command: words, exit code
     "unknown": [
         ("effects", ["--json", "none.toml"]),
         ("check", ["--json", "none.py"]),
+        ("try", ["--json", "none.py"]),
+        ("replay", ["--json", "none", "train.py"]),
         ("check", ["--json", "--nothing", "train.py"]),
         ("plan", ["--json", "--params", "many", "--bandwidth", "1Gbit"]),
         ("plan", ["--json"]),

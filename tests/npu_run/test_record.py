@@ -47,6 +47,9 @@ def test_a_job_of_two_ranks_is_replayed_bit_for_bit(tmp_path):
     assert all(np.array_equal(first[name], second[name]) for name in first)
     code, output = npu_run("replay", "recorded", "-np", 2, "train.py", 7, cwd=tmp_path)
     assert code == 0 and "bit for bit" in output, output
+    code, output = npu_run("replay", "--json", "recorded", "-np", 2, "train.py", 7, cwd=tmp_path)
+    facts = json.loads(output[output.index("{\n") :])
+    assert (code, facts["steps"], facts["ranks"], facts["differences"]) == (0, 3, 2, [])
 
 
 # Keras 3 keeps the state of a dropout's seed in a variable.

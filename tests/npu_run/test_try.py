@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -34,6 +35,9 @@ def test_a_script_that_trains_and_one_that_does_not(tmp_path):
     code, output = npu_run("try", "bad.py", cwd=tmp_path)
     assert code == 1 and "  RuntimeError: no data\n" in output, output
     assert output.splitlines()[-1].endswith("exit code 1; its last lines are above")
+    code, output = npu_run("try", "--json", "bad.py", cwd=tmp_path)
+    facts = json.loads(output[output.index("{") :])
+    assert code == 1 and facts["verdict"] == "no" and "exit code 1" in facts["why"] and facts["losses"] == []
     assert sorted(os.listdir(tmp_path)) == ["bad.py", "train.py"]
 
 
