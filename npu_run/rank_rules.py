@@ -121,40 +121,42 @@ def _same_rows(script: _Script) -> Iterator[Place]:
 
 def _length_of_rank(script: _Script) -> Iterator[Place]:
     for facts in () if script.mentions(("EndTogether",)) else script.files:
-        depend = _depending(facts, functools.partial(_asks_rank, facts))
+        depends = _depending(facts, functools.partial(_asks_rank, facts))
         for node in ast.walk(facts.tree):
             if isinstance(node, (ast.For, ast.While)) and _trains(node):
-                length = node.iter if isinstance(node, ast.For) else node.test
-                if _mentions(length, depend) or any(_asks_rank(facts, each) for each in ast.walk(length)):
+                if depends(node.iter if isinstance(node, ast.For) else node.test):
                     yield Place(facts.path, node.lineno)
 
 
 def _length_of_rows(script: _Script) -> Iterator[Place]:
     for facts in () if script.mentions(_DEALS_OUT) else script.files:
-        depend = _depending(facts, _is_shard)
+        depends = _depending(facts, _is_part)
         for node in ast.walk(facts.tree):
-            if isinstance(node, ast.For) and _trains(node) and _mentions(node.iter, depend):
+            if isinstance(node, ast.For) and _trains(node) and depends(node.iter):
                 yield Place(facts.path, node.lineno)
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "fit" and node.args:
                 has_steps = any(keyword.arg in ("steps_per_epoch", None) for keyword in node.keywords)
-                if not has_steps and _mentions(node.args[0], depend):
+                if not has_steps and depends(node.args[0]):
                     yield Place(facts.path, node.lineno)
 
 
-def _depending(facts: FileFacts, is_source: Callable[[ast.AST], bool]) -> set[str]:
-    """Returns the names of a file that are computed from a source."""
+def _depending(facts: FileFacts, is_source: Callable[[ast.AST], bool]) -> Callable[[ast.expr], bool]:
+    """Returns a function that tells whether an expression of a file is computed from a source."""
+    names: set[str] = set()
+
+    def depends(expression: ast.expr) -> bool:
+        parts = [*ast.walk(expression)]
+        if any(isinstance(each, ast.Attribute) and each.attr in _EVENS_OUT for each in parts):
+            return False
+        return any(is_source(each) or (isinstance(each, ast.Name) and each.id in names) for each in parts)
+
     assigned = [node for node in ast.walk(facts.tree) if isinstance(node, ast.Assign)]
-    depend: set[str] = set()
-    for _ in range(len(assigned)):
-        before = len(depend)
-        for node in assigned:
-            parts = [*ast.walk(node.value)]
-            is_even = any(isinstance(each, ast.Attribute) and each.attr in _EVENS_OUT for each in parts)
-            if not is_even and (any(map(is_source, parts)) or _mentions(node.value, depend)):
-                depend |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        if len(depend) == before:
-            break
-    return depend
+    before = -1
+    while len(names) > before:
+        before = len(names)
+        for node in filter(lambda node: depends(node.value), assigned):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return depends
 
 
 def _asks_rank(facts: FileFacts, node: ast.AST) -> bool:
@@ -167,12 +169,11 @@ def _asks_rank(facts: FileFacts, node: ast.AST) -> bool:
     return False
 
 
-def _is_shard(node: ast.AST) -> bool:
+def _is_part(node: ast.AST) -> bool:
+    """Whether something deals out rows: `shard`, or a slice such as `rows[rank::size]`."""
+    if isinstance(node, ast.Slice):
+        return node.step is not None and not isinstance(node.step, (ast.Constant, ast.UnaryOp))
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "shard"
-
-
-def _mentions(node: ast.AST, names: set[str]) -> bool:
-    return any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
 
 
 def _trains(loop: ast.For | ast.While) -> bool:

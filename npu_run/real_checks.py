@@ -41,17 +41,20 @@ __all__ = [
 _OURS = ("npu_bridge.", "npu_device.", "hccl.")
 # Modules of which calls check their arguments and do nothing beside; of others the signature alone is looked at.
 _CHECK_ALONE = re.compile(
-    r"npu_bridge\.(hccl\.hccl_ops|operators\.\w+|amp\.(loss_scale|groups|configuration)|boost\.config|"
+    r"npu_bridge\.(hccl\.hccl_ops|operators\.\w+|amp\.(apex|loss_scale|groups|configuration)|boost\.config|"
     r"gradients\.(freeze_schedule|stage|sync|stages\.\w+)|optimizers\.(choose|rules\.\w+|keras|keras_legacy|tf1)|"
-    r"estimator\.npu_\w+_ops|estimator\.npu_ops|estimator\.npu\.(checks|model_fn|npu_callbacks|npu_config|npu_dynamic_rnn|"
-    r"npu_estimator|npu_hook|npu_loss_scale_\w+|npu_optimizer)|reporting\.\w+_hook|"
-    r"session\.(average_metrics|best_checkpoint|end_together\w*))|npu_device\.(ops|train\.\w+)"
+    r"estimator\.profiler|estimator\.npu_\w+_ops|estimator\.npu_ops|estimator\.npu\.(checks|model_fn|npu_callbacks|npu_config|npu_dynamic_rnn|"
+    r"npu_estimator|npu_hook|npu_loss_scale_\w+|npu_optimizer|npu_scope)|reporting\.\w+_hook|"
+    r"session\.(average_metrics|best_checkpoint|end_together\w*))|hccl\.split\.api|npu_device\.(ops|train\.\w+)"
 )
+_SCOPES = "npu_bridge.estimator.npu.npu_scope"
 _CHECK_ALONE_TOO = ("npu_hooks_append", "npu_keras_optimizer", "npu_tf_optimizer", "set_npu_loop_size")
 # Arguments that are right or wrong by the ranks of the job, and what is right for a single rank.
 _OF_RANKS: dict[str, Any] = {"group": "hccl_world_group", "rank": 0, "rank_size": 1, "root_rank": 0}
 # Those of which a single rank knows nothing, and folders, which are not made here.
-_NOT_KNOWN_HERE = re.compile(r"dest_rank|src_rank|send_\w+|recv_\w+|\w*_dir|folder|path|job_start_file|warm_start_from")
+_NOT_KNOWN_HERE = re.compile(
+    r"dest_rank|src_rank|send_\w+|recv_\w+|\w*_(dir|path)|folder|path|job_start_file|warm_start_from"
+)
 _OPTIMIZERS = re.compile(
     r"(tensorflow|keras|npu_bridge\.npu_init\.tf)\.(\w+\.)*(train\.\w+Optimizer|optimizers\.(legacy\.)?[A-Z]\w+)"
 )
@@ -70,8 +73,16 @@ def as_in_a_run(era: int) -> Iterator[None]:
             warnings.simplefilter("ignore")
             import tensorflow as tf
 
-            with tf.Graph().as_default() if era == 1 else contextlib.nullcontext():
-                yield
+            from npu_bridge.collective import groups
+            from npu_bridge.collective.fragments import SplitStrategies
+
+            here = groups.of_this_process()
+            strategies, here.strategies = here.strategies, SplitStrategies()
+            try:
+                with tf.Graph().as_default() if era == 1 else contextlib.nullcontext():
+                    yield
+            finally:
+                here.strategies = strategies
     finally:
         logging.disable(before)
 
@@ -166,7 +177,10 @@ def refusal_of(function: Callable[..., Any], arguments: Arguments) -> Exception 
 def call_alone(function: Callable[..., Any], *positional: Any, **named: Any) -> Exception | None:
     """Calls a function; returns its refusal, or None if it works, needs what is not known, or fails otherwise."""
     try:
-        function(*positional, **named)
+        made = function(*positional, **named)
+        if getattr(function, "__module__", None) == _SCOPES:
+            with made:  # looks at its arguments as it is entered
+                pass
     except _REFUSALS as error:
         return None if isinstance(error.__cause__, (DirectoryError, OSError)) else error  # the script may yet make it
     except (Exception, Undecided):

@@ -63,6 +63,10 @@ _WRITTEN_OUT = {
         "manager = FixedLossScaleManager(8)\n"
         "tf.keras.mixed_precision.LossScaleOptimizer(npu_keras_optimizer(tf.keras.optimizers.SGD(0.1), manager))"
     ),
+    "split": "set_split_strategy_by_idx([3, 1])",
+    "scope": "with npu_scope.limit_core_num_scope('many', 2):\n    pass",
+    "profile": "profiler.Profiler(level='L7')",
+    "apex": "from npu_bridge import amp\namp.initialize(scale_window=0)",
     "hook": "NPUOutputTensorHook(tensors=['x'])",
     "empty saver": "NPUCheckpointSaverHook('out')",
     "tpu keyword": "NPUEstimator(model_fn=print, config=NPURunConfig('out'), us_tpu=True)",

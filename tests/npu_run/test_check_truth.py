@@ -151,3 +151,12 @@ def test_what_the_text_does_not_say_stops_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert stops_of(write_script(tmp_path, UNDECIDED)) == []
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_rows_that_a_slice_deals_out_are_a_part_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_script(
+        tmp_path, f"{BEGIN}own = rows[get_rank_id() :: get_rank_size()]\nmodel.fit(own)\nmodel.fit(rows[::-1])\n"
+    )
+    page = CliRunner().invoke(check, ["train.py"]).output
+    assert page.count("a loop over a part of the rows") == 1 and "train.py:5: a loop over" in page
