@@ -19,10 +19,16 @@ def is_supported(version: str) -> bool:
     return major == "2" and minor.isdigit() and _OLDEST <= int(minor) <= _NEWEST
 
 
-def missing_beside(version: str) -> str:
-    """Returns the command for the missing packages that TensorFlow from 2.16 on needs beside it, or ""."""
+def packages_beside(version: str) -> list[str]:
+    """Returns the missing packages that TensorFlow from 2.16 on needs beside it, as pip is given them."""
     missing = [name for name in _APART if importlib.util.find_spec(name) is None]
-    packages = [_APART[name].format(version=".".join(version.split(".")[:2])) for name in missing]
+    return [_APART[name].format(version=".".join(version.split(".")[:2])) for name in missing]
+
+
+def missing_beside(version: str) -> str:
+    """Returns the command that installs `packages_beside`, or "" if none is missing."""
+    packages = packages_beside(version)
+    # With its dependencies, tf-keras would install the package tensorflow over tensorflow-cpu.
     return f"pip install --no-deps {' '.join(packages)}" if packages else ""
 
 

@@ -53,10 +53,12 @@ class Page:
     lacks_horovod: bool = False
 
     def add(self, section: Section, problems: Sequence[Problem] = ()) -> None:
-        """Adds a section, unless it has no rows, and its problems."""
+        """Adds a section, unless it has no rows, and its problems, except those that quote an earlier one as cause."""
         if section.rows:
             self.sections.append(section)
-        self.problems.extend(problems)
+        for problem in problems:
+            if not any(earlier.what in problem.what for earlier in self.problems):
+                self.problems.append(problem)
 
     def facts(self) -> dict[str, Any]:
         """Returns the page for JSON: each section as a list of rows under its key, without repeated field names."""

@@ -373,6 +373,13 @@ def test_page(is_terminal):
     }
 
 
+def test_a_problem_that_quotes_an_earlier_one_is_not_told_twice():
+    page, cause = Page(), Problem("TensorFlow 2.21.0 has no Keras 2", "pip install tf-keras")
+    page.add(Section("versions", [("a", "b")]), [cause])
+    page.add(Section("ranks", []), [Problem(f"TensorFlow does not work: ImportError: {cause.what}", "pip install x")])
+    assert page.problems == [cause]
+
+
 def test_notes_do_not_fail_the_run():
     page = Page(problems=[Problem("a note", is_fatal=False)])
     assert (page.exit_code, page.verdict) == (0, "A run works here.")
