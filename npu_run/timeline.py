@@ -116,7 +116,7 @@ def record_sessions(recording: Recording, rank: int) -> None:
 
 
 def _named(steps: Sequence[int]) -> str:
-    """Steps in words."""
+    """Describes steps in words."""
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
 
 

@@ -16,8 +16,8 @@ from npu_run.compare.verdict import CannotTell
 
 __all__ = ["TOLERANCES", "Agreement", "Stored", "compare_arrays", "in_pieces", "open_npy", "choose_tolerance"]
 
-# The largest relative error that two ways of computing the same may make (ours): some thousand roundings for float32,
-# as sums of many numbers have; some ten for 16 bits, whose products are summed in more.
+# The largest relative error between two ways of computing the same (ours): some thousand roundings for float32, as in
+# sums of many numbers; some ten for 16 bits, whose products are summed in more bits.
 TOLERANCES = {
     "float64": 1e-9,
     "complex128": 1e-9,
@@ -26,10 +26,10 @@ TOLERANCES = {
     "float16": 5e-3,
     "bfloat16": 4e-2,
 }
-# So many elements may lie outside, unless one of them is so many tolerances away (ours).
+# This share of elements may be beyond the tolerance, unless one of them is this many tolerances away (ours).
 _SHARE = 1e-3
 _FAR = 100.0
-_NOTHING = 1e-30  # as good as zero: what is smaller has few bits, or none
+_NOTHING = 1e-30  # treated as zero: smaller numbers have few bits, or none
 _PIECE = 1 << 20  # elements: 8 MB as float64
 
 
@@ -37,12 +37,12 @@ class Stored(NamedTuple):
     """An array in a file.
 
     Attributes:
-      path: of the file.
+      path: path of the file.
       offset: bytes before its first element.
-      dtype: as what it is stored, then after a `|` what it was before, if that is another dtype.
+      dtype: the stored dtype, and after a `|` the original one, if it differs.
       shape: its dimensions.
       is_fortran: whether the first dimension is the fastest.
-      folder: where its name was found; None where a person has given it.
+      folder: the folder in which its name was found; None if the user gave the name.
     """
 
     path: str
@@ -59,24 +59,24 @@ class Stored(NamedTuple):
 
     @property
     def computed_in(self) -> str:
-        """The dtype that its numbers had."""
+        """The original dtype of its numbers."""
         return self.dtype.rpartition("|")[2]
 
 
 class Agreement(NamedTuple):
-    """How far two arrays agree; errors are B minus A.
+    """How closely two arrays agree; errors are B minus A.
 
     Attributes:
-      elements: their number.
-      cosine: of the angle between them; 1 where both are zero.
+      elements: number of elements.
+      cosine: cosine of the angle between them; 1 if both are zero.
       gain: the factor that brings A closest to B.
-      largest_error, mean_error: of magnitudes.
-      largest_relative: over the element of A, or the root mean square of A where that is more.
+      largest_error, mean_error: largest and mean magnitude of errors.
+      largest_relative: largest error over the element of A, or over the root mean square of A if this is larger.
       mismatches: share of elements whose relative error is above the tolerance.
-      not_finite: NaN and infinities in A, in B, and in how many places only one has them.
+      not_finite: number of NaN and infinities in A, in B, and of places where only one has them.
       distance: norm of the difference over the norm of A.
-      tolerance: what was allowed.
-      is_inside: whether it is kept.
+      tolerance: the allowed relative error.
+      is_inside: whether the arrays agree within the tolerance.
     """
 
     elements: int
@@ -92,7 +92,7 @@ class Agreement(NamedTuple):
     is_inside: bool
 
     def plain(self) -> dict[str, Any]:
-        """The same for JSON, which has no NaN."""
+        """Converts the fields for JSON, which has no NaN."""
         return {name: for_json(value) for name, value in self._asdict().items()}
 
 
@@ -100,11 +100,11 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
     """Finds the array in a `.npy` file.
 
     Args:
-      path: of the file.
-      dtype: what its numbers were before they were written; None: what the file says.
-      folder: where its name was found, and which it may not lead out of.
+      path: path of the file.
+      dtype: original dtype of its numbers; None: that of the file.
+      folder: the folder in which its name was found, and which it must not leave.
     Raises:
-      CannotTell: the file cannot be read, is none, or is shorter than its header says.
+      CannotTell: the file cannot be read, is no such file, or is shorter than its header says.
     """
     try:
         with open_file(path, "rb", folder) as file:
@@ -113,7 +113,7 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
             shape, is_fortran, kind = read(file)
             offset, there = file.tell(), os.fstat(file.fileno()).st_size
     except RefusedFileError:
-        raise  # whoever names such a file is not trusted with the others
+        raise  # a folder that names such a file is not trusted with others
     except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CannotTell(f"{path} is not an array of numpy: {reason}.") from None
@@ -128,7 +128,7 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
 
 
 def in_pieces(array: Stored) -> Iterator[np.ndarray]:
-    """The elements in the order of the last dimension, flat, at most a million at a time."""
+    """Yields the elements in the order of the last dimension, flat, at most a million at a time."""
     if array.size == 0:
         return
     name = array.dtype.partition("|")[0]
@@ -150,7 +150,7 @@ def in_pieces(array: Stored) -> Iterator[np.ndarray]:
 
 
 def choose_tolerance(array: Stored) -> float:
-    """The relative error that is within tolerance, by dtype; nothing for whole numbers."""
+    """Returns the allowed relative error of a dtype; 0 for whole numbers."""
     return TOLERANCES.get(array.computed_in, 0.0)
 
 
@@ -158,9 +158,9 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
     """Compares two arrays of equally many elements.
 
     Args:
-      a: the one that errors are measured against; its dtype decides about the tolerance.
-      b: the other.
-      tolerance: relative; None: as `TOLERANCES`, and nothing for whole numbers.
+      a: the reference; its dtype sets the tolerance.
+      b: the other array.
+      tolerance: relative tolerance; None: as in `TOLERANCES`, and 0 for whole numbers.
     """
     tolerance = choose_tolerance(a) if tolerance is None else tolerance
     sums = np.zeros(4)  # a a, b b, a b, |b - a|
@@ -168,7 +168,7 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
     bad, counted = np.zeros(3, np.int64), 0
     for x, y, both in _pairs(a, b, bad):
         error = np.abs(y - x)
-        # Magnitudes beyond 1e154 would overflow as squares; numpy says so with infinity, which is as good here.
+        # Squares of magnitudes beyond 1e154 overflow to infinity, which serves as well here.
         with np.errstate(over="ignore"):
             sums += (np.vdot(x, x).real, np.vdot(y, y).real, np.vdot(x, y).real, error.sum())
             square_error += float(np.dot(error, error))
@@ -177,7 +177,7 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
     rms = math.sqrt(sums[0] / counted) if counted else 0.0
     rms = rms or (math.sqrt(sums[1] / counted) if counted else 0.0)
     relative, mismatches = 0.0, 0
-    if largest > 0:  # only then a second time through the files
+    if largest > 0:  # only then read the files a second time
         for x, y, _ in _pairs(a, b, np.zeros(3, np.int64)):
             errors = np.abs(y - x) / np.maximum(np.abs(x), max(rms, _NOTHING))
             relative = max(relative, float(errors.max(initial=0.0)))
@@ -197,7 +197,7 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
 
 
 def _pairs(a: Stored, b: Stored, bad: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Elements that are finite in both, as float64, and their number; adds the others to `bad`."""
+    """Yields elements that are finite in both, as float64, and their number; counts the others in `bad`."""
     for x, y in zip(in_pieces(a), in_pieces(b)):
         x, y = (piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64) for piece in (x, y))
         with np.errstate(over="ignore", invalid="ignore"):

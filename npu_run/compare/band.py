@@ -1,12 +1,12 @@
-"""The band that repeats of a training measure, and whether another training stays inside.
+"""Measures a band from repeats of a training, and decides whether another training stays inside.
 
-Repeats are trainings that differ in what must not matter: seeds, the order of sums, rounding. Around their mean they
-spread, and the spread changes along a training: with rounding alone it begins at nothing and grows a millionfold. So
-the spread of a step is estimated from the steps around it, too, and a loss counts in units of that: z.
+Repeats are trainings that differ in things that must not matter: seeds, the order of sums, rounding. They spread around
+their mean, and the spread changes along a training: with rounding alone it begins at 0 and grows a millionfold. So the
+spread of a step is estimated from the steps around it too, and z is a deviation of the loss in units of this spread.
 
-A single step says little, so what is judged are medians of z over windows of several lengths. Their limits are
-quantiles of Student's t, with as many degrees of freedom as the repeats really have: the deviations of neighbouring
-steps go together, and where they do so over the whole training, three repeats are three numbers and no more.
+A single step shows little, so medians of z over windows of several lengths are compared with limits. These are
+quantiles of Student's t, with as many degrees of freedom as the repeats really have: deviations of neighbouring steps
+are correlated, and if they are so over the whole training, three repeats are only three numbers.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ __all__ = ["Band", "measure_band", "compare_losses", "judge"]
 
 # Chance of a false alarm in one comparison (ours): 50 pairs together stay below one in ten.
 FALSE_ALARM = 1e-3
-# A loss is known to half a bit of float32, whatever repeats say.
+# A loss is known only to half a bit of float32, even if repeats agree better.
 _ROUNDING = 2.0**-24
-# Windows as short as this can be departures (ours): shorter ones are spikes, if a training has more steps.
+# The shortest window of a departure (ours): in a longer training, shorter ones are spikes.
 _SHORTEST_WINDOW = 8
-# Without repeats: so many times the noise of single steps, for a whole window, is no noise (ours).
+# Without repeats: a whole window beyond this many times the noise of single steps is no noise (ours).
 _FAR = 8.0
-# Without repeats: a first difference beyond this part of the loss is no rounding (ours). In lower precision one number
-# that is rounded the other way is seen in the loss.
+# Without repeats: a first difference beyond this part of the loss is no rounding (ours). In lower precision, rounding
+# one number in the other direction shows in the loss.
 _JUMP = {"float16": 2.0**-8, "bfloat16": 2.0**-5}
 _JUMP_OF_FLOAT32 = 2.0**-14
-# A band holds what its own repeats did, with so much room (ours).
+# A band contains its own repeats with this much room (ours).
 _ROOM = 1.5
 _HOW_TO_GET_ONE = "Train A several times with npu-run --repeat 3, and name the folder of the repeats."
 
 
 class _NoSpread(CannotTell):
-    """Repeats that are the same to the bit."""
+    """The repeats are equal bit for bit."""
 
 
 class Band(NamedTuple):
-    """Where losses are expected.
+    """The range of expected losses.
 
     Attributes:
       steps: global steps, ascending.
-      center: the mean loss of the repeats at each.
-      spread: standard deviation of one training around it, from the steps nearby, too.
-      repeats: how many trainings it was measured on.
-      limits: for each length of windows the largest magnitude of a median of z that is still noise.
+      center: the mean loss of the repeats at each step.
+      spread: standard deviation of one training around it, also from nearby steps.
+      repeats: the number of repeats.
+      limits: for each window length the largest magnitude of a median of z that is still noise.
       freedom: degrees of freedom of `spread`.
     """
 
@@ -77,7 +77,7 @@ def measure_band(runs: Sequence[Losses]) -> Band:
     """Measures the band of several trainings.
 
     Args:
-      runs: at least two repeats. Steps in which one of them has no finite loss are left out.
+      runs: at least two repeats. Steps without a finite loss in each of them are left out.
     Raises:
       CannotTell: there is one run, the repeats have no step in common, or they do not differ at all.
     """
@@ -97,14 +97,14 @@ def measure_band(runs: Sequence[Losses]) -> Band:
 
 
 def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
-    """Says whether a training, or the mean of several repeats of it, stays in a band.
+    """Decides whether a training, or the mean of several repeats of it, stays in a band.
 
     Args:
-      band: of A.
-      runs: B.
-      name: what the band belongs to, in the sentence.
+      band: the band of A.
+      runs: the runs of B.
+      name: the owner of the band, in the sentence.
     Returns:
-      A verdict on "losses"; `facts` has `step`, the global step where B left, or None.
+      A verdict on "losses"; its `facts` have `step`, the global step at which B left the band, or None.
     Raises:
       CannotTell: B has no step in common with the band.
     """
@@ -120,11 +120,11 @@ def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
 
 
 def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, Band | None]:
-    """Compares two trainings, each one run or several repeats; the band is that of A, or of B where A has no repeats.
+    """Compares two trainings, each one run or several repeats, by the band of A, or of B if A has no repeats.
 
-    Without repeats on either side the same losses to the bit are inside. Outside are losses that part at once after
-    steps with the same bits, as these show that there is no noise, and a difference that is many times the noise of
-    single steps. Everything else cannot be told.
+    Without repeats on either side, losses that are equal bit for bit are inside. Losses are outside if they jump apart
+    after steps with equal bits, which show that there is no noise, or if they differ by many times the noise of single
+    steps. All other cases cannot be told.
 
     Raises:
       CannotTell: they have no step in common, or the repeats measure no band.
@@ -156,7 +156,7 @@ def _notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
 
 
 def aligned(runs: Sequence[Losses], steps: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all runs have, of those given, and a row of losses for each run."""
+    """Returns the steps common to all runs, and to `steps` if given, and a row of losses for each run."""
     common = runs[0].steps if steps is None else steps
     for run in runs:
         common = np.intersect1d(common, run.steps)
@@ -177,7 +177,7 @@ def _measured(steps: np.ndarray, losses: np.ndarray) -> Band:
     freedom = (repeats - 1) * max(1.0, numbers)
     for length in lengths:
         medians = running_medians(z, length)
-        # Slow drifts are hidden in single steps, and show in long windows: these have a freedom of their own.
+        # Slow drifts are hidden in single steps but show in long windows, which have their own freedom.
         own, pieces = independent(medians, length)
         own = max(1.0, min(own, numbers))
         chance = FALSE_ALARM / (own * pieces * len(lengths))
@@ -187,7 +187,7 @@ def _measured(steps: np.ndarray, losses: np.ndarray) -> Band:
 
 
 def _lengths(count: int) -> list[int]:
-    """Lengths of windows for so many steps: from some steps to half a training, each twice the one before."""
+    """Returns window lengths for a number of steps: from some steps to half a training, each twice the previous."""
     lengths = [min(_SHORTEST_WINDOW, max(1, count // 4))]
     while lengths[-1] * 4 <= count:
         lengths.append(lengths[-1] * 2)
@@ -195,7 +195,7 @@ def _lengths(count: int) -> list[int]:
 
 
 def _departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
-    """For each step, whether it is in a window that is outside."""
+    """Finds for each step whether it is in a window that is outside."""
     outside = ~np.isfinite(z)
     known = np.where(np.isfinite(z), z, 0.0)
     for length, limit in band.limits.items():
@@ -203,7 +203,7 @@ def _departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
             continue
         single = t_quantile(FALSE_ALARM / max(1, count / length), band.freedom)
         medians = running_medians(known[None], length)[0]
-        sizes = running_medians(np.abs(known)[None], length)[0]  # B may be above in one step and below in the next
+        sizes = running_medians(np.abs(known)[None], length)[0]  # B can alternate between above and below
         for start in np.flatnonzero((np.abs(medians) > limit) | (sizes > max(single, limit))):
             outside[start : start + length] = True
     return outside
@@ -225,7 +225,7 @@ def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
         )
         return Verdict("losses", True, sentence, facts)
     first, last = _begin(z, outside), len(z) - 1 - _begin(z[::-1], outside[::-1])
-    # The step where it can be seen best, not the one where it just begins.
+    # The step that shows it best, not its first one.
     show = _clearest(z, first, last)
     comes_back = last < len(steps) - 1 and len(steps) - 1 - last >= max(1, min(band.limits) // 2)
     end = f"was inside again after step {steps[last]}" if comes_back else "never came back"
@@ -244,7 +244,7 @@ def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
 
 
 def _begin(z: np.ndarray, outside: np.ndarray) -> int:
-    """The step at which the first departure began: from there to the end of its windows z is most unlike noise."""
+    """Finds the step at which the first departure began: from there to its end z is least like noise."""
     first = int(np.flatnonzero(outside)[0])
     if not np.isfinite(z[first]):
         return first
@@ -257,7 +257,7 @@ def _begin(z: np.ndarray, outside: np.ndarray) -> int:
 
 
 def _clearest(z: np.ndarray, first: int, last: int) -> int:
-    """Of the steps of a departure, the first that is half as far out as the farthest of its beginning."""
+    """Finds the first step of a departure that is half as far out as the farthest step of its beginning."""
     near = np.abs(z[first : min(last, first + _SHORTEST_WINDOW) + 1])
     finite = np.where(np.isfinite(near), near, 0.0)
     return first + int(np.argmax(finite >= finite.max() / 2))
@@ -321,11 +321,11 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
 
 
 def _parts_at(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
-    """Whether the first difference is far beyond rounding, after losses that moved and were the same to the bit.
+    """Returns whether the first difference is far beyond rounding, after moving losses that were equal bit for bit.
 
-    Rounding begins at the last bits and grows, maybe twofold with each step that was not recorded.
+    Rounding begins at the last bits and grows, perhaps twofold with each unrecorded step.
     """
-    if len(np.unique(of_a[:first])) < _SHORTEST_WINDOW:  # a loss that stands still shows nothing
+    if len(np.unique(of_a[:first])) < _SHORTEST_WINDOW:  # a constant loss shows nothing
         return False
     jump = max(_JUMP.get(precision, _JUMP_OF_FLOAT32) for precision in precisions)
     gap = min(int(steps[first] - steps[first - 1]), 60)

@@ -1,8 +1,8 @@
-"""Finds the tensors of a checkpoint in its files, without TensorFlow and without reading them.
+"""Finds the tensors of a checkpoint in its files, without TensorFlow and without reading the tensors.
 
 A checkpoint is an index and data files. The index is a sorted table: blocks of entries, each of which shares the
-beginning of its key with the one before; one block lists the others, and the end of the file says where that one is. A
-value is a protocol buffer with dtype, shape, data file, offset and size of a tensor.
+beginning of its key with the previous one. One block lists the others, and the end of the file gives its place. A value
+is a protocol buffer with dtype, shape, data file, offset and size of a tensor.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FOOTER_BYTES = 48
 _DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64", 9: "int64"}
 _DTYPES.update({10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16", 22: "uint32", 23: "uint64"})
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Folders beside checkpoints that hold other things under the same names.
+# Folders beside checkpoints that hold other files of the same names.
 _OTHERS = re.compile(r"eval.*|export|variables|assets|repeat-\d+|\..*")
-_MOST_BYTES = 1 << 30  # an index of more would be one of millions of tensors
+_MOST_BYTES = 1 << 30  # a larger index would have millions of tensors
 
 
 def checkpoints_in(path: str) -> dict[int, str]:
-    """Checkpoints by the number at the end of their names, which is the global step for most; -1 where there is none.
+    """Finds checkpoints by the number at the end of their names, mostly the global step; -1 without a number.
 
     Args:
-      path: a folder, in which and in whose folders they are looked for, or the checkpoint itself, without `.index`.
+      path: a folder, searched with its subfolders, or a checkpoint itself, without `.index`.
     """
     if not os.path.isdir(path):
         return {_number(path): path} if os.path.isfile(f"{path}.index") else {}
@@ -56,7 +56,7 @@ def checkpoints_in(path: str) -> dict[int, str]:
 
 
 def read_checkpoint(prefix: str) -> tuple[dict[str, Stored], list[str]]:
-    """The tensors of a checkpoint by their names, and the names of those that are no plain numbers in one piece.
+    """Returns the tensors of a checkpoint by name, and the names of those that are not plain numbers in one piece.
 
     Args:
       prefix: its path without `.index`.

@@ -1,4 +1,4 @@
-"""Compares the variables and slots of two trainings' checkpoints, and the ways they went from a common start."""
+"""Compares the variables and slots of two trainings' checkpoints, and their updates since the first ones."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Variable", "compare_checkpoints"]
 
 # Chance of a false alarm in one comparison (ours).
 _FALSE_ALARM = 1e-3
-# Half a bit of float32, over the root mean square of a variable: no spread is smaller.
+# Half a bit of float32, relative to the root mean square of a variable: the smallest spread.
 _ROUNDING = 2.0**-24
-# The smallest normal float32: what is below is as good as zero, and a rounding of zero.
+# The smallest normal float32: smaller numbers count as zero and rounding of zero.
 _ZERO = 2.0**-126
-# Without repeats: what rounding alone makes of a checkpoint in a few steps (ours).
+# Without repeats: the effect of rounding alone on a checkpoint in a few steps (ours).
 _AS_GOOD_AS_EQUAL = 1e-6
 _MOST_CHECKPOINTS = 6
 
@@ -33,16 +33,16 @@ class Variable(NamedTuple):
     """A variable or a slot in both checkpoints of a step.
 
     Attributes:
-      name: in A.
-      step: of the checkpoints.
+      name: its name in A.
+      step: step of the checkpoints.
       distance: norm of B - A over the norm of A.
       largest: largest magnitude in B - A.
       spread: the same distance, of one repeat from the mean of the repeats; None without repeats.
       z: distance over spread; None without repeats.
       gain: the factor that brings A closest to B.
-      cosine: of the updates since the first checkpoints of both; None in those, and where there is no update.
+      cosine: cosine of the updates since the first checkpoints; None at the first ones, and without an update.
       update_gain: the factor that brings A's update closest to B's, likewise.
-      not_finite: elements of B that are NaN or infinite where A is not.
+      not_finite: number of elements of B that are NaN or infinite where A is not.
     """
 
     name: str
@@ -70,11 +70,11 @@ def compare_checkpoints(
     """Compares the checkpoints that two trainings have in common.
 
     Args:
-      a, b: for each repeat its checkpoints by step, as `checkpoints_in` gives them.
+      a, b: for each repeat its checkpoints by step, as from `checkpoints_in`.
     Returns:
-      The verdict, and the variables at the step that decided, worst first.
+      The verdict, and the variables at the deciding step, worst first.
     Raises:
-      CannotTell: no step is in both, no variable is, or a file is damaged.
+      CannotTell: there is no common step or variable, or a file is damaged.
     """
     steps = sorted(set(a[0]).intersection(*a, *b))
     if not steps:
@@ -90,7 +90,7 @@ def compare_checkpoints(
 
 
 def _judged(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
-    """Whether the checkpoints of these steps agree, the sentence about it, and the variables, worst first."""
+    """Decides whether the checkpoints of these steps agree; returns a sentence too, and the variables, worst first."""
     limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
     found: list[Variable] = []
     for step in steps:
@@ -135,7 +135,7 @@ def _files_at(a, b, step: int) -> _Files:
 
 
 def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
-    """Names of A to names of B, what has no partner, and the sentence on shapes that differ, if some do."""
+    """Returns names of A to names of B, notes on names without a partner, and a sentence on different shapes or ""."""
     of_a, of_b = ([name for name, one in side[0].items() if _is_float(one)] for side in (files.a, files.b))
     matching = match(of_a, of_b)
     names = {name: other for name, other in matching.pairs.items() if matching.how.get(name) != "fused"}
@@ -204,7 +204,7 @@ def _compared(name: str, other: str, step: int, files: _Files, start: _Files | N
 
 
 def _sizes_between(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> Sizes | None:
-    """How far all repeats of both went in a stretch of steps, in variables that every one of them has moved."""
+    """Compares how far all repeats went in a stretch of steps, in variables that all of them moved."""
     moved: list[list[dict[str, np.ndarray | None]]] = []
     for side, of_b in ((a, False), (b, True)):
         moved.append([])
@@ -240,7 +240,7 @@ def _over(number: float, other: float) -> float:
 
 
 def _is_another_start(found: Sequence[Variable]) -> bool:
-    """Without repeats: most variables are equal to the bit, and some are not."""
+    """Returns whether, without repeats, most variables are equal bit for bit and some are not."""
     differ = sum(one.distance > _AS_GOOD_AS_EQUAL for one in found)
     return 0 < differ < len(found) / 2 and all(one.distance == 0 or one.distance > _AS_GOOD_AS_EQUAL for one in found)
 

@@ -1,4 +1,4 @@
-"""`npu-run compare`: whether two trainings agree, and where they begin to differ."""
+"""`npu-run compare`: compares two trainings, and finds where they begin to differ."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reads folders of dumped tensors: those of `DumpConfig`, and `.npy` files named as the NPU toolchain names them.
+"""Reads folders of dumped tensors: those of `DumpConfig`, and `.npy` files with names of the NPU toolchain.
 
-Of the latter, two forms of names are known: `op_name.output_index.timestamp.npy`, and what a converted dump of a device
-has, `op_type.op_name.task.stream.timestamp.output.index.npy`. Where a name would have been too long for a file, a CSV
-file beside them maps the name of the file to the one it should have.
+Such names have two forms: `op_name.output_index.timestamp.npy`, and in a converted dump of a device
+`op_type.op_name.task.stream.timestamp.output.index.npy`. If a name is too long for a file, a CSV file beside them maps
+the actual name of the file to this name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_NAME = 200
 
 
 class Key(NamedTuple):
-    """What tells the dumps in a folder apart."""
+    """The key that identifies a dump in a folder."""
 
     step: int
     rank: int
@@ -53,11 +53,11 @@ class Dump(NamedTuple):
     """The tensors of one step.
 
     Attributes:
-      path: of its folder.
+      path: path of its folder.
       key: step, rank and graph.
-      files: for each place the file and the dtype it had, or None; in the order of execution.
-      types: of operators, where they are known.
-      inputs: for operators the names of those that their inputs come from, where it is known.
+      files: for each place the file and the original dtype, or None; in the order of execution.
+      types: known types of operators.
+      inputs: for operators, if known, the names of the operators that make their inputs.
       notes: sentences about what was left out.
     """
 
@@ -69,7 +69,7 @@ class Dump(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def array(self, place: Place) -> Stored:
-        """The array at a place; raises `CannotTell` where its file cannot be read."""
+        """Returns the array at a place; raises `CannotTell` if its file cannot be read."""
         file, dtype = self.files[place]
         return open_npy(os.path.join(self.path, file), dtype, self.path)
 
@@ -80,7 +80,7 @@ class Dump(NamedTuple):
 
 
 def read_dumps(folder: str) -> list[Dump]:
-    """All dumps in a folder and below, in the order in which they were written; of equal ones the latest.
+    """Reads all dumps in a folder and below, in the order in which they were written; of equal keys the latest.
 
     Raises:
       CannotTell: there is none, or an index cannot be read.
@@ -109,11 +109,11 @@ def read_dumps(folder: str) -> list[Dump]:
 
 
 def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
-    """The first two columns of a CSV file, as a table.
+    """Reads the first two columns of a CSV file as a mapping.
 
     Args:
       path: the file.
-      folder: where its name was found; None where a person has given it.
+      folder: the folder in which its name was found; None if the user gave the name.
 
     Raises:
       CannotTell: it cannot be read, or no line of it has two columns.
@@ -132,10 +132,10 @@ def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
 
 
 def write_named(dump: Dump, folder: str) -> int:
-    """Writes the outputs of a dump as `op_name.output_index.timestamp.npy`; gives how many.
+    """Writes the outputs of a dump as `op_name.output_index.timestamp.npy`; returns their number.
 
-    Timestamps ascend in the order of execution. A name that is too long for a file is a number, which `mapping.csv`
-    maps to the name.
+    Timestamps ascend in the order of execution. A name that is too long for a file becomes a number, which
+    `mapping.csv` maps to the name.
 
     Raises:
       CannotTell: the folder has one of these files.
@@ -162,7 +162,7 @@ def write_named(dump: Dump, folder: str) -> int:
 
 
 def _folders(folder: str) -> list[tuple[str, set[str]]]:
-    """Folders with files, in the order of their names, numbers as numbers."""
+    """Returns folders with files, in the order of their names, with numbers ordered by value."""
     found = []
     for path, below, files in os.walk(folder):
         depth = 0 if path == folder else len(os.path.relpath(path, folder).split(os.sep))
@@ -185,7 +185,7 @@ def _of_ours(path: str) -> Dump:
 
 
 def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
-    """From the list of operators beside the steps; without one, from the inputs that were dumped."""
+    """Reads inputs from the list of operators beside the steps; without one, from the dumped inputs."""
     listed = os.path.join(os.path.dirname(path), _OPERATORS)
     if os.path.lexists(listed):
         inputs = {}
@@ -204,7 +204,7 @@ def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _of_files(path: str, names: set[str]) -> Dump | None:
-    """A dump of files whose names say what they are; None where no file does."""
+    """Makes a dump of files by their names; None without such files."""
     given: dict[str, str] = {}
     for name in sorted(names):
         if name.endswith(".csv") and name != "statistics.csv":
@@ -243,7 +243,7 @@ def _of_files(path: str, names: set[str]) -> Dump | None:
 
 
 def _files_of(pairs: dict[str, str], names: set[str]) -> dict[str, str]:
-    """Files to the names they should have; either column may be the file, with or without its ending."""
+    """Maps files to their full names; either column can be the file, with or without its ending."""
     found = {}
     for one, other in pairs.items():
         for file, full in ((one, other), (other, one)):
@@ -255,7 +255,7 @@ def _files_of(pairs: dict[str, str], names: set[str]) -> dict[str, str]:
 
 
 def _rank_of(path: str) -> int:
-    """`<time>/<rank>/<graph name>/<graph number>/<step>`."""
+    """Reads the rank from a path `<time>/<rank>/<graph name>/<graph number>/<step>`."""
     parts = os.path.abspath(path).split(os.sep)
     return int(parts[-4]) if len(parts) > 4 and _NUMBER.fullmatch(parts[-4]) and len(parts[-4]) < 8 else 0
 

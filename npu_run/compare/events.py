@@ -1,8 +1,8 @@
-"""Reads scalars out of TensorBoard's event files, without TensorFlow.
+"""Reads scalars from TensorBoard's event files, without TensorFlow.
 
-An event file is a row of records: length (8 bytes), a checksum of it (4), the event, a checksum of that (4). An event
-is a protocol buffer; of its fields, step (2) and summary (5) are read, of a summary's values tag (1), simple_value (2)
-and tensor (8), and of tensors those of one number.
+An event file is a row of records: length (8 bytes), a checksum of it (4), the event, a checksum of the event (4). An
+event is a protocol buffer. The fields read are step (2) and summary (5), of a summary's values tag (1), simple_value
+(2) and tensor (8), and of tensors those of one number.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LONGEST_RECORD = 1 << 31
 _LARGEST_STEP = 1 << 53
 _LONGEST_SUMMARY = 1 << 24  # longer ones hold pictures or graphs
 _TENSOR_DTYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8")}
-_CONTENT, _LISTS = 4, {1: 5, 2: 6}  # fields with the bytes of a tensor's numbers; the latter by dtype
+_CONTENT, _LISTS = 4, {1: 5, 2: 6}  # fields with the bytes of a tensor's numbers; _LISTS by dtype
 
 
 def event_files(folder: str) -> list[str]:
-    """Event files in a folder and one level below, those of evaluations left out, in the order of their names."""
+    """Finds event files in a folder and one level below, except those of evaluations, in the order of their names."""
     found = []
     for below in ["", *sorted(os.listdir(folder))]:
         place = os.path.join(folder, below)
@@ -38,9 +38,9 @@ def event_files(folder: str) -> list[str]:
 
 
 def read_scalars(folder: str) -> dict[str, dict[int, float]]:
-    """For each tag the number of each step; a later entry for a step replaces an earlier one.
+    """Reads the number of each step for each tag; a later entry for a step replaces an earlier one.
 
-    A file that ends in the middle of a record, or is damaged, gives what came before.
+    A file that ends in the middle of a record, or is damaged, is read up to there.
     """
     tags: dict[str, dict[int, float]] = {}
     for path in event_files(folder):
@@ -55,7 +55,7 @@ def _scalars(path: str) -> Iterator[tuple[int, str, float]]:
             (length,) = struct.unpack("<Q", head[:8])
             if length > _LONGEST_SUMMARY:
                 if length > _LONGEST_RECORD:
-                    return  # no event is as long: the file is damaged
+                    return  # no event is this long: the file is damaged
                 file.seek(length + 4, os.SEEK_CUR)
                 continue
             event = file.read(length)
@@ -94,7 +94,7 @@ def _of_value(value: bytes) -> Iterator[tuple[str, float]]:
 
 
 def _only_number(tensor: bytes) -> float | None:
-    """The number of a tensor that holds one."""
+    """Reads a tensor of one number; returns None for other tensors."""
     fields = dict(parse_fields(tensor))
     dtype = _TENSOR_DTYPES.get(fields.get(1))
     content = fields.get(_CONTENT) or fields.get(_LISTS.get(fields.get(1)), b"")
@@ -104,10 +104,10 @@ def _only_number(tensor: bytes) -> float | None:
 
 
 def parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protocol buffer: number, and an integer or the bytes of everything else.
+    """Yields the fields of a protocol buffer: number, and an integer or, for other types, bytes.
 
     Raises:
-      ValueError, IndexError: it is none.
+      ValueError, IndexError: the message is no protocol buffer.
     """
     at, end = 0, len(message)
     while at < end:
@@ -129,7 +129,7 @@ def parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number of several bytes that begins at a place, and the place behind it."""
+    """Reads a number of variable length at a place; returns it and the place behind it."""
     value = shift = 0
     while True:
         byte = message[at]

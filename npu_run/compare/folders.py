@@ -1,4 +1,4 @@
-"""Compares everything that two folders have in common: losses, tensors, checkpoints."""
+"""Compares the losses, tensors and checkpoints that two folders have in common."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ KINDS = ("losses", "tensors", "checkpoints")
 
 
 class Comparison(NamedTuple):
-    """What was compared of two folders.
+    """The comparison of two folders.
 
     Attributes:
       a, b: their paths.
-      verdicts: of each kind that both have, or that was asked for.
-      notes: sentences about what only one has.
-      losses: of A and B, all repeats; None where they were not compared, like all that follow.
-      band: None without repeats, too.
+      verdicts: one for each kind that both have, or that was asked for.
+      notes: sentences about kinds that only one has.
+      losses: losses of A and B, all repeats; None if not compared, as in all following fields.
+      band: the band; also None without repeats.
       tensors: the last step that was compared.
-      variables: at the step that decided, worst first.
+      variables: variables at the deciding step, worst first.
     """
 
     a: str
@@ -45,17 +45,17 @@ class Comparison(NamedTuple):
 
     @property
     def is_inside(self) -> bool | None:
-        """False where anything is outside, None where something cannot be told, else True."""
+        """False if anything is outside, else None if something cannot be told, else True."""
         found = [verdict.is_inside for verdict in self.verdicts]
         return False if False in found else None if None in found or not found else True
 
     @property
     def exit_code(self) -> int:
-        """0 inside, 1 outside, 2 where it cannot be told."""
+        """0 inside, 1 outside, 2 if it cannot be told."""
         return {True: 0, False: 1, None: 2}[self.is_inside]
 
     def plain(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Converts the comparison for JSON."""
         return {
             "a": self.a,
             "b": self.b,
@@ -76,14 +76,14 @@ def compare_folders(
     """Compares two folders of trainings, of repeats or of dumped tensors.
 
     Args:
-      a: what is taken for right.
-      b: what is asked about.
+      a: the reference.
+      b: the folder to check.
       only: some of `KINDS`; empty: all that both have.
       tag: name of the loss in event files.
-      tolerance: relative, for tensors; None: by dtype.
+      tolerance: relative tolerance of tensors; None: by dtype.
       names: names of operators of A to those of B.
     Raises:
-      CannotTell: there is nothing that both have.
+      CannotTell: the folders have nothing in common.
     """
     for path in (a, b):
         if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
@@ -135,7 +135,7 @@ def _compared(
             raise CannotTell(missing)
         if missing:
             return None, "".join(f"Only {path} has {kind}." for path in sides)
-        with np.errstate(all="ignore"):  # of numbers near the largest there is, infinity says enough
+        with np.errstate(all="ignore"):  # numbers near the largest float may become infinite
             return compare(sides[a], sides[b]), ""
     except CannotTell as error:
         return Verdict(kind, None, str(error), {}), ""

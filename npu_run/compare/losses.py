@@ -17,7 +17,7 @@ from npu_run.compare.verdict import CannotTell, NothingThereError
 __all__ = ["Losses", "read_losses", "read_repeats", "repeats_in"]
 
 _REPEAT = re.compile(r"repeat-(\d+)")
-# Names under which losses are written, the likeliest first: ours, Estimators', Keras's.
+# Tags of losses, the likeliest first: ours, Estimators', Keras's.
 _TAGS = ("training/loss", "loss", "loss_1", "total_loss", "batch_loss", "epoch_loss", "train/loss")
 
 
@@ -25,11 +25,11 @@ class Losses(NamedTuple):
     """The losses of one training.
 
     Attributes:
-      path: of its folder.
+      path: path of its folder.
       steps: global steps, ascending, each once.
       values: the loss of each, float64; NaN and infinity are kept.
-      source: the file, or the tag of the event files, that they were read from.
-      ranks: how many trained, or None if not recorded.
+      source: the file, or the tag of the event files, from which they were read.
+      ranks: the number of ranks, or None if not recorded.
       precision: the dtype that steps were lowered to; None if none were lowered, or if not recorded.
     """
 
@@ -42,7 +42,7 @@ class Losses(NamedTuple):
 
 
 def repeats_in(folder: str) -> list[str]:
-    """The folders `repeat-0`, `repeat-1` and so on of `npu-run --repeat`, in order; else the folder itself."""
+    """Returns the folders `repeat-0`, `repeat-1` and so on of `npu-run --repeat`, in order; else the folder itself."""
     try:
         found = [(int(match[1]), name) for name in os.listdir(folder) if (match := _REPEAT.fullmatch(name))]
     except OSError:
@@ -51,10 +51,10 @@ def repeats_in(folder: str) -> list[str]:
 
 
 def read_repeats(folder: str, tag: str | None = None) -> list[Losses]:
-    """The losses of every repeat in a folder, or of the one training in it.
+    """Reads the losses of every repeat in a folder, or of the one training in it.
 
     Raises:
-      CannotTell: as `read_losses`.
+      CannotTell: as in `read_losses`.
     """
     return [read_losses(path, tag) for path in repeats_in(folder)]
 
@@ -64,9 +64,9 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
 
     Args:
       path: its folder, or its history file.
-      tag: name of the loss in event files, which are read then; None: the history, else the event files.
+      tag: name of the loss in event files; None: reads the history, else the event files.
     Raises:
-      CannotTell: there is none of both, or no loss in them.
+      CannotTell: neither exists, or they have no loss.
     """
     if not os.path.exists(path):
         raise CannotTell(f"There is no {path!r}; name the folder of a training, such as its model_dir.")
@@ -94,7 +94,7 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
 
 
 def _of_history(path: str, history: History) -> Losses:
-    # A skipped step has the number of the one before it, and is done again.
+    # A skipped step has the number of the previous one, and is done again.
     points = {row.step: row.loss for row in history.rows if row.loss is not None and not row.skipped}
     if not points:
         raise CannotTell(

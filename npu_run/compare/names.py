@@ -1,4 +1,4 @@
-"""Finds the operator of one dump in another, where operators were renamed or fused in between."""
+"""Finds the operators of one dump in another, in which operators can be renamed or fused."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LONGEST_FUSED = 4000  # characters
 
 
 class Matching(NamedTuple):
-    """Which operator of A is which of B.
+    """The operators of A matched to those of B.
 
     Attributes:
       pairs: A's name to B's.
-      how: for a pair that has not the same name, why it is one: "given", "renamed", "fused" or "scope".
-      inside: operators of A that are inside a fused one of B, with that one.
-      only_a, only_b: those that stayed unmatched, in their order.
+      how: the rule for a pair with different names: "given", "renamed", "fused" or "scope".
+      inside: operators of A inside a fused one of B, with this one.
+      only_a, only_b: unmatched operators, in their order.
     """
 
     pairs: dict[str, str]
@@ -30,21 +30,21 @@ class Matching(NamedTuple):
 
 
 def plain_name(name: str) -> str:
-    """A name as it is in the names of files, where `. / \\ :` and blanks are underscores."""
+    """Converts a name to its form in names of files, in which `. / \\ :` and blanks are underscores."""
     return re.sub(r"[./\\: ]", "_", name).strip("_")
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """The first of some names, and how many there are more."""
+    """Lists the first of some names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = None) -> Matching:
     """Matches operators by their names.
 
-    The first rule that gives exactly one partner counts: the pair was given; the names are the same; they are the same
-    as names of files; the name of one is those of several operators of the other in a row, as fusing makes it, whose
-    last one it then is; one has a scope more in front than the other.
+    The first rule that finds exactly one partner counts: the pair was given; the names are equal; they are equal as
+    names of files; one name joins those of several operators of the other side, as after fusing, and its partner is the
+    last of these; one name has additional scopes in front.
 
     Args:
       a, b: names in the order of execution, each once.
@@ -84,7 +84,7 @@ def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = 
 
 
 def _only_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
-    """Names of both sides for which `key` gives the same, and the same for no other."""
+    """Returns pairs of names for which `key` is equal, and equal for no other name."""
     of_b: dict[str, list[str]] = defaultdict(list)
     of_a: dict[str, list[str]] = defaultdict(list)
     for names, found in ((free_a, of_a), (free_b, of_b)):
@@ -94,7 +94,7 @@ def _only_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
 
 
 def _fused(candidates, names) -> dict[str, list[str]]:
-    """Names that are at least two of the others one after the other, with these; each of them is used once."""
+    """Returns candidates that join at least two of the names, with these; uses each name once."""
     known: dict[str, str] = {}
     for name in names:
         known.setdefault(plain_name(name), name)
@@ -110,7 +110,7 @@ def _fused(candidates, names) -> dict[str, list[str]]:
 
 
 def _segments(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> list[str] | None:
-    """The text as known words, with or without underscores between; the longest word first."""
+    """Splits a text into known words, with or without underscores between them; tries long words first."""
     ways: dict[int, tuple[int, str]] = {0: (-1, "")}  # place: where the word that ends there begins, and its name
     for at in range(len(text)):
         if at not in ways:
@@ -132,7 +132,7 @@ def _segments(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> li
 
 
 def _by_scope(free_a, free_b) -> list[tuple[str, str]]:
-    """Pairs of which one is the other with scopes in front, where there is one such partner only."""
+    """Returns pairs in which one name is the other with scopes in front, if there is only one such partner."""
     found: list[tuple[str, str]] = []
     for shorts, longs, is_swapped in ((free_a, free_b, False), (free_b, free_a, True)):
         by_end: dict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A page of HTML about a comparison: what it says, the losses in their band, the operator where it begins, tables."""
+"""Renders a comparison as HTML: the verdicts, the losses in their band, the first operator that differs, tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ td:nth-child(-n+2) { overflow-wrap: anywhere; min-width: 11em; }
 
 
 def render_comparison(found: Comparison) -> str:
-    """The text of the page, which needs no other file, no network and no script."""
+    """Returns the text of the page, which needs no other file, no network and no script."""
     a, b = (os.path.basename(os.path.abspath(path)) or path for path in (found.a, found.b))
     title = f"{b} against {a}: {WORDS[found.is_inside]}"
     parts = [
@@ -63,7 +63,7 @@ def _said(verdict: Verdict) -> str:
 
 
 def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict: Verdict) -> str:
-    """Both losses over the steps; with the band, three spreads wide, where there is one."""
+    """Draws both losses over the steps, and the band, if any, three spreads wide."""
     curves = [("of-a", "A", *_mean(a)), ("of-b", "B", *_mean(b))]
     known = np.concatenate([values[np.isfinite(values)] for *_, values in curves])
     if not len(known):
@@ -107,7 +107,7 @@ def _thin(count: int) -> np.ndarray:
 
 
 def _graph(found: Tensors) -> str:
-    """The first operator out of tolerance between those before and behind it."""
+    """Draws the first operator out of tolerance between those before and behind it."""
     if found.first is None:
         return ""
     name = found.first.place.op

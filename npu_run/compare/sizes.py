@@ -1,8 +1,8 @@
-"""Whether two trainings went equally far between two checkpoints, where repeats begin at other weights.
+"""Compares how far two trainings went between two checkpoints, if repeats begin with different weights.
 
-Weights of other seeds have nothing in common but sizes: how far each went. A learning rate that is too large shows in
-these, in all variables together, while every single one is lost in the noise. So the logarithm of the size of updates
-is measured in parts of variables, the parts are weighted by how much repeats differ in them, and their mean is judged.
+Weights of different seeds have only sizes in common: how far each went. A learning rate that is too large shows in
+all variables together, while it is lost in the noise of a single one. So the logarithm of the size of updates is
+measured in parts of variables, the parts are weighted by how much repeats differ in them, and their mean is compared.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from npu_run.compare.t_distribution import t_quantile
 
 __all__ = ["Sizes", "compare_sizes", "is_slot", "update_sizes"]
 
-# A variable counts with up to so many parts, each of so many elements; with fewer parts it is left out (ours).
+# The most parts of a variable, the least elements of a part, and the fewest parts of a variable that counts (ours).
 _MOST_PARTS, _PART, _FEWEST_PARTS = 16, 16, 4
-# Three repeats say little about how much trainings differ as a whole. The variance that their mean had if parts were
-# independent, times so much, or variables were, times so much, counts like so many more repeats (ours; measured on
-# trainings of the models in benchmarks/compare.py).
+# Three repeats show little about how much whole trainings differ. So the variance of their mean under independent
+# parts, times the first factor, or under independent variables, times the second, counts like this many more repeats
+# (ours; measured on trainings of the models in benchmarks/compare.py).
 _OVER_PARTS, _OVER_VARIABLES, _MORE_REPEATS = 3.0, 1.5, 6
-# Nothing is judged that is less than so many times what repeats do as a whole, or less than so much (ours).
+# The limit is at least this many times the spread of whole repeats, and at least this large (ours).
 _FEWEST_SPREADS, _LEAST = 4.0, 0.05
 _ROUNDING = 2.0**-24
 
 
 class Sizes(NamedTuple):
-    """How far B went, over how far A went; all but `parts` are logarithms.
+    """How far B went, relative to A; all fields except `parts` are logarithms.
 
     Attributes:
-      apart: of the factor between the two.
-      spread: standard deviation of one repeat, all parts together.
+      apart: the factor between the two.
+      spread: standard deviation of one repeat over all parts.
       limit: the largest magnitude of `apart` that is noise.
       parts: number of parts of variables.
     """
@@ -50,21 +50,21 @@ class Sizes(NamedTuple):
         return abs(self.apart) <= self.limit
 
     def plain(self) -> dict[str, Any]:
-        """The same for JSON, and the factor itself."""
+        """Converts the fields for JSON, and adds the factor itself."""
         return {**self._asdict(), "factor": math.exp(self.apart)}
 
 
 def is_slot(name: str, tensors: Mapping[str, Stored]) -> bool:
-    """Whether this is what an optimizer keeps for a variable, by its name: size and unit are not those of weights."""
+    """Returns whether this is an optimizer's slot, by its name: its size and unit are not those of weights."""
     parent = tensors.get(name.rpartition("/")[0])
     return ".OPTIMIZER_SLOT" in name or (parent is not None and parent.shape == tensors[name].shape)
 
 
 def update_sizes(before: Stored, after: Stored) -> np.ndarray | None:
-    """Logarithms of the root mean square of a variable's update, in each of its parts.
+    """Computes the logarithm of the root mean square of a variable's update, in each of its parts.
 
     Returns:
-      None where it has too few elements, or a part that does not move or is not finite.
+      The logarithms; None if it has too few elements, or a part that does not move or is not finite.
     """
     parts = min(_MOST_PARTS, after.size // _PART)
     if parts < _FEWEST_PARTS:
@@ -85,9 +85,9 @@ def compare_sizes(a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.nda
 
     Args:
       a, b: for each repeat and each variable, `update_sizes`; one of the two has at least two repeats.
-      chance: of a false alarm.
+      chance: chance of a false alarm.
     Returns:
-      None where there is nothing to compare.
+      The comparison; None without variables.
     """
     if not a[0]:
         return None

@@ -1,4 +1,4 @@
-"""Statistics of deviations along a training: how large, how many of them are independent, and running medians."""
+"""Computes statistics of deviations along a training: sizes, number of independent ones, running medians."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import numpy as np
 
 __all__ = ["FEWEST_PLACES", "independent", "rms", "running_mean", "running_medians", "single_step_noise", "white"]
 
-# Fewer steps tell nothing about which of them go together (ours).
+# Fewer steps do not show which of them are correlated (ours).
 FEWEST_PLACES = 8
-# Standard deviation of a median of many normal numbers, over that of their mean.
+# Standard deviation of the median of many normal numbers, relative to their mean's.
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 
 
 def independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
-    """How many independent numbers a piece of the training has, and how many pieces there are.
+    """Estimates the independent numbers in a piece of the training; returns them and the number of pieces.
 
     Args:
-      rows: deviations, a row for each repeat, each number made of so many steps.
+      rows: deviations, a row for each repeat.
+      length: the number of steps from which each deviation is made.
     """
     count = rows.shape[1]
     pieces = max(1, min(4, count // max(10, 3 * length)))
@@ -28,10 +29,10 @@ def independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
 
 
 def _places_together(rows: np.ndarray) -> float:
-    """How many neighbours deviate together.
+    """Estimates how many neighbours deviate together.
 
-    Either they have the same sign, or the repeats keep their proportions: where one mistake of rounding grows, each
-    step's deviations are another multiple of the same few numbers. Two repeats always have the same proportions.
+    Either they have the same sign, or the repeats keep their proportions: if one rounding error grows, each step's
+    deviations are another multiple of the same few numbers. Two repeats always have the same proportions.
     """
     repeats, count = rows.shape
     if count < FEWEST_PLACES or repeats < 3:
@@ -46,7 +47,7 @@ def _places_together(rows: np.ndarray) -> float:
 
 
 def _correlations(rows: np.ndarray) -> np.ndarray:
-    """For each distance up to half the length, the mean product of two such places; 1 for the same place."""
+    """Computes for each distance up to half the length the mean product of two such places; 1 for distance 0."""
     count = rows.shape[1]
     power = np.abs(np.fft.rfft(rows, 2 * count, axis=1)) ** 2
     sums = np.fft.irfft(power, axis=1)[:, :count].sum(axis=0) / np.arange(count, 0, -1)
@@ -54,7 +55,7 @@ def _correlations(rows: np.ndarray) -> np.ndarray:
 
 
 def _sum_correlations(correlations: np.ndarray) -> float:
-    """The sum over all distances, up to the first without correlation; where none is, over twice what was seen."""
+    """Sums over distances up to the first without correlation; if there is none, returns twice the length."""
     none = np.flatnonzero(correlations < 0.05)
     if not len(none):
         return 2.0 * len(correlations)
@@ -62,7 +63,7 @@ def _sum_correlations(correlations: np.ndarray) -> float:
 
 
 def single_step_noise(values: np.ndarray) -> float:
-    """How far single losses lie from their neighbours: a robust standard deviation of second differences."""
+    """Estimates the noise of single losses: a robust standard deviation of second differences."""
     if len(values) < 3:
         return 0.0
     bend = values[2:] - 2 * values[1:-1] + values[:-2]
@@ -70,7 +71,7 @@ def single_step_noise(values: np.ndarray) -> float:
 
 
 def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
-    """Means over `reach` places on each side, fewer at the ends."""
+    """Computes means over `reach` places on each side, fewer at the ends."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
     low, high = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
@@ -78,7 +79,7 @@ def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
 
 
 def running_medians(rows: np.ndarray, length: int) -> np.ndarray:
-    """Medians of every window of this length, for each row."""
+    """Computes the median of every window of this length, for each row."""
     length = min(length, rows.shape[1])
     return np.median(np.lib.stride_tricks.sliding_window_view(rows, length, axis=1), axis=2)
 
@@ -88,5 +89,5 @@ def rms(values: np.ndarray) -> float:
 
 
 def white(length: int) -> float:
-    """Standard deviation of the median of so many independent normal numbers."""
+    """Returns the standard deviation of the median of `length` independent normal numbers."""
     return 1.0 if length == 1 else _MEDIAN_FACTOR / math.sqrt(length)

@@ -1,4 +1,4 @@
-"""Quantiles of Student's t distribution, for any positive number of degrees of freedom."""
+"""Computes quantiles of Student's t distribution, for any positive number of degrees of freedom."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _TINY = 1e-300
 
 
 def t_quantile(chance: float, freedom: float) -> float:
-    """The number that the magnitude of a t-distributed one exceeds with this chance.
+    """Computes the number that the magnitude of a t-distributed value exceeds with this chance.
 
     Args:
-      chance: between 0 and 1, both ends left out; of both sides together.
+      chance: between 0 and 1, exclusive; for both sides together.
       freedom: degrees of freedom, above 0.
     """
     low, high = 0.0, 1.0
@@ -26,7 +26,7 @@ def t_quantile(chance: float, freedom: float) -> float:
 
 
 def _beyond(t: float, freedom: float) -> float:
-    """The chance that the magnitude is above t: a regularized incomplete beta function."""
+    """Computes the chance that the magnitude is above t: a regularized incomplete beta function."""
     x = freedom / (freedom + t * t)
     a, b = freedom / 2, 0.5
     if x >= 1:
@@ -39,7 +39,7 @@ def _beyond(t: float, freedom: float) -> float:
 
 
 def _continued_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of the incomplete beta function, evaluated from its front (Lentz's way)."""
+    """Evaluates the continued fraction of the incomplete beta function from its front (Lentz's method)."""
     c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, 400):

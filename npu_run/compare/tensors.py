@@ -12,7 +12,7 @@ from npu_run.compare.verdict import CannotTell, Verdict
 
 __all__ = ["Row", "Tensors", "compare_dumps"]
 
-# What the first difference means where nothing was computed before (types of operators).
+# The cause of a first difference, by the type of an operator without computed inputs.
 _SOURCES = {
     "Variable": "B starts from other values",
     "VarHandle": "B starts from other values",
@@ -24,9 +24,9 @@ _SOURCES = {
     "Stateless": "B draws other random numbers",
 }
 _MOST_STEPS_BACK = 8
-# B's errors may be so many times as large as those of A's repeats, which are few (ours).
+# B's errors may be this many times as large as those of A's repeats, which are few (ours).
 _ROOM = 10.0
-# Reads of a TF 1 reference variable may show what the step made of it.
+# Reads of a TF 1 reference variable can show its value after the step.
 _REFERENCES = ("Variable", "VariableV2")
 _ALMOST_A_MULTIPLE = 0.05
 
@@ -35,13 +35,13 @@ class Row(NamedTuple):
     """One tensor of both dumps.
 
     Attributes:
-      place: in A.
-      other: in B.
-      type: of the operator, or "".
-      dtypes: of A and B; none where one cannot be read.
-      agreement: None where the two cannot be compared, which `problem` says.
-      how: why the names belong together, if they are not the same.
-      is_noise: whether repeats of A differ in it as much.
+      place: its place in A.
+      other: its place in B.
+      type: type of the operator, or "".
+      dtypes: dtypes in A and B; empty if one cannot be read.
+      agreement: None if the two cannot be compared, for the reason in `problem`.
+      how: the rule that matched the names, if they differ.
+      is_noise: whether repeats of A are out of tolerance in it.
     """
 
     place: Place
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether it is within tolerance; None where it was not compared, or is noise."""
+        """Whether it is within tolerance; None if it was not compared, or is noise."""
         return None if self.agreement is None or self.is_noise else self.agreement.is_inside
 
 
@@ -64,11 +64,11 @@ class Tensors(NamedTuple):
 
     Attributes:
       key: step, rank and graph in A.
-      rows: in the order of execution.
-      matching: of the operators.
+      rows: rows in the order of execution.
+      matching: the matching of the operators.
       first: the first row out of tolerance, or None.
-      inputs: names of operators that the first one's inputs come from, with whether they were inside.
-      readers: names of operators that read what it computes, likewise.
+      inputs: names of the operators that make its inputs, and whether they were inside.
+      readers: names of the operators that read its outputs, likewise.
     """
 
     key: Key
@@ -89,15 +89,15 @@ def compare_dumps(
     """Compares dumps step by step, until an operator is out of tolerance.
 
     Args:
-      a, b: dumps of both; A's tensors are those that errors are measured against.
-      tolerance: relative; None: by dtype, as in `arrays.TOLERANCES`.
-      given: names of A's operators to names of B's, where no rule finds them.
-      repeats: dumps of other repeats of A. What is out of tolerance among these is noise, and not judged: the gradient
-        of a bias that changes nothing is a sum of rounding.
+      a, b: dumps of both; A is the reference of errors.
+      tolerance: relative tolerance; None: by dtype, as in `arrays.TOLERANCES`.
+      given: names of A's operators to names of B's that no rule finds.
+      repeats: dumps of other repeats of A. A tensor out of tolerance among these is noise and does not count: for
+        example the gradient of a bias without effect is a sum of roundings.
     Returns:
       The verdict, and the last step that was compared.
     Raises:
-      CannotTell: no step or no operator is in both.
+      CannotTell: there is no common step or operator.
     """
     pairs, notes = _steps_of_both(a, b)
     notes += [note for dump in (*a, *b) for note in dump.notes]
@@ -126,11 +126,11 @@ def compare_dumps(
 
 
 def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, Dump]], list[str]]:
-    """Dumps that belong together: of the same step, rank and graph; or without the graph, where names of it differ."""
+    """Pairs dumps of the same step, rank and graph; or without the graph, or the rank too, if these differ."""
     for key in (lambda key: key, lambda key: (key.step, key.rank), lambda key: key.step):
         of_a, of_b = {}, {}
         for dumps, found in ((a, of_a), (b, of_b)):
-            # Where graphs cannot be told apart, the largest is the training.
+            # If graphs cannot be told apart, the largest is the training.
             for dump in sorted(dumps, key=lambda dump: -len(dump.files)):
                 found.setdefault(key(dump.key), dump)
         if common := [name for name in of_a if name in of_b]:
@@ -141,7 +141,7 @@ def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dum
                 f"{len(pairs)} dumps have a partner of the same step and rank; {lost[0]} of A and {lost[1]} of B none."
             )
             return pairs, [said] if any(lost) else []
-    if len(a) == 1 or len(b) == 1:  # of which step a folder of mere files is, nobody knows
+    if len(a) == 1 or len(b) == 1:  # the step of a folder of plain files is not known
         of_a, of_b = (max(dumps, key=lambda dump: len(dump.files)) for dumps in (a, b))
         return [(of_a, of_b)], [f"Step {of_a.key.step} of A is compared with step {of_b.key.step} of B."]
     steps = [sorted({dump.key.step for dump in dumps}) for dumps in (a, b)]
@@ -160,7 +160,7 @@ def _compare_step(
         if other in b.files:
             room = _ROOM * noise.get(place, 0.0)
             rows.append(_row(a, b, place, other, matching.how.get(place.op, ""), tolerance, room))
-    # A scope more in front is a guess, which the shapes have to confirm.
+    # A match by scope is a guess, which the shapes have to confirm.
     wrong = {row.place.op for row in rows if row.how == "scope" and row.agreement is None}
     rows = [row._replace(is_noise=row.place in noisy) for row in rows if row.place.op not in wrong]
     matching.only_a.extend(wrong)
@@ -182,7 +182,7 @@ def _compare_step(
 
 
 def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) -> tuple[dict[Place, float], set[Place]]:
-    """The largest relative errors of A's own repeats, and where they are out of tolerance."""
+    """Returns the largest relative errors of A's own repeats, and the places out of tolerance."""
     noise: dict[Place, float] = {}
     noisy: set[Place] = set()
     for other in repeats:
@@ -201,7 +201,7 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
 
 
 def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0) -> Row:
-    """The two tensors compared; `room` is what noise alone may make, where that is more than the tolerance."""
+    """Compares two tensors; `room` is the relative error that noise can make, if above the tolerance."""
     row = Row(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
     try:
         x, y = a.array(place), b.array(other)
@@ -216,13 +216,13 @@ def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: floa
 
 
 def _is_read_of_reference(dump: Dump, op: str) -> bool:
-    """Whether this is a TF 1 reference variable, or the operator that reads one."""
+    """Returns whether this is a TF 1 reference variable, or the operator that reads one."""
     read = dump.inputs.get(op, [])[:1] if dump.types.get(op) == "Identity" else [op]
     return any(dump.types.get(name) in _REFERENCES for name in read)
 
 
 def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]) -> dict[str, bool | None]:
-    """The nearest operators along the edges that were compared, through those that were not."""
+    """Finds the nearest compared operators along the edges, through operators that were not compared."""
     found: dict[str, bool | None] = {}
     seen, border = {op}, [op]
     for _ in range(_MOST_STEPS_BACK):

@@ -1,4 +1,4 @@
-"""What a comparison says: inside, outside, or why it cannot be told."""
+"""Holds the result of a comparison: inside, outside, or why it cannot be told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CannotTell(ValueError):
 
 
 class NothingThereError(CannotTell):
-    """There is nothing of the kind that was looked for."""
+    """A folder holds nothing of the requested kind."""
 
 
 class Verdict(NamedTuple):
@@ -22,10 +22,10 @@ class Verdict(NamedTuple):
 
     Attributes:
       kind: what was compared: "losses", "tensors" or "checkpoints".
-      is_inside: whether B agrees with A; None where it cannot be told.
-      sentence: the same in words.
-      facts: what was found, as plain data for JSON.
-      notes: sentences about what was left out or looks odd.
+      is_inside: whether B agrees with A; None if it cannot be told.
+      sentence: the result in words.
+      facts: the findings, as plain data for JSON.
+      notes: sentences about omissions and oddities.
     """
 
     kind: str
@@ -36,5 +36,5 @@ class Verdict(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """0 inside, 1 outside, 2 where it cannot be told."""
+        """0 inside, 1 outside, 2 if it cannot be told."""
         return 2 if self.is_inside is None else int(not self.is_inside)

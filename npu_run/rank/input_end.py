@@ -1,7 +1,7 @@
-"""Tells the launcher when a rank's input has ended: other ranks may then wait for a step that this rank never makes.
+"""Reports to the launcher when a rank's input has ended: others may then wait for a step that it never makes.
 
-Noticed are a training run of a session that raises `OutOfRangeError`, whoever catches it, a `model.fit` that returns,
-and the end of a script that has trained by sessions. Where training goes on, as in the next epoch, it is taken back.
+It detects a training run of a session that raises `OutOfRangeError`, even if caught, a `model.fit` that returns, and
+the end of a script that has trained by sessions. It withdraws the report if training goes on, as in the next epoch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _END = "OutOfRangeError"
 
 
 def watch_input(send: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
-    """Watches all trainings of this process, as soon as TensorFlow and Keras are loaded; `send` takes messages.
+    """Watches all trainings of this process once TensorFlow and Keras are loaded; `send` sends messages.
 
     Returns:
-      To be called when the script has come to its end.
+      A function to call at the end of the script.
     """
     watch = _Watch(send)
     add_engine(None, watch)
@@ -68,7 +68,7 @@ class _Watch(SessionEngine):
             self._take_back(self._ended)
             result = fit(model, *arguments, **keywords)
             steps = None
-            with contextlib.suppress(Exception):  # there may be no optimizer, or one of its own kind
+            with contextlib.suppress(Exception):  # without an optimizer, or with an unusual one
                 import tensorflow as tf
 
                 steps = int(tf.keras.backend.get_value(model.optimizer.iterations))
@@ -84,8 +84,8 @@ class _Watch(SessionEngine):
             self._tell(kind, _global_step(session, self._counts.get(kind, 0)), of_fit=False)
 
     def tell_exit(self) -> None:
-        """Tells how many steps a script has made that ends now, if these are known and its input has not ended."""
-        with contextlib.suppress(Exception):  # a graph may have gone
+        """Reports the steps of a script that ends now, if they are known and its input has not ended."""
+        with contextlib.suppress(Exception):  # the graph can be gone
             steps = self._steps() if self._ended is None else 0
             if steps:
                 self._tell("exit", steps, of_fit=False, of_script=True)
@@ -96,7 +96,7 @@ class _Watch(SessionEngine):
         self._session = weakref.ref(session)
 
     def _steps(self):
-        """Training runs of the latest graph; of several trainings in it, those of the longest."""
+        """Counts the training runs of the latest graph; of several trainings in it, those of the longest."""
         graph, counts = self._graph(), {}
         if graph is None:
             return 0
@@ -124,7 +124,7 @@ def _global_step(session: Any, otherwise: int) -> int:
 
     from npu_bridge.base.tf_internals.sessions import run_quietly
 
-    with contextlib.suppress(Exception):  # the session may be closing, and the counter be none
+    with contextlib.suppress(Exception):  # the session can be closing, or the counter invalid
         counter = tf.compat.v1.train.get_global_step(session.graph)
         if counter is not None:
             return int(run_quietly(session, [counter])[0])

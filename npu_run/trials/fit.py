@@ -53,12 +53,12 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         """Notes the types of the step's random operators."""
 
     def on_train_batch_end(self, batch, logs=None):
-        """Notes the loss."""
+        """Notes the loss of the step."""
         self._losses.append(float((logs or {})["loss"]))
 
 
 class RecordFit(StepsOfFit):
-    """Records it."""
+    """A callback that records a `fit`."""
 
     def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
         super().__init__(model, rank)
@@ -115,7 +115,7 @@ class ReplayFit(StepsOfFit):
         return super().on_batch(*(saved.get(f"batch/{part}", value) for part, value in enumerate(values)))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Compares, and raises SystemExit after the last step."""
+        """Compares losses and weights after the last step, and then raises SystemExit."""
         super().on_train_batch_end(batch, logs)
         if len(self._losses) == self._facts["steps"]:
             losses = self._facts["losses"], self._losses

@@ -117,11 +117,11 @@ class Replay(tf.train.SessionRunHook):
         return named or {op for op in ops if "Apply" in op.type and op.inputs[0].op.name in self._trained}
 
     def after_create_session(self, session, coord):
-        """Called by TensorFlow."""
+        """Loads the weights."""
         self.load_weights(session)
 
     def before_run(self, run_context):
-        """Called by TensorFlow."""
+        """Feeds the inputs of a recorded step; ends the training after the last one."""
         graph = run_context.session.graph
         self._is_step = self.is_step(graph, run_context.original_args.fetches)
         if not self._is_step:
@@ -132,7 +132,7 @@ class Replay(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(None, self.feeds(graph, self._step))
 
     def after_run(self, run_context, run_values):
-        """Called by TensorFlow."""
+        """Counts the recorded steps."""
         self._step += self._is_step
 
     def _tell(self, what, missing):
