@@ -83,11 +83,11 @@ class LossScaleCollapseHook(StepHook):
         try:
             look = self._look(session)
         except tf.errors.OpError as error:
-            return f"{what}. One more batch could not be looked at: {error.message.splitlines()[0]}"
+            return f"{what}. Another batch could not be examined: {error.message.splitlines()[0]}"
         origin = find_origin(look.ops, look.fed, look.worst)
         if origin is None:
             elsewhere = "They come from another rank, or only" if collective.current().size > 1 else "Only"
-            return f"{what}. The next batch has no NaN or Inf on this rank. {elsewhere} some batches lead to any."
+            return f"{what}. The next batch has no NaN or Inf on this rank. {elsewhere} some batches cause one."
         return (
             f"{what}. {_state_of(look.loss)}The first NaN or Inf comes from {describe(origin.origin)}. No loss "
             f"scale helps against that: keep what goes into this operator where it is finite, or, if it computes in 16 "

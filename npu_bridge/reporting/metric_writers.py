@@ -108,7 +108,7 @@ class MlflowWriter:
             self._mlflow.set_tag(f"{_PREFIX}/precision", precision)
 
     def close(self) -> None:
-        """Ends a run of its own."""
+        """Ends its own run."""
         if self._is_own:
             self._mlflow.end_run()
             self._is_own = False
@@ -143,7 +143,7 @@ class WandbWriter:
         self._wandb.log({f"{_PREFIX}/{name}": value for name, value in known.items()})
 
     def close(self) -> None:
-        """Ends a run of its own."""
+        """Ends its own run."""
         if self._own is not None:
             self._own.finish()
             self._own = None

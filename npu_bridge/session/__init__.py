@@ -1,8 +1,8 @@
 """Applies options to sessions of stock TensorFlow: one file for each option or group of options.
 
-Everything here takes `TrainingOptions` and nothing else: never a config object, never an environment variable
-of its own. `effects.py` is where others come in: settings for a session, hooks for its runs, settings of a graph. A
-hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
+Every module takes `TrainingOptions`, never a config object or its own environment variable. Other packages use
+`effects.py`: settings for a session, hooks for its runs, settings of a graph. The hooks serve an Estimator, a
+`MonitoredTrainingSession` and a plain `Session` alike.
 """
 
 from npu_bridge.base.lazy import attributes

@@ -17,8 +17,8 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
     """Averages the logs of each epoch over the ranks, validation included, before other callbacks see them.
 
     So `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide alike on all ranks, and `History` holds the
-    numbers of the job. Each rank counts as much as any other. A rank that lacks a number gets that of the ranks that
-    have it, so that rank 0 alone may validate. `npu_callbacks_append` adds the callback on several ranks.
+    numbers of the job. All ranks have equal weight. A rank that lacks a number gets the mean of the ranks that have it,
+    so that rank 0 alone may validate. `npu_callbacks_append` adds the callback on several ranks.
 
     Compares the optimizer's numbers as well: rank 0 warns once if they differ, as a callback on some ranks can cause.
 

@@ -36,7 +36,7 @@ _NOT_WRITTEN = (*NO_SPACE, tf.errors.DataLossError)
 
 
 class WaitForSaves(SessionEngine):
-    """Has the ranks leave a training together, after its session is closed and thus after rank 0 has saved.
+    """A session engine with which ranks leave a training together, after its session is closed and rank 0 has saved.
 
     A rank that then reads the folder of rank 0, for example to predict from a checkpoint, finds complete files.
 
@@ -187,7 +187,7 @@ class CarefulSaver:
             latest = tf.train.latest_checkpoint(folder)
             if prefix not in (latest, *kept):
                 self._clear_away(prefix, files, kept)
-            raise CheckpointNotSavedError(_explain(f"that of step {global_step}", folder, error)) from error
+            raise CheckpointNotSavedError(_explain(f"step {global_step}", folder, error)) from error
 
     def _clear_away(self, prefix, files, kept):
         self._saver.recover_last_checkpoints(kept)
@@ -268,11 +268,11 @@ def _explain(what, folder, error):
     found = re.search(r"([^\n]+)\n\s*\[\[", error.message)
     reason = found.group(1) if found else error.message.strip().splitlines()[-1]
     is_damaged = isinstance(error, tf.errors.DataLossError)
-    fix = "Look after the disk" if is_damaged else "Free some space"
+    fix = "Check the disk" if is_damaged else "Free some space"
     return message(
         "checkpoint",
         f"{what} is not saved",
-        f"to read from {folder} what was written" if is_damaged else f"space in {folder}",
+        f"files in {folder} that can be read" if is_damaged else f"space in {folder}",
         f"{type(error).__name__}: {reason}",
         f"{fix}; the latest checkpoint is {os.path.basename(latest) if latest else 'none'}.",
     )

@@ -35,7 +35,7 @@ class HookOfTraining(tf.estimator.SessionRunHook):
     is_over = False
 
     def before_close(self, session: tf.compat.v1.Session) -> None:
-        """Called before a session that has trained closes."""
+        """Runs before a session that has trained closes; subclasses override this."""
 
 
 class WatchOfTraining(SessionEngine):

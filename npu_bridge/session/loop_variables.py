@@ -25,7 +25,7 @@ def loop_variable(name: str) -> tf.Variable:
 
     Raises:
       RuntimeError: the graph has several of this name.
-    Graph: variable `npu_runconfig/<name>`, in the local variables and in a collection of its own.
+    Graph: variable `npu_runconfig/<name>`, in the local variables and in its own collection.
     """
     collection = f"{_SCOPE}_{name}"
     found = tf1.get_collection(collection)

@@ -63,7 +63,7 @@ class OverflowHook(TensorWatch):
         self._reports += 1
         if self._reports == MOST_REPORTS:
             self.stop()
-            _LOG.warning("enable_dump_debug: %d steps had NaN or Inf; no further step is looked at.", MOST_REPORTS)
+            _LOG.warning("enable_dump_debug: %d steps had NaN or Inf; no further step is examined.", MOST_REPORTS)
 
     def _report(self, run, step, finding, values):
         op, name = finding.origin, self.name_of(run)

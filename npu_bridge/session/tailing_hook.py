@@ -1,4 +1,4 @@
-"""A hook that applies tail optimisation to a graph before its first run, whoever made its optimizer."""
+"""A hook that applies tail optimisation to a graph before its first run, for any optimizer."""
 
 from __future__ import annotations
 

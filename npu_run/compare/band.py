@@ -151,7 +151,7 @@ def _notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
             f"batch of a rank was changed, too."
         )
     if 2 in (len(a), len(b)) and max(len(a), len(b)) == 2:
-        notes.append("Two repeats are a wide band: B has to be hundreds of times as far away; take three or more.")
+        notes.append("The band of two repeats is wide: B has to be hundreds of times as far away; take three or more.")
     return notes
 
 

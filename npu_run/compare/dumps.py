@@ -152,7 +152,7 @@ def write_named(dump: Dump, folder: str) -> int:
             name = long[-1][0]
         target = os.path.join(folder, name)
         if os.path.lexists(target):
-            raise CannotTell(f"{target} is there already; name a new folder.")
+            raise CannotTell(f"{target} exists already; name a new folder.")
         with open_file(file, "rb", dump.path) as given, new_file(target, "wb") as copy:
             shutil.copyfileobj(given, copy)
     if long:

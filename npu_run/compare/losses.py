@@ -97,9 +97,7 @@ def _of_history(path: str, history: History) -> Losses:
     # A skipped step has the number of the previous one, and is done again.
     points = {row.step: row.loss for row in history.rows if row.loss is not None and not row.skipped}
     if not points:
-        raise CannotTell(
-            f"{history.path} knows {len(history.rows)} steps, and a loss of none; have the history watch the loss."
-        )
+        raise CannotTell(f"{history.path} has {len(history.rows)} steps and no loss; give the HistoryHook the loss.")
     ranks = history.starts[-1].ranks if history.starts else None
     lowered = {row.precision.partition(",")[0] for row in history.rows if row.precision} - {"float32"}
     precision = min(lowered) if lowered else None  # "bfloat16" rounds more than "float16"

@@ -297,9 +297,9 @@ def of_training(full_disk, number):
 def test_a_full_disk_takes_no_checkpoint_away(full_disk, number, name, kept, reason):
     folder, said = of_training(full_disk, number)
     for step in (4, 6):
-        assert f"checkpoint: that of step {step} is not saved. Expected space in {name}; got " in said
+        assert f"checkpoint: step {step} is not saved. Expected space in {name}; got " in said
     assert reason in said and "the latest checkpoint is model.ckpt-2. Training goes on." in said
-    is_raised = "raised CheckpointNotSavedError checkpoint: that of step 8 is not saved." in said
+    is_raised = "raised CheckpointNotSavedError checkpoint: step 8 is not saved." in said
     assert is_raised == (name != "for_some_time") and ("raised" in said) == is_raised
     model_dir = str(folder)
     paths = tf.train.get_checkpoint_state(model_dir).all_model_checkpoint_paths

@@ -420,8 +420,8 @@ def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path,
     train(6, NPUCheckpointSaverHook(folder, save_steps=2), Training(lambda step: time.sleep(0.3)))
     assert saved_steps(folder) == [0, 2, 6]
     assert not [name for name in files(folder) if "-4" in name]
-    assert "that of step 4 is not saved. Expected to read from" in caplog.text
-    assert "Look after the disk; the latest checkpoint is model.ckpt-2. Training goes on." in caplog.text
+    assert "checkpoint: step 4 is not saved. Expected files in" in caplog.text
+    assert "Check the disk; the latest checkpoint is model.ckpt-2. Training goes on." in caplog.text
 
 
 def test_a_save_that_fails_at_the_end_is_raised(monkeypatch, tmp_path):
@@ -429,7 +429,7 @@ def test_a_save_that_fails_at_the_end_is_raised(monkeypatch, tmp_path):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
     folder = str(tmp_path / "out")
-    with pytest.raises(CheckpointNotSavedError, match="that of step 3 is not saved"):
+    with pytest.raises(CheckpointNotSavedError, match="checkpoint: step 3 is not saved"):
         monkeypatch.setattr(background_saves, "copy_checkpoint", background_saves.copy_checkpoint)
         at_end = Training(lambda step: monkeypatch.setattr(background_saves, "copy_checkpoint", no_space))
         train(3, NPUCheckpointSaverHook(folder, save_steps=1000), at_end)

@@ -105,7 +105,7 @@ def test_looking_ends_after_some_reports(tmp_path, caplog):
             for _ in range(overflow_hook.MOST_REPORTS + 3):
                 session.run(end, {"x:0": [1.0, 1000.0]})
     assert len(step_folders(tmp_path, "end")) == overflow_hook.MOST_REPORTS
-    assert "no further step is looked at" in caplog.text
+    assert "no further step is examined" in caplog.text
 
 
 def test_nan_in_a_gradient_of_an_estimator(tmp_path, monkeypatch):

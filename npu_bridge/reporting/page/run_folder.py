@@ -118,7 +118,7 @@ def _check_facts(facts: Mapping[str, Any], path: str) -> None:
 def _damaged(path: str, name: str, expected: str) -> NoRunError:
     return NoRunError(
         f"{path} is damaged: {name!r} is not as a training writes it. Expected {expected}. Remove the file for a page "
-        f"without what it says."
+        f"without its contents."
     )
 
 

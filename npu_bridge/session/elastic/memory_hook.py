@@ -64,7 +64,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         take_memory_checkpoint(self._checkpoint_dir)
         is_apart = ranks.size > 1 and differ_between_ranks(pipelines_in(graph))
         if is_apart and self._sync is None:
-            problem, expected = "ranks keep state of their own", "a SyncBeforeSavingHook for sync, on every rank"
+            problem, expected = "ranks keep their own state", "a SyncBeforeSavingHook for sync, on every rank"
             fix = "Put one before this hook, and pass it as sync."
             raise ValueError(message("MemoryCheckpointHook", problem, expected, "None", fix))
         is_alike = not is_apart and remote_slots.of_graph(graph) is None

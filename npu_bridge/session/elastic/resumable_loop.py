@@ -59,7 +59,7 @@ class ResumableLoop:
             every_n_steps = check_count(_OWNER, "every_n_steps", every_n_steps, "Leave it out to save at the end.")
         if not tf.executing_eagerly():
             fix = "Use MonitoredTrainingSession with StopHook() in a TF 1 graph."
-            raise ValueError(message(_OWNER, "there is no loop to go on with", "eager execution", "a graph", fix))
+            raise ValueError(message(_OWNER, "a TF 1 graph has no loop to resume", "eager execution", "a graph", fix))
         if not getattr(model, "built", True):
             fix = "Begin the model with an Input, or call model.build(shape)."
             got = "a model without an input shape"

@@ -233,7 +233,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         tf.io.gfile.copy(path, unfinished, overwrite=True)
         flush(unfinished)
         if not _is_intact(unfinished):
-            problem, fix = "a saved model cannot be read back", "Look after the disk; the one before is still there."
+            problem, fix = "a saved model cannot be read back", "Check the disk; the previous file is still there."
             raise OSError(message("ResumeCallback", problem, f"{self._path} as it was", "other bytes", fix))
         put_in_place(unfinished, self._path)
 

@@ -186,10 +186,10 @@ def _check_session(plan):
     precision = precision_of_session(tf.compat.v1.keras.backend.get_session())
     if precision is not None and precision.switch is not None and precision.switch.plan == plan:
         return
-    got = "a session that says nothing" if precision is None or precision.switch is None else "another mode"
+    got = "a session without it" if precision is None or precision.switch is None else "another mode"
     raise _error(
         "the Keras session does not follow",
-        "a session whose settings say experimental_accelerate_train_mode, the same",
+        "a session with the same experimental_accelerate_train_mode in its settings",
         got,
         "Call set_keras_session_npu_config(config) with such settings before the model is built.",
     )

@@ -189,7 +189,7 @@ def _with_outputs(model, dtype):
 
 def _in_place(model, dtypes, owner):
     if model.built or model.weights:
-        problem = f"the model {model.name!r} is of a class of its own and has its variables already"
+        problem = f"the model {model.name!r} is subclassed and has its variables already"
         fix = "Call this before the model sees its first batch."
         raise ValueError(message(owner, problem, "a model that is not built, or a functional one", "a built one", fix))
     for layer in _list_layers(model):
@@ -231,7 +231,7 @@ def _tell_others(model, dtypes, owner):
         others = sorted(set(others))
         say_once(
             logging.WARNING,
-            f"{owner}: layers keep variables in float32 by themselves. Expected {dtypes.variables}; got "
+            f"{owner}: some layers choose float32 for their variables. Expected {dtypes.variables}; got "
             f"{', '.join(others[:5])}{' ...' if len(others) > 5 else ''}. They train as they are.",
         )
 

@@ -111,7 +111,7 @@ def _asked(where: str, inputs: str, outputs: str) -> tuple[str, Rounding | None]
     if not dtypes:
         got = repr(f"{inputs} {outputs}")
         raise ValueError(
-            message(where, "it asks for none", "one of float32, float16, bfloat16", got, "Name a floating dtype.")
+            message(where, "it names no dtype", "one of float32, float16, bfloat16", got, "Name a floating dtype.")
         )
     if len(dtypes) == 1:
         return dtypes.pop(), None

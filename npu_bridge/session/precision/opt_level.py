@@ -125,7 +125,7 @@ def _replaced(level: str, properties: Properties, given: dict[str, Any]) -> Prop
 def _low_dtype(level: str, given: dict[str, Any]) -> str:
     low_dtype = given.get("low_dtype", FLOAT16)
     if low_dtype not in LOW_DTYPES:
-        raise _error("low_dtype is none", f"{FLOAT16} or {BFLOAT16}", repr(low_dtype), "Use one of them.")
+        raise _error("low_dtype is not a low dtype", f"{FLOAT16} or {BFLOAT16}", repr(low_dtype), "Use one of them.")
     if level == "O0" and "low_dtype" in given:
         raise _does_not_go(level, "low_dtype", given, "nothing is lowered there", "O1")
     if low_dtype == BFLOAT16 and level != "O1":

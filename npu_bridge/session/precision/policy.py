@@ -94,7 +94,7 @@ class Precision:
             # The rewriter does not lower fetched operators, and this option fetches every tensor it examines.
             say_once(
                 logging.WARNING,
-                f"{name}: operators that are looked at keep their dtype, so these steps do not compute in "
+                f"{name}: examined operators keep their dtype, so these steps do not compute in "
                 f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to train in it.",
             )
         missing = missing_units(BFLOAT16) if is_on_cpu and self.low_dtype == BFLOAT16 else None

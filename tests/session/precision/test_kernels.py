@@ -125,7 +125,7 @@ def test_it_is_said_that_steps_that_are_looked_into_keep_their_dtype(caplog, tmp
     precision_of(**FLOAT16_MODES[0]).prepare(tf1.ConfigProto())
     assert "enable_dump" not in caplog.text
     precision_of(**FLOAT16_MODES[0], **keys).prepare(tf1.ConfigProto())
-    assert "enable_dump_debug: operators that are looked at keep their dtype" in caplog.text
+    assert "enable_dump_debug: examined operators keep their dtype" in caplog.text
 
 
 @pytest.mark.parametrize("keys", FLOAT32_MODES, ids=str)
