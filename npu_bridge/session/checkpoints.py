@@ -199,7 +199,7 @@ class CarefulSaver:
 
 @contextlib.contextmanager
 def space_for(file: str) -> Iterator[None]:
-    """Deletes what a write in this block left half-written for lack of space, and raises.
+    """Deletes the half-written file if the write in this block finds no space, and raises.
 
     The block writes a file as TensorFlow does: beside its place, then moved there.
 

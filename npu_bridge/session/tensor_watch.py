@@ -31,7 +31,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
 
     Args:
       options: the options of the run.
-      graph_name: name of the graph's folder; by default what a run fetches first.
+      graph_name: name of the graph's folder; by default the first thing a run fetches.
     """
 
     def __init__(self, options: TrainingOptions, graph_name: str | None = None):

@@ -58,7 +58,7 @@ class Dump(NamedTuple):
       files: for each place the file and the original dtype, or None; in the order of execution.
       types: known types of operators.
       inputs: for operators, if known, the names of the operators that make their inputs.
-      notes: sentences about what was left out.
+      notes: sentences about omitted files.
     """
 
     path: str

@@ -48,7 +48,7 @@ class Precision:
       low: the policy of the low-precision part of an accelerated training; None without one.
       switch: when that part ends; None without one.
       low_dtype: the dtype some operators are lowered to; None when every operator keeps its dtype.
-      imitation: rounds values to that dtype where TensorFlow does not lower to it; None where it does.
+      imitation: the imitation of this dtype if TensorFlow does not lower to it, else None.
 
     Args:
       options: the options of the run.
