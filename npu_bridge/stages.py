@@ -1,8 +1,8 @@
-"""What can happen to gradients between the backward pass and the update: the stages that optimizers take as `stages`.
+"""Lists the stages that gradients can pass between backward pass and update; optimizers take them as `stages`.
 
     NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[Accumulate(4), ClipByGlobalNorm(1.0)])
 
-They stand in one order, whatever the order of the list; docs/stages.md shows it. A loop of your own around a
+They run in a fixed order, whatever the order of the list; docs/stages.md shows it. A custom loop around a
 `tf.GradientTape` uses `pipeline`.
 """
 
@@ -53,32 +53,32 @@ __all__ = [
 
 
 def from_config(config: Mapping[str, Any]) -> list[Stage]:
-    """Stages from plain data, as a TOML or JSON file holds it.
+    """Makes stages from plain data, as in a TOML or JSON file.
 
     Args:
-      config: `{"stages": [{"stage": "Accumulate", "steps": 4}, ...]}`: the name of each class and its arguments. A
-        class of your own has its name once it is defined.
+      config: `{"stages": [{"stage": "Accumulate", "steps": 4}, ...]}`: the name of each class and its arguments. Your
+        own class can be named once it is defined.
     Raises:
-      TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message names what is near.
+      TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message names a similar one.
     """
     classes = [each for each in map(globals().get, __all__) if isinstance(each, type) and issubclass(each, Stage)]
     return make_stages(config, [made_by for made_by in classes if made_by is not Stage])
 
 
 def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) -> str:
-    """The stages that gradients go through, in their order.
+    """Describes the stages that gradients go through, in order.
 
     Args:
-      optimizer: an optimizer with stages, or a pipeline. Of optimizers around one another the outermost comes last,
+      optimizer: an optimizer with stages, or a pipeline. Of nested optimizers the outermost comes last,
         because it gets the gradients of the inner ones.
-      svg: a file to draw them in, overwritten if it is such a picture.
-      ranks: number of ranks to count bytes for; by default those of this job.
+      svg: a file to draw them in; overwritten if it is such a picture.
+      ranks: number of ranks for the count of bytes; by default those of this job.
     Returns:
-      Text: for each stage a line with its number, place, class and arguments, what it needs and gives, and, with
+      Text: for each stage a line with its number, place, class and arguments, its needs and guarantees, and, with
       several ranks, the bytes that a rank sends for each float32 parameter and batch.
     Raises:
-      TypeError: it has no stages.
-      OSError: the file cannot be written, or is somebody else's.
+      TypeError: the optimizer has no stages.
+      OSError: the file cannot be written, or holds something else.
     """
     stops = list_stages(optimizer, ranks)
     if svg is not None:

@@ -1,8 +1,8 @@
 """The interface of NPUs for TensorFlow 2 and Keras, on stock TensorFlow and Horovod: `import npu_device as npu`.
 
-`npu.global_options()` holds the options; `npu.open().as_default()` makes them hold for this process and starts the
-communication between ranks; `npu.distribute` is what ranks exchange. Names are imported when they are asked for, and
-importing the package changes nothing, but for scripts that have names of a younger TensorFlow 2 in their modules.
+`npu.global_options()` holds the options; `npu.open().as_default()` applies them to this process and starts the
+communication between ranks; `npu.distribute` exchanges values between ranks. Names are imported at their first use, and
+importing the package changes nothing, except for scripts whose modules use names of a younger TensorFlow 2.
 """
 
 from npu_bridge.base.lazy import attributes, submodules

@@ -1,4 +1,4 @@
-"""The device: opening it, making it the default, and who else is training."""
+"""Opens the device, makes it the default, and tells the number of ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ npu_compat_function = tf.function
 
 
 class NpuDeviceHandle:
-    """What `open` returns.
+    """The handle of a device, which `open` returns.
 
     Attributes:
       workers_num: the number of ranks.
@@ -45,22 +45,22 @@ class NpuDeviceHandle:
 
     @property
     def device_id(self) -> int:
-        """The ordinal it was opened with."""
+        """The ordinal with which it was opened."""
         return self._device_id
 
     def name(self) -> str:
-        """What TensorFlow calls the device that computes."""
+        """Returns TensorFlow's name of the device that computes."""
         return "/job:localhost/replica:0/task:0/device:" + ("GPU:0" if self._gpus else "CPU:0")
 
     def is_cluster_worker(self) -> bool:
-        """Whether there are other ranks."""
+        """Returns whether there are other ranks."""
         return self.workers_num > 1
 
     def as_default(self) -> NpuDeviceHandle:
-        """Lets what this process computes from now on follow the options; again is as good as once.
+        """Applies the options to this process's further computations; calling it again has no effect.
 
-        TensorFlow's own choice of devices stays, but that a process sees the GPU of its rank only. `precision_mode`
-        holds for functions (`tf.function`, `model.fit`) that this thread calls; operators that run one by one keep
+        TensorFlow still chooses devices itself, but a process sees only the GPU of its rank. `precision_mode`
+        applies to functions (`tf.function`, `model.fit`) that this thread calls; operators that run one by one keep
         their dtype.
         """
         if not _open_devices().is_default:
@@ -75,14 +75,14 @@ class NpuDeviceHandle:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """As `as_default`, in a with statement; the options hold on afterwards."""
+        """Calls `as_default` in a with statement; the options remain in effect afterwards."""
         self.as_default()
         yield
 
 
 @functools.cache
 def _open_devices() -> types.SimpleNamespace:
-    """What this process has open."""
+    """Returns the device that this process has opened, and whether it is the default."""
     return types.SimpleNamespace(handle=None, is_default=False)
 
 
@@ -90,14 +90,14 @@ def open(device_id: int | None = None) -> NpuDeviceHandle:  # noqa: A001 - the d
     """Opens the device, which reads the options and starts the communication between ranks.
 
     Args:
-      device_id: ordinal from 0; by default what the environment says (`ASCEND_DEVICE_ID`), else 0. It names a GPU, if
-        there are GPUs and nothing else says which.
+      device_id: ordinal from 0; by default that of the environment (`ASCEND_DEVICE_ID`), else 0. It selects a GPU, if
+        there are GPUs and nothing else selects one.
     Returns:
       The handle; the same one for the same device.
     Raises:
       RuntimeError: another device is open, or the environment declares more ranks than were started.
       TypeError, ValueError: an option in `global_options()` cannot be honoured.
-    Ranks: Horovod starts here unless it runs already.
+    Ranks: Horovod starts here unless it already runs.
     """
     opened = _open_devices()
     ordinal = environment.declared_device() if device_id is None else int(device_id)
@@ -114,13 +114,13 @@ def open(device_id: int | None = None) -> NpuDeviceHandle:  # noqa: A001 - the d
 
 
 def global_npu_ctx() -> NpuDeviceHandle | None:
-    """The handle whose `as_default` was called; None before."""
+    """Returns the handle whose `as_default` was called; None before."""
     opened = _open_devices()
     return opened.handle if opened.is_default else None
 
 
 def set_npu_loop_size(loop_size: int) -> None:
-    """Says how many steps a loop inside a `tf.function` makes at once; checked, without an effect here.
+    """Sets how many steps a loop inside a `tf.function` makes at once; checked, without an effect here.
 
     Raises:
       ValueError: it is not an integer of at least 1.

@@ -10,7 +10,7 @@ __all__ = ["gelu"]
 
 
 def gelu(x: Any) -> tf.Tensor:
-    """x·Φ(x) with the normal distribution function Φ; a device's x·σ(1.702·x) is at most 0.021 away from it.
+    """Computes x·Φ(x) with the normal distribution function Φ; a device's x·σ(1.702·x) differs by at most 0.021.
 
     Args:
       x: float tensor.

@@ -1,6 +1,6 @@
-"""Who this process is among the ranks of the job, and groups of ranks.
+"""Returns this process's rank in the job, and makes groups of ranks.
 
-Everything works before and after a session exists; the first call that needs the other ranks finds them.
+All functions work before and after a session exists; the first call that needs the other ranks finds them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = [
 def create_group(group: str, rank_num: int, rank_ids: list[int]) -> None:
     """Makes a group of ranks that holds this process.
 
-    Every rank of the job takes part at the same time: with a group of its own, or through `create_group_of_others`.
+    Every rank of the job must take part at the same time: with its own group, or through `create_group_of_others`.
     The name is this process's own; ranks are numbered in the group by ascending rank in the job. No other collective
-    may be under way meanwhile.
+    can run meanwhile.
 
     Args:
       group: a new name of 1 to 127 characters.
@@ -56,7 +56,7 @@ def create_group(group: str, rank_num: int, rank_ids: list[int]) -> None:
 
 
 def create_group_of_others() -> None:
-    """Takes part in a `create_group` of other ranks, on a rank that is in none of the groups made.
+    """Takes part in a `create_group` of other ranks, on a rank that is in none of the new groups.
 
     Raises:
       RanksMissingError: (a RuntimeError) as `create_group`.
@@ -66,7 +66,7 @@ def create_group_of_others() -> None:
 
 
 def destroy_group(group: str) -> None:
-    """Forgets a group of this process and its split strategy; the name may be used again.
+    """Deletes a group of this process and its split strategy; the name can be used again.
 
     Raises:
       ValueError: there is no such group, or it is the world group.
@@ -75,7 +75,7 @@ def destroy_group(group: str) -> None:
 
 
 def get_rank_size(group: str = WORLD) -> int:
-    """The number of ranks in the group.
+    """Returns the number of ranks in the group.
 
     Args:
       group: name of the group; the world group by default.
@@ -86,22 +86,22 @@ def get_rank_size(group: str = WORLD) -> int:
 
 
 def get_rank_id(group: str = WORLD) -> int:
-    """This process's rank in the group, from 0; arguments and errors as `get_rank_size`."""
+    """Returns this process's rank in the group, from 0; arguments and errors as `get_rank_size`."""
     return groups.find(group, "hccl.get_rank_id").rank
 
 
 def get_local_rank_size(group: str = WORLD) -> int:
-    """The number of ranks of the group on this machine; arguments and errors as `get_rank_size`."""
+    """Returns the number of ranks of the group on this machine; arguments and errors as `get_rank_size`."""
     return groups.find(group, "hccl.get_local_rank_size").local_size
 
 
 def get_local_rank_id(group: str = WORLD) -> int:
-    """This process's rank among those on this machine, from 0; arguments and errors as `get_rank_size`."""
+    """Returns this process's rank among those on this machine, from 0; arguments and errors as `get_rank_size`."""
     return groups.find(group, "hccl.get_local_rank_id").local_rank
 
 
 def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
-    """The rank in the job of a rank of a group.
+    """Converts a rank of a group to a rank of the job.
 
     Args:
       group: name of the group.
@@ -118,7 +118,7 @@ def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
 
 
 def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
-    """The rank in a group of a rank of the job. The arguments are the other way round than in its counterpart.
+    """Converts a rank of the job to a rank of a group. Its counterpart takes the arguments in the opposite order.
 
     Args:
       world_rank_id: rank in the job.

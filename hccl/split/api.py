@@ -1,10 +1,10 @@
 """Sets how gradients are split into aggregation fragments.
 
-A fragment is summed over the ranks in one transfer, which starts when its last gradient is ready. The split changes
+A fragment is summed over the ranks in one all-reduce, which starts when its last gradient is ready. The split changes
 when gradients are all-reduced, never their values. Set it before `compute_gradients`, with the same values on every
 rank; without it the first fragment holds 96.54 % of the bytes and the second the rest.
 
-For each group the first setting of a kind stays until the group is destroyed. A split by size beats one by index.
+For each group the first setting of a kind stays until the group is destroyed. A split by size overrides one by index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-6
 
 
 def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  # noqa: N803 - the documented name
-    """Splits by the position of gradients, in the order they become ready (which is logged at INFO).
+    """Splits by the position of gradients, in the order in which they become ready (logged at INFO).
 
     Args:
       idxList: strictly ascending positions, each of the last gradient of a fragment; `[3, 9, 11]` of 12 gradients
@@ -30,8 +30,8 @@ def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  
       group: the group whose gradients are split.
     Raises:
       ValueError: the group name is malformed, or `idxList` is not such a list. A position beyond the last gradient is
-        reported where the gradients are known, by `compute_gradients`.
-    Ranks: local; every rank must set the same.
+        reported by `compute_gradients`, where the gradients are known.
+    Ranks: local; every rank must set the same values.
     """
     where = "hccl.set_split_strategy_by_idx"
     groups.check_name(group, where)
@@ -49,11 +49,11 @@ def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str
 
     Args:
       dataSizeList: percentages, one for each fragment, summing to 100. Every fragment holds at least one gradient and
-        ends at the one that comes nearest to its share.
+        ends where its size is nearest to its share.
       group: the group whose gradients are split.
     Raises:
       ValueError: the group name is malformed, or `dataSizeList` is not such a list.
-    Ranks: local; every rank must set the same.
+    Ranks: local; every rank must set the same values.
     """
     where = "hccl.set_split_strategy_by_size"
     groups.check_name(group, where)

@@ -37,17 +37,17 @@ class Owner(NamedTuple):
         return rank if isinstance(rank, int) else -1
 
     def is_here(self) -> bool:
-        """Whether it was a process of this machine, since the last boot, and of this container."""
+        """Returns whether it was a process of this machine, since the last boot, and of this container."""
         return self.facts.get("machine") == _machine() and self.facts.get("host") == socket.gethostname()
 
     def is_gone(self) -> bool:
-        """Whether a process of this machine has ended, or its number now belongs to another process."""
+        """Returns whether a process of this machine has ended, or its number now belongs to another process."""
         process = self.facts.get("process")
         known = (self.facts.get("started"), _UNKNOWN)
         return self.is_here() and (not isinstance(process, int) or _start_of(process) not in known)
 
     def is_of_an_earlier_start(self) -> bool:
-        """Whether it was a rank of an earlier start of this job, all of whose ranks have surely ended."""
+        """Returns whether it was a rank of an earlier start of this job, all of whose ranks have certainly ended."""
         job, number, going_on = _start_of_job()
         other_job, _, other = str(self.facts.get("start")).partition(":")
         if not job or other_job != job or not (other.isdecimal() and number.isdecimal()):

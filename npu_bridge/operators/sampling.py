@@ -36,7 +36,7 @@ def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tenso
 
 
 def dense_image_warp(image: Any, flow: Any, where: str) -> tf.Tensor:
-    """Warps: output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]], or the nearest border's value."""
+    """Returns output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]], or the nearest border's value."""
     image, flow = tf.convert_to_tensor(image), tf.convert_to_tensor(flow)
     if image.shape.rank != 4 or flow.shape.rank != 4 or flow.shape.as_list()[3] != 2:
         got = f"shapes {image.shape} and {flow.shape}"

@@ -1,4 +1,4 @@
-"""Scripts in the style of TensorFlow 1 under `npu_device`."""
+"""Supports scripts in the style of TensorFlow 1 under `npu_device`."""
 
 from npu_bridge.base.lazy import attributes, submodules
 
@@ -8,10 +8,10 @@ __getattr__ = attributes(__name__, submodules(__name__, "v1"))
 
 
 def enable_v1() -> None:
-    """Switches to graphs and sessions; call it before anything of TensorFlow has run, and before the star import.
+    """Switches to graphs and sessions; call it before any TensorFlow operation has run, and before the star import.
 
     Raises:
-      ValueError: something of TensorFlow 2 has run already.
+      ValueError: an operation of TensorFlow 2 has already run.
     """
     import tensorflow.compat.v1 as tf
 

@@ -1,4 +1,4 @@
-"""The options of `npu_device`: what `global_options()` gives, and the scope for options of a single function."""
+"""Holds the options of `npu_device`: those of `global_options()`, and the scope for options of a single function."""
 
 from npu_bridge.base.lazy import attributes, submodules
 

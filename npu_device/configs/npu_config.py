@@ -1,4 +1,4 @@
-"""`global_options()`: the options of this process, and what they do here."""
+"""Defines `global_options()`: the options of this process, and their effects here."""
 
 from __future__ import annotations
 
@@ -115,28 +115,28 @@ _DEPRECATED = {
     "optypelist_for_implmode": "Leave it out; op_precision_mode took its place.",
     "op_debug_level": "Leave it out; op_debug_config took its place.",
 }
-# The ones that do here what they are documented to do; every other one is checked and kept.
+# Options that have their documented effect here; all others are checked and kept.
 WORKING = ("precision_mode", "precision_mode_v2", "modify_mixlist", "customize_dtypes", "deterministic")
 
 
 class NpuConfig(OptionTree):
     """The options of a process as attributes: `precision_mode`, `dump_config.dump_path`, and so on.
 
-    Those with an effect here are `WORKING`; the others are checked and kept.
+    Options with an effect here are in `WORKING`; the others are checked and kept.
 
     Raises:
-      ValueError: when an attribute is set that is not an option, or to none of its values.
-      TypeError: when it is set to a value of another type.
+      ValueError: an attribute is set that is not an option, or to a value that is not allowed.
+      TypeError: it is set to a value of another type.
     """
 
     def __init__(self):
         super().__init__("npu_device.global_options()", _DECLARED, _DEPRECATED)
 
     def training_options(self) -> TrainingOptions:
-        """What these options ask of TensorFlow; says once which of those that were set have no effect here.
+        """Converts the options to those of a training; logs once which of the given ones have no effect here.
 
         Raises:
-          TypeError, ValueError: an option has a value that cannot be honoured, or two do not go together.
+          TypeError, ValueError: an option has a value that cannot be honoured, or two options contradict each other.
         """
         given = self.given()
         idle = sorted(name for name, value in given.items() if name not in WORKING and _asks(value))
@@ -149,7 +149,7 @@ class NpuConfig(OptionTree):
 
 @functools.cache
 def global_options() -> NpuConfig:
-    """The options of this process, the same object at each call. Set them before `npu_device.open()`."""
+    """Returns the options of this process, the same object at each call. Set them before `npu_device.open()`."""
     return NpuConfig()
 
 

@@ -1,4 +1,4 @@
-"""An object whose attributes are options, checked when they are set."""
+"""Defines an object whose attributes are options, checked when they are set."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from npu_bridge.base.errors import did_you_mean, message, say_once
 
 
 class Leaf(NamedTuple):
-    """One option: its default, and its legal values; None where any will do."""
+    """One option: its default, and its legal values; None allows any value."""
 
     default: Any = None
     allowed: tuple | None = None
 
 
 class OptionTree:
-    """Options as attributes; a nested tree is one too and cannot be replaced.
+    """Options as attributes; a nested tree is an attribute, too, and cannot be replaced.
 
     Args:
-      path: how a script spells this object, for messages.
+      path: this object as scripts write it, for messages.
       declared: a `Leaf`, or the mapping of a nested tree, by name.
-      deprecated: names that are accepted with a warning, and what to use instead.
+      deprecated: names that are accepted with a warning, with the advice for each.
     """
 
     def __init__(self, path: str, declared: Mapping[str, Any], deprecated: Mapping[str, str] | None = None):
@@ -44,8 +44,8 @@ class OptionTree:
         """Sets an option.
 
         Raises:
-          ValueError: there is no such option, or the value is none of its own.
-          TypeError: the value is of another type than those.
+          ValueError: there is no such option, or its value is not allowed.
+          TypeError: the value is of another type than the allowed ones.
         """
         entry = self._declared.get(name)
         if entry is None:
@@ -67,7 +67,7 @@ class OptionTree:
         return f"{self._path}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     def given(self) -> dict[str, Any]:
-        """What was set, nested trees included: value by name, such as "precision_mode" or "dump_config.dump_path"."""
+        """Returns the options that were set, nested ones included, by names such as "dump_config.dump_path"."""
         found = {name: self._values[name] for name in self._values if name in self._given}
         for name, value in self._values.items():
             if isinstance(value, OptionTree):
@@ -75,7 +75,7 @@ class OptionTree:
         return found
 
     def as_texts(self) -> dict[str, str]:
-        """All options as texts: True is "1", False is "0", None is left out; nested ones by the names of their own."""
+        """Returns all options as texts: True is "1", False is "0", None is left out; nested ones by their own names."""
         texts: dict[str, str] = {}
         for name, value in self._values.items():
             if isinstance(value, OptionTree):
@@ -85,7 +85,7 @@ class OptionTree:
         return texts
 
     def freeze(self) -> None:
-        """What is set from now on is kept, with a warning that it comes too late."""
+        """Makes later settings cause a warning that they come too late; they are still kept."""
         self.__dict__["_frozen"] = True
         for value in self._values.values():
             if isinstance(value, OptionTree):

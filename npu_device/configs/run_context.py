@@ -19,10 +19,10 @@ _DECLARED = {
 
 
 class RunContextOptions(OptionTree):
-    """Options for what is called inside `npu_run_context`.
+    """Options for functions called inside `npu_run_context`.
 
     Raises:
-      ValueError: when an attribute is set that is not an option.
+      ValueError: an attribute is set that is not an option.
     """
 
     def __init__(self):
@@ -31,7 +31,7 @@ class RunContextOptions(OptionTree):
 
 @contextlib.contextmanager
 def npu_run_context(options: Any = None) -> Iterator[None]:
-    """Accepted; what is called inside follows the options of the process.
+    """Has no effect: functions called inside follow the options of the process.
 
     Args:
       options: a `run_context_options()`, or None.

@@ -1,4 +1,4 @@
-"""What ranks exchange under `npu_device`. Alone, a process keeps what it has."""
+"""Exchanges values between ranks under `npu_device`. A process that trains alone keeps its values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
     tensors = [given[place] for place in places]
     tensors = [each if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in tensors]
     is_mean = reduction == "mean"
-    # A mean of whole numbers is not a whole number.
+    # The mean of integers is not an integer.
     wide = [is_mean and not isinstance(each, tf.IndexedSlices) and each.dtype.is_integer for each in tensors]
     tensors = [tf.cast(each, tf.float64) if is_wide else each for each, is_wide in zip(tensors, wide)]
     for place, reduced in zip(places, reduce_all(tensors, reduction, fusion, group)):
@@ -64,14 +64,14 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
 
 @tf.autograph.experimental.do_not_convert
 def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int = 0, group: str = WORLD) -> None:
-    """Gives variables the values they have on one rank.
+    """Assigns variables their values on one rank.
 
     Args:
       values: a variable, or a list or tuple of them.
       root_rank: the rank whose values are sent.
       fusion, fusion_id, group: as in `hccl_ops.broadcast`.
     Raises:
-      TypeError: one of them is not a variable.
+      TypeError: an element is not a variable.
       ValueError: `root_rank` is not a rank.
     Ranks: collective in `group`.
     """
@@ -90,14 +90,14 @@ def npu_distributed_keras_optimizer_wrapper(
 ) -> Any:
     """Makes a Keras optimizer average its gradients over the ranks, in place.
 
-    They are averaged on their way into the update, so what a script does to them between its tape and `apply_gradients`
-    is done to those of its own rank.
+    They are averaged on their way into the update, so changes by a script between its tape and `apply_gradients`
+    apply to its own rank's gradients.
 
     Args:
-      optimizer: a Keras optimizer of either generation, or what `tf.keras.optimizers.get` makes one of.
-      reduce_reduction: "mean", the only one.
-      fusion, fusion_id: checked; transfers are cut as `hccl.split.api` says.
-      group: the group of all ranks, the only one.
+      optimizer: a Keras optimizer of either generation, or an argument of `tf.keras.optimizers.get`.
+      reduce_reduction: must be "mean".
+      fusion, fusion_id: checked; all-reduces are cut as set by `hccl.split.api`.
+      group: must be the group of all ranks.
     Returns:
       The same object, or the new optimizer.
     Raises:
@@ -118,14 +118,14 @@ def npu_distributed_keras_optimizer_wrapper(
 
 
 def shard_and_rebatch_dataset(dataset: tf.data.Dataset, global_bs: int) -> tuple[tf.data.Dataset, int]:
-    """This rank's part of a dataset, and its part of a batch; it does not batch.
+    """Returns this rank's part of a dataset, and its share of a batch; it does not batch.
 
     Args:
-      dataset: the whole, of single examples.
+      dataset: the whole dataset, of single examples.
       global_bs: examples in a batch of all ranks together.
     Returns:
       Every size-th example beginning with the rank's own number, and `global_bs` divided by the number of ranks; both
-      as they were where there is only one rank.
+      unchanged if there is only one rank.
     Raises:
       ValueError: `global_bs` does not divide.
     """
@@ -143,11 +143,11 @@ def grouping_gradients_apply(apply_func: Callable, grads_and_vars: Sequence, *ar
     """Averages gradients over the ranks and updates; every rank updates every variable.
 
     Args:
-      apply_func: the `apply_gradients` of an optimizer, or what takes such pairs.
+      apply_func: the `apply_gradients` of an optimizer, or another function of such pairs.
       grads_and_vars: pairs of this rank's gradient, or None, and variable.
-      *args, **kwargs: handed to `apply_func` after the pairs.
+      *args, **kwargs: passed to `apply_func` after the pairs.
     Returns:
-      What `apply_func` returns.
+      The result of `apply_func`.
     Ranks: collective.
     """
     pairs = list(grads_and_vars)
@@ -156,5 +156,5 @@ def grouping_gradients_apply(apply_func: Callable, grads_and_vars: Sequence, *ar
 
 
 def grouping_broadcast(variables: Sequence) -> None:
-    """Gives variables the values of rank 0. Every rank holds all of them, so they are alike already after an update."""
+    """Assigns variables the values of rank 0. Every rank holds all variables, so they are alike after an update."""
     broadcast(variables, 0)

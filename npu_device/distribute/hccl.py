@@ -1,4 +1,4 @@
-"""What scripts append to their Keras callbacks."""
+"""Provides the callback and the function with which scripts extend their Keras callbacks."""
 
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append

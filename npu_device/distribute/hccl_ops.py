@@ -1,4 +1,4 @@
-"""The collectives of `npu_bridge.hccl.hccl_ops` under the name they have here."""
+"""Provides the collectives of `npu_bridge.hccl.hccl_ops` under `npu_device`."""
 
 from npu_bridge.hccl.hccl_ops import allgather, allreduce, broadcast, receive, reduce, reduce_scatter, send
 

@@ -1,4 +1,4 @@
-"""Loss scaling around a Keras optimizer."""
+"""Adds loss scaling to a Keras optimizer."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["NpuLossScaleOptimizer"]
 _INITIAL_SCALE, _GROWTH_STEPS = 2.0**15, 2000
 
 
-class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - what it makes is registered below
-    """Scales the loss, and leaves out steps whose gradients overflow on some rank.
+class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes are registered below
+    """Scales the loss, and skips steps whose gradients overflow on some rank.
 
-    What it makes is an optimizer of the generation of `inner_optimizer` and a
-    `tf.keras.mixed_precision.LossScaleOptimizer`: it goes into `model.compile`, or around a `tf.GradientTape` with
-    `get_scaled_loss` and `get_unscaled_gradients`. A step that is left out changes no variable and counts in
-    `iterations`, and in `skipped_steps`; `last_step_finite` tells of the last one. Gradients are averaged over the
-    ranks if `inner_optimizer` does that (`npu_distributed_keras_optimizer_wrapper`) or the script.
+    It makes an optimizer of the generation of `inner_optimizer` and a
+    `tf.keras.mixed_precision.LossScaleOptimizer`: pass it to `model.compile`, or use it around a `tf.GradientTape` with
+    `get_scaled_loss` and `get_unscaled_gradients`. A skipped step changes no variable and counts in
+    `iterations`, and in `skipped_steps`; `last_step_finite` describes the last step. Gradients are averaged over the
+    ranks if `inner_optimizer` (`npu_distributed_keras_optimizer_wrapper`) or the script does so.
 
     Args:
       inner_optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
-      dynamic: let the scale double after `dynamic_growth_steps` good steps in a row, up to 3.4e38, and halve after an
-        overflow, down to 1. False keeps it.
-      initial_scale: scale of the first step, above 0; 2**15 by default, needed when not `dynamic`.
+      dynamic: whether the scale doubles after `dynamic_growth_steps` good steps in a row, up to 3.4e38, and halves
+        after an overflow, down to 1. False keeps it constant.
+      initial_scale: scale of the first step, above 0; 2**15 by default, required when not `dynamic`.
       dynamic_growth_steps: whole steps, at least 1; 2000 by default.
     Raises:
-      TypeError: `inner_optimizer` is not a Keras optimizer, or a number is none.
-      ValueError: `inner_optimizer` scales the loss itself, a number is out of its range, or the arguments do not go
-        together.
+      TypeError: `inner_optimizer` is not a Keras optimizer, or a number is something else.
+      ValueError: `inner_optimizer` scales the loss itself, a number is out of its range, or the arguments contradict
+        each other.
     """
 
     def __new__(

@@ -249,7 +249,7 @@ def watch_gradients(note: Callable[[Any, Any], None]) -> None:
 
 
 def watch_keras_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
-    """Reports, from now on, Keras optimizers when they are made and when they update, as soon as Keras is loaded.
+    """Reports Keras optimizers when they are made and when they update, from now on, as soon as Keras is loaded.
 
     Seen in Keras 2.15: `Optimizer._internal_apply_gradients`, and `OptimizerV2._distributed_apply` of legacy ones. Both
     run after an optimizer has combined its gradients.

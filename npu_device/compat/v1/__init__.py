@@ -1,4 +1,4 @@
-"""`npu_bridge` under another name: `npu_device.compat.v1.x` is the module `npu_bridge.x`, for every x."""
+"""Provides `npu_bridge` under another name: `npu_device.compat.v1.x` is the module `npu_bridge.x`, for every x."""
 
 from npu_bridge.base.lazy import attributes
 from npu_bridge.base.same_modules import let_find_same_modules

@@ -1,4 +1,4 @@
-"""Session settings by keys."""
+"""Builds session settings by keys."""
 
 from __future__ import annotations
 
