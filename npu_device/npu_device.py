@@ -127,7 +127,9 @@ def set_npu_loop_size(loop_size: int) -> None:
     """
     if isinstance(loop_size, bool) or not isinstance(loop_size, int) or loop_size < 1:
         fix = "Use 1 for a step at a time."
-        raise ValueError(message("set_npu_loop_size", "no number of steps", "at least 1", repr(loop_size), fix))
+        raise ValueError(
+            message("set_npu_loop_size", "loop_size is not a number of steps", "at least 1", repr(loop_size), fix)
+        )
     if loop_size > 1:
         say_once(
             logging.INFO, f"npu_device.set_npu_loop_size({loop_size}): loops in functions run as they are written."

@@ -68,11 +68,11 @@ def initialize(
 def _check_combined(level: str, combine_grad: bool | None, combine_ddp: bool | None, master_weights: Any) -> None:
     if combine_ddp and not combine_grad:
         fix = "Pass combine_grad=True too."
-        raise ValueError(message(_OWNER, "combine_ddp sends what combine_grad puts together", "both", "one", fix))
+        raise ValueError(message(_OWNER, "combine_ddp sends the gradients that combine_grad joins", "both", "one", fix))
     if not combine_grad:
         return
     if level not in ("O1", "O2"):
-        problem = f"combine_grad does not go with {level}: it is for gradients that are scaled"
+        problem = f"combine_grad does not fit {level}: it is for scaled gradients"
         raise ValueError(message(_OWNER, problem, "O1 or O2", level, "Leave it out."))
     if level == "O2" and master_weights in (False, "False"):
         problem = "combine_grad needs the master weights of O2"

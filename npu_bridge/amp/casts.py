@@ -81,8 +81,8 @@ def _register(function: str, name: Any, kind: str) -> str:
     if not _is_operator(name) and not (_is_layer(name) and kind != _PROMOTE):
         layers = [] if kind == _PROMOTE else [each for each in dir(tf.keras.layers) if _is_layer(each)]
         known = [*filter(has_floating_type, dir(tf.raw_ops)), *layers]
-        fix = did_you_mean(name, known, "op.type tells the type of an operator.")
-        raise ValueError(message(where, "there is nothing of this name to cast", expected, shown(name), fix))
+        fix = did_you_mean(name, known, "op.type is the type of an operator.")
+        raise ValueError(message(where, "nothing of this name can be cast", expected, shown(name), fix))
     _REGISTERED.pop(name, None)
     _REGISTERED[name] = kind
     return name

@@ -269,16 +269,16 @@ def _read_low_dtype(level: str, properties: Properties, asked: Any) -> str:
         return str(properties.cast_model_type) if properties.is_cast else "float16"
     dtype = read_dtype(_OWNER, "low_dtype", asked)
     if not properties.patch_functions or dtype == "float32":
-        fix = "Pass cast_model_type, which says it, or use O1."
-        problem = f"low_dtype does not go with {level}: it is the 16 bits of lists of operators"
+        fix = "Pass cast_model_type instead, or use O1."
+        problem = f"low_dtype does not fit {level}: it is the 16-bit dtype of operator lists"
         raise ValueError(message(_OWNER, problem, "no low_dtype", shown(asked), fix))
     return dtype
 
 
 def _check_user_cast(level: str, properties: Properties, value: Any) -> None:
     if not properties.patch_functions:
-        problem = f"user_cast_preferred does not go with {level}: no list is there to prefer something to"
+        problem = f"user_cast_preferred does not fit {level}, which has no lists of operators"
         raise ValueError(message(_OWNER, problem, "no user_cast_preferred", shown(value), "Leave it out, or use O1."))
     if value is not True:
-        problem = "user_cast_preferred=False would cast twice, by the list and by what was registered"
+        problem = "user_cast_preferred=False would cast twice, by the list and by the registered cast"
         raise ValueError(message(_OWNER, problem, "True", shown(value), "Leave it out: operators are cast once here."))

@@ -66,7 +66,7 @@ class GroupLossScaleManager(MovingLossScaleManager):
         )
         scales = list(init) if isinstance(init, (list, tuple, np.ndarray)) else [init] * len(members)
         if len(scales) != len(members):
-            problem, expected = "init does not go with the groups", f"one number, or {len(members)}"
+            problem, expected = "init does not fit the groups", f"one number, or {len(members)}"
             raise ValueError(message(owner, problem, expected, shown(init), "Give one for each group."))
         lowest, highest = rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE
         scales = [check_number(owner, "init", scale, at_least=lowest, at_most=highest) for scale in scales]
@@ -175,16 +175,16 @@ def _checked_groups(owner, groups):
     """Checks the groups and returns them as lists of their members."""
     if isinstance(groups, str) or not isinstance(groups, (list, tuple)) or not groups:
         kind = ValueError if isinstance(groups, (list, tuple)) else TypeError
-        expected, fix = "a list with what belongs to each group", "Write groups=['block_1', 'block_2'], for example."
+        expected, fix = "a list with the members of each group", "Write groups=['block_1', 'block_2'], for example."
         raise kind(message(owner, "groups is not a list of groups", expected, shown(groups), fix))
     members = [list(group) if isinstance(group, (list, tuple)) else [group] for group in groups]
     for member in (member for group in members for member in group):
         if isinstance(member, str):
-            check_pattern(owner, "what belongs to a group", member)
+            check_pattern(owner, "a member of a group", member)
         elif not hasattr(member, "trainable_variables") and not isinstance(member, tf.Variable):
             expected = "a regular expression, a variable, a Keras layer, or a list of them"
             raise TypeError(
-                message(owner, "that is not a part of a group", expected, shown(member), "Pass one of these.")
+                message(owner, "that cannot be a member of a group", expected, shown(member), "Pass one of these.")
             )
     return members
 

@@ -188,7 +188,7 @@ def _passes_of(optimizer, owner) -> BackwardPasses:
     # Wrappers of Keras pass attributes on; only our own classes have this one.
     passes = getattr(optimizer, "backward_passes", None)
     if not isinstance(passes, BackwardPasses):
-        expected, fix = "an optimizer of npu_bridge", "Pass what NPUOptimizer(...) or npu_keras_optimizer(...) gave."
+        expected, fix = "an optimizer of npu_bridge", "Pass the result of NPUOptimizer or npu_keras_optimizer."
         raise TypeError(message(owner, "that has no stages", expected, shown(optimizer), fix))
     return passes
 
@@ -209,7 +209,7 @@ def _number_of(owner, key):
 
 
 def _check_mapping(owner, name, value):
-    expected, fix = "a dictionary, as state_dict gives it", "Pass what state_dict returned."
+    expected, fix = "a dictionary, as state_dict returns it", "Pass what state_dict returned."
     check_instance(owner, name, value, Mapping, "a dictionary", fix, expected)
 
 

@@ -45,11 +45,11 @@ def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
 def why_not_functional(model: Any) -> str:
     """Returns why a model cannot be rewritten; "" if it can."""
     if not isinstance(model, tf.keras.Model):
-        return f"{type(model).__name__} is no Keras model"
+        return f"{type(model).__name__} is not a Keras model"
     if isinstance(model, tf.keras.Sequential):
         return "layers of a Sequential model follow each other, so it has no residual or dense block"
     if not is_graph_network(model) or not type(model).__module__.startswith(f"{KERAS}."):
-        return f"{type(model).__name__} is not a functional model, and only that says how its layers are connected"
+        return f"{type(model).__name__} is not a functional model, which alone tells how its layers are connected"
     return ""
 
 

@@ -143,7 +143,7 @@ class ThinningReport:
     def text(self) -> str:
         """Formats the report in a few lines."""
         if self.unchanged_because:
-            return f"less_batch_norm leaves it as it is: {self.unchanged_because}."
+            return f"less_batch_norm leaves it unchanged: {self.unchanged_because}."
         kinds = list(self.removed.values())
         lines = [f"less_batch_norm: {len(kinds)} of {len(kinds) + self.kept} batch normalisations removed"]
         for kind in dict.fromkeys(kinds):
@@ -161,7 +161,7 @@ def report_of(nodes: Mapping[str, Node], found: Found) -> ThinningReport:
         reason = "it has no batch normalisation"
     elif not removed and found.left_alone:
         name, why = next(iter(found.left_alone.items()))
-        reason = f"none of its blocks is of a known form; of the one that ends at {name}, {why}"
+        reason = f"its blocks have unknown forms; of the one that ends at {name}, {why}"
     elif not removed:
         reason = "it has no residual or dense block"
     return ThinningReport(removed, norms - len(removed), reason)

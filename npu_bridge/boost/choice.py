@@ -63,7 +63,7 @@ def apply(
     if is_model and model_or_optimizer.optimizer is None:
         problem, expected = "the model has no optimizer", "a compiled model"
         fix = "Call model.compile first; or apply it to the optimizer, and less_batch_norm to the model."
-        raise ValueError(message("boost.apply", problem, expected, f"{model_or_optimizer.name} as it is", fix))
+        raise ValueError(message("boost.apply", problem, expected, f"{model_or_optimizer.name}, not compiled", fix))
     if "dim_reduce" in choice.features and not is_model:
         problem, expected = "dim_reduce evaluates the loss of a batch again", "a compiled Keras model"
         fix = "For an optimizer of TensorFlow 1 write SubspaceNewton(basis) in its place."
@@ -133,7 +133,7 @@ class _Choice:
         others = [name for name in _APART_FROM_DIM_REDUCE if name in self.features]
         if "dim_reduce" in self.features and others:
             if is_asked_for:
-                problem = "dim_reduce compares losses of one batch, and works with none of the others on gradients"
+                problem = "dim_reduce compares losses of one batch, and works with no other feature for gradients"
                 got, fix = f"dim_reduce and {', '.join(others)}", "Turn one side off."
                 raise ValueError(message("boost.apply", problem, "one of them", got, fix))
             if self.config["dim_reduce"]["pca_mat_path"] or self.config["dim_reduce"]["weight_load_dir"]:

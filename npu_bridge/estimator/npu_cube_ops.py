@@ -50,7 +50,7 @@ def deformable_conv2d(
     """
     if not modulated:
         fix = "Pass weights of 1 in the last third of offsets."
-        raise ValueError(message(_WHERE, "modulated has no other value", "True", repr(modulated), fix))
+        raise ValueError(message(_WHERE, "modulated has an unsupported value", "True", repr(modulated), fix))
     if data_format not in ("NHWC", "NCHW"):
         raise ValueError(
             message(_WHERE, "data_format is unknown", "'NHWC' or 'NCHW'", repr(data_format), "Transpose x.")
@@ -80,5 +80,5 @@ def deformable_conv2d(
 def _four(values: Sequence[int] | None, name: str, default: Sequence[int]) -> Sequence[int]:
     values = default if values is None else values
     if len(values) != 4:
-        raise ValueError(message(_WHERE, f"{name} has another length", "four integers", repr(values), "Write four."))
+        raise ValueError(message(_WHERE, f"{name} has the wrong length", "four integers", repr(values), "Write four."))
     return values

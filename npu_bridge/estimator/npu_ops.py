@@ -88,8 +88,8 @@ def dropout(
 def _kept_unless_training(keyword, is_training, keep_prob):
     if keyword not in ("is_training", "training"):
         raise TypeError(f"dropout() got an unexpected keyword argument {keyword!r}")
-    text = f"npu_ops.dropout: {keyword} is not an argument of it. It is followed here: False keeps every element. Pass "
-    say_once(logging.WARNING, text + "keep_prob=1.0 then, which works on an NPU, too.")
+    text = f"npu_ops.dropout: {keyword} is not an argument. It is followed here: False keeps every element. Pass "
+    say_once(logging.WARNING, text + "keep_prob=1.0 instead, which also works on an NPU.")
     if tf.is_tensor(is_training):
         return tf.where(tf.cast(is_training, tf.bool), tf.cast(keep_prob, tf.float32), 1.0)
     return keep_prob if is_training else 1.0
@@ -138,7 +138,9 @@ def LARS(  # noqa: N802 - the documented name
     """
     if len(inputs_w) != len(inputs_g):
         got = f"{len(inputs_w)} weights and {len(inputs_g)} gradients"
-        raise ValueError(message("npu_ops.LARS", "the lists differ in length", "pairs", got, "Pass them in one order."))
+        raise ValueError(
+            message("npu_ops.LARS", "the lists differ in length", "pairs", got, "Pass pairs in the same order.")
+        )
     with tf.name_scope(name or "LARS"):
         return [
             updates.lars_gradient(weight, gradient, weight_decay, hyperpara, epsilon)
@@ -178,10 +180,10 @@ def basic_lstm_cell(
     where = "npu_ops.basic_lstm_cell"
     if keep_prob != 1:
         fix = "Put npu_ops.dropout around h."
-        raise ValueError(message(where, "keep_prob has no other value", "1", repr(keep_prob), fix))
+        raise ValueError(message(where, "keep_prob has an unsupported value", "1", repr(keep_prob), fix))
     if activation != "tanh":
         fix = "Use a cell of tf.keras."
-        raise ValueError(message(where, "activation has no other value", "'tanh'", repr(activation), fix))
+        raise ValueError(message(where, "activation has an unsupported value", "'tanh'", repr(activation), fix))
     with tf.name_scope(name or "basic_lstm_cell"):
         z = tf.matmul(tf.concat([x, h], axis=1), w) + b
         new = recurrent.lstm_step(z, tf.convert_to_tensor(c), forget_bias)

@@ -74,6 +74,6 @@ def _take(layer, kept):
         try:
             layer.set_vocabulary(kept["vocabulary"], kept.get("idf_weights"))
         except RuntimeError as error:
-            problem, expected = f"{layer.name} has not the words of the rank that was adapted", "as many words"
+            problem, expected = f"{layer.name} lacks the words of the rank that was adapted", "as many words"
             fix = "Call adapt before the layer, on every rank, or set pad_to_max_tokens=True."
             raise ValueError(message(_OWNER, problem, expected, str(error), fix)) from error

@@ -108,11 +108,11 @@ def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[i
     if loss_id is None:
         if managers > 1 and count != managers:
             problem, expected = "there are not as many losses as loss-scale managers", f"{managers} losses, or loss_id"
-            fix = "Say with loss_id=[...] which manager is that of each loss."
+            fix = "Pass loss_id=[...] with the manager of each loss."
             raise ValueError(message(owner, problem, expected, f"{count} losses", fix))
         return list(range(count)) if managers > 1 else [0] * count
     if not isinstance(loss_id, (list, tuple)) or len(loss_id) != count:
         kind = ValueError if isinstance(loss_id, (list, tuple)) else TypeError
-        problem, expected = "loss_id does not go with the losses", f"a list of {count} positions"
+        problem, expected = "loss_id does not fit the losses", f"a list of {count} positions"
         raise kind(message(owner, problem, expected, shown(loss_id), "Give one for each loss."))
     return [checked_loss_id(owner, number, pipeline) for number in loss_id]

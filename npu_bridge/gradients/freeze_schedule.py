@@ -211,8 +211,8 @@ def _make_pattern(entry, expected):
     if not isinstance(entry, str) and hasattr(entry, "name") and hasattr(entry, "shape"):
         return f"^{re.escape(entry.name.partition(':')[0])}$"
     fix, what = "Write a part of a variable's name.", "a variable or a regular expression"
-    check_instance(_OWNER, "what is in a list of groups", entry, str, what, fix, expected)
-    return check_pattern(_OWNER, "what is in a list of groups", entry)
+    check_instance(_OWNER, "an element of a list of groups", entry, str, what, fix, expected)
+    return check_pattern(_OWNER, "an element of a list of groups", entry)
 
 
 def _explicit(sequence, kind, count):

@@ -35,11 +35,11 @@ def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
 def _make_stage(table, known):
     if not isinstance(table, Mapping) or _CLASS not in table:
         expected, fix = f"a table with {_CLASS!r}", f"Add the name of a class, such as {_CLASS} = 'Accumulate'."
-        raise ValueError(message("stages", "it is not said which stage that is", expected, shown(table), fix))
+        raise ValueError(message("stages", "the table names no stage", expected, shown(table), fix))
     arguments = dict(table)
     name = arguments.pop(_CLASS)
     if not isinstance(name, str) or name not in known:
-        fix = did_you_mean(name, known, "Import the module that defines a class of your own before.")
+        fix = did_you_mean(name, known, "Import the module that defines your own class first.")
         problem, expected = f"unknown stage {shown(name)}", f"one of {', '.join(sorted(known))}"
         raise option_error(ValueError, "stages", _CLASS, problem, expected, shown(name), fix)
     _check_arguments(known[name], arguments)

@@ -167,7 +167,7 @@ def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf
       ValueError: the shape is unknown; the message names `owner`, the stage.
     """
     if not variable.shape.is_fully_defined():
-        problem = "what is kept for each variable needs a known shape"
+        problem = "the state of a variable needs a known shape"
         got = f"{variable.shape} for {variable.name}"
         raise ValueError(message(owner, problem, "a variable of known shape", got, "Give it a shape."))
     shape, name = variable.shape, variable.name.partition(":")[0]

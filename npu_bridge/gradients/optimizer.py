@@ -101,7 +101,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             numbers = [checked_loss_id(owner, loss_id or 0, self._pipeline)]
         if tf.executing_eagerly() and not all(map(callable, losses)):
             problem, expected = (
-                "a tensor has no gradients when it is computed at once",
+                "a tensor has no gradients in eager execution",
                 "the loss of a graph, or a function",
             )
             fix = "Call tf.disable_eager_execution() first, start the script with npu-run, or pass lambda: loss."

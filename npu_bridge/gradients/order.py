@@ -51,7 +51,7 @@ def check_stage(stage: Any, owner: str) -> None:
         fix = f"Write {stage.__name__}(...)." if isinstance(stage, type) else "Pass objects of npu_bridge.stages."
         raise TypeError(message(owner, "that is not a stage", "a npu_bridge.stages.Stage", shown(stage), fix))
     if stage.place not in PLACES:
-        problem = f"the stage {name_of(stage)} stands at no known place"
+        problem = f"the stage {name_of(stage)} has an unknown place"
         raise ValueError(message(owner, problem, f"one of {', '.join(PLACES)}", shown(stage.place), "Set its `place`."))
 
 

@@ -123,7 +123,7 @@ def _check_reducing(stage, is_distributed, wire_dtype, is_sharded, owner):
         problem, got = f"{name} sends values of 32 bits", f"wire={wire_dtype.name!r}"
         raise ValueError(message(owner, problem, "wire='none'", got, "Leave one of them out."))
     if is_sharded and "reduced gradients" not in stage.gives:
-        problem, got = f"with {name} every rank updates with gradients of its own", "is_weight_update_sharding=True"
+        problem, got = f"with {name} every rank updates with its own gradients", "is_weight_update_sharding=True"
         raise ValueError(message(owner, problem, "is_weight_update_sharding=False", got, "Leave one of them out."))
 
 

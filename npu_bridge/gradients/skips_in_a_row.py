@@ -52,8 +52,8 @@ def _warn_of_skips(scale: float | None) -> None:
     problem = f"more than {MOST_IN_A_ROW} steps in a row were skipped, so nothing is trained"
     got = "gradients with a NaN or Inf" + ("" if scale is None else f", at a loss scale of {scale:g}")
     fix = (
-        "If the scale is too high, take npu_bridge.amp.DynamicLossScaleManager.apex(), which finds one. Else put a "
-        "npu_bridge.reporting.LossScaleCollapseHook into the hooks of the session or Estimator: it names the operator."
+        "If the scale is too high, use npu_bridge.amp.DynamicLossScaleManager.apex(), which finds one. Else add a "
+        "npu_bridge.reporting.LossScaleCollapseHook to the hooks of the session or Estimator: it names the operator."
     )
     say_once(logging.WARNING, message("loss scale", problem, "finite gradients on all ranks", got, fix))
 

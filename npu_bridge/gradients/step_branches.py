@@ -27,7 +27,7 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
     if step.group is None:
         return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
     if not takes_pairs:
-        problem = "a stage leaves variables out of some steps, and the update does not ask which"
+        problem = "a stage leaves variables out of some steps, but the update takes no pairs"
         expected = "a function of pairs of gradients and variables"
         fix = "Write apply(step, optimizer.apply_gradients)."
         raise ValueError(message("Pipeline.apply", problem, expected, "one without arguments", fix))

@@ -35,7 +35,7 @@ def report_of(step: Step | None, owner: str) -> StepReport:
     if step is None or not step.losses.values:
         problem, expected = "there is no step to report", "a step whose loss was given to the optimizer"
         got = "none so far" if step is None else "gradients from elsewhere"
-        raise ValueError(message(owner, problem, expected, got, "Ask after minimize or apply_gradients."))
+        raise ValueError(message(owner, problem, expected, got, "Read it after minimize or apply_gradients."))
     scales = step.losses.scales or (tf.constant(1.0),)
     return StepReport(_one_or_all(step.losses.values), overflow_of(step), _one_or_all(scales))
 

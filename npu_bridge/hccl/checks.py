@@ -99,7 +99,7 @@ class Call:
         pair = groups.of_this_process().find_pair(first, second, groups.find(groups.WORLD))
         if pair is None:
             raise self.error(
-                "there is no direct way between the two ranks",
+                "no group connects just the two ranks",
                 f"a group of just ranks {first} and {second}",
                 f"a group of {communicator.size} ranks",
                 f"Make one on all ranks with create_group('pair', 2, [{first}, {second}]), create_group_of_others() "

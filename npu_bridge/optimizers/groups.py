@@ -90,7 +90,9 @@ class ParameterGroups:
         for name in values:
             if name not in known:
                 fix = did_you_mean(name, known, f"Known are {', '.join(known)}.")
-                raise ValueError(message(where, f"unknown hyper-parameter {name!r}", "one of the rule's", name, fix))
+                raise ValueError(
+                    message(where, f"unknown hyper-parameter {name!r}", "a hyper-parameter of the rule", name, fix)
+                )
         match = group["match"]
         if isinstance(match, str):
             check_pattern(where, "its match", match)

@@ -103,7 +103,9 @@ def _array_for(owner, what, value, variable):
         given = len(_KINDS)
     kind = _kind_of(variable.dtype)
     if given > _KINDS.index(kind) or (kind == "bool") != (given == 0):
-        raise TypeError(message(owner, f"{what} has other numbers", f"an array of {kind}", shown(value), _FIX))
+        raise TypeError(
+            message(owner, f"{what} has numbers of another kind", f"an array of {kind}", shown(value), _FIX)
+        )
     return array
 
 

@@ -106,7 +106,7 @@ class OptionTree:
             raise TypeError(message(where, "it has the wrong type", expected, got, "Use one of these."))
         words = [each for each in entry.allowed if isinstance(each, str)]
         fix = did_you_mean(value, words, "Use one of these.")
-        raise ValueError(message(where, "it is not one of its values", expected, repr(value), fix))
+        raise ValueError(message(where, "the value is not allowed", expected, repr(value), fix))
 
     def _unknown(self, kind: type[Exception], name: str) -> Exception:
         fix = did_you_mean(name, self._values, "Remove it.")

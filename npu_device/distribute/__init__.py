@@ -111,7 +111,7 @@ def npu_distributed_keras_optimizer_wrapper(
         ("group", group, WORLD, "Reduce gradients with npu.distribute.all_reduce, which takes groups."),
     ):
         if given != only:
-            raise ValueError(message(where, f"{name} has no other value", repr(only), repr(given), fix))
+            raise ValueError(message(where, f"{name} has an unsupported value", repr(only), repr(given), fix))
     if isinstance(optimizer, (str, dict)):
         optimizer = tf.keras.optimizers.get(optimizer)
     return distribute_in_place(optimizer, where)

@@ -218,7 +218,7 @@ def test_a_graph_with_gradients_is_refused_and_one_with_a_fed_mode_left_alone(gr
     images = tf.zeros([2, 8, 8, 3])
     residual_network(images, tf1.placeholder_with_default(True, []))
     report = boost.less_batch_norm(graph).report
-    assert not report.removed and report.text().startswith("less_batch_norm leaves it as it is: ")
+    assert not report.removed and report.text().startswith("less_batch_norm leaves it unchanged: ")
     with tf.Graph().as_default() as other:
         tf.gradients(residual_network(tf.zeros([2, 8, 8, 3]), True), tf1.trainable_variables())
         with pytest.raises(ValueError, match="Call it between the network and compute_gradients"):

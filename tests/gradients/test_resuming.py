@@ -278,11 +278,15 @@ BAD_STATES = [
     ({"m": 3}, TypeError, "m is not a dictionary. Expected a dictionary of arrays by variable; got 3"),
     *[({"step_counter": v}, TypeError, "step_counter is not a number of updates") for v in (1.5, True, "1", None, [1])],
     *[({"step_counter": value}, ValueError, "step_counter is out of range") for value in (-1, 2**70)],
-    ({"m": {"first": np.ones(2) * 1j}}, TypeError, "m of first has other numbers. Expected an array of float"),
-    ({"m": {"first": ["a", "b"]}}, TypeError, "m of first has other numbers"),
-    ({"m": {"first": None}}, TypeError, "m of first has other numbers"),
-    ({"m": {"first": [[1.0], 2.0]}}, TypeError, "m of first has other numbers"),
-    ({"m": {"first": np.array([True, False])}}, TypeError, "m of first has other numbers"),
+    (
+        {"m": {"first": np.ones(2) * 1j}},
+        TypeError,
+        "m of first has numbers of another kind. Expected an array of float",
+    ),
+    ({"m": {"first": ["a", "b"]}}, TypeError, "m of first has numbers of another kind"),
+    ({"m": {"first": None}}, TypeError, "m of first has numbers of another kind"),
+    ({"m": {"first": [[1.0], 2.0]}}, TypeError, "m of first has numbers of another kind"),
+    ({"m": {"first": np.array([True, False])}}, TypeError, "m of first has numbers of another kind"),
 ]
 
 

@@ -281,7 +281,7 @@ def test_one_step():
     _, new_h, new_c, i, j, f, o, tanh_c = (values[0] for values in lstm(x[np.newaxis], w, b, h, c, 1.0))
     all_close(new, [new_c, new_h, i, j, f, o, tanh_c])
     for keep_prob, activation in ((0.5, "tanh"), (1.0, "relu")):
-        with pytest.raises(ValueError, match="basic_lstm_cell: .* no other value"):
+        with pytest.raises(ValueError, match="basic_lstm_cell: .* unsupported value"):
             npu_ops.basic_lstm_cell(x, h, c, w, b, keep_prob, 1.0, True, activation)
 
 

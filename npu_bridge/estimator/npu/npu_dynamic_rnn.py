@@ -74,12 +74,16 @@ class _DynamicLayer(tf.keras.layers.Layer):
         arguments = vars(self._arguments)
         for name, value in self._fixed.items():
             if arguments[name] != value:
-                raise self._error(f"{name} has no other value", repr(value), repr(arguments[name]), "Leave it out.")
+                raise self._error(
+                    f"{name} has an unsupported value", repr(value), repr(arguments[name]), "Leave it out."
+                )
         if arguments["direction"] not in (_UNIDIRECTIONAL, _BIDIRECTIONAL):
             expected = f"{_UNIDIRECTIONAL!r} or {_BIDIRECTIONAL!r}"
             raise self._error("direction is unknown", expected, repr(arguments["direction"]), "Use one of these.")
         if tf.as_dtype(arguments["dtype"]) not in (tf.float16, tf.float32):
-            raise self._error("dtype is another", "float16 or float32", repr(arguments["dtype"]), "Use one of these.")
+            raise self._error(
+                "dtype is not supported", "float16 or float32", repr(arguments["dtype"]), "Use one of these."
+            )
 
     def _error(self, problem: str, expected: str, got: str, fix: str) -> ValueError:
         return ValueError(message(type(self).__name__, problem, expected, got, fix))

@@ -349,7 +349,7 @@ def check_manager(owner: str, manager: Any) -> None:
         for each in manager:
             check_manager(owner, each)
             if isinstance(each, (list, tuple)) or getattr(each, "is_for_groups", False):
-                problem, expected = "a list of managers is one for each loss", "managers of one scale each"
+                problem, expected = "a list of managers has one for each loss", "managers of one scale each"
                 raise ValueError(message(owner, problem, expected, shown(each), "Pass it without a list."))
         if len(set(map(id, manager))) < len(manager):
             problem, expected = "two losses share a loss-scale manager", "one for each loss"

@@ -313,7 +313,7 @@ def _flat(fetch):
 
 def _check_graph_element(value, where, name):
     if not isinstance(value, (tf.Tensor, tf.Operation)):
-        problem, fix = f"{name} is not of a graph", "Pass what a session can run."
+        problem, fix = f"{name} is not part of a graph", "Pass what a session can run."
         raise ValueError(message(where, problem, "a tensor or an operation", shown(value), fix))
 
 

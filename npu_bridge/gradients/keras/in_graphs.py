@@ -15,7 +15,7 @@ from npu_bridge.graph.variables import changed_variables
 _REFUSAL = "`tape` is required"
 _COUNTER = "iteration"
 _MEND = (
-    "Put NPUOptimizer or NPUDistributedOptimizer around it and call minimize(loss, global_step), or take an optimizer "
+    "Put NPUOptimizer or NPUDistributedOptimizer around it and call minimize(loss, global_step), or use an optimizer "
     "of tf.compat.v1.train."
 )
 
@@ -54,4 +54,4 @@ def check_train_op(train_op: Any, owner: str) -> None:
     if counts and not changed_variables(ops) & trainable:
         problem = "the train_op counts a step of a Keras optimizer and updates no variable"
         expected = "a step that trains"
-        raise ValueError(message(owner, problem, expected, "what apply_gradients of a Keras optimizer gave", _MEND))
+        raise ValueError(message(owner, problem, expected, "the result of a Keras optimizer's apply_gradients", _MEND))

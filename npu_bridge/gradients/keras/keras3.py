@@ -59,7 +59,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         """
         for variable in variables:
             if getattr(variable, "overwrite_with_gradient", False):
-                problem, expected = "Keras puts scales of float8 where gradients are", "gradients alone"
+                problem, expected = "Keras passes scales of float8 as gradients", "gradients alone"
                 fix = "Quantize the model after the training."
                 raise ValueError(message(self.name, problem, expected, variable.path, fix))
         values = self._pipeline.inner.values_of(variables)
@@ -87,7 +87,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         grads, variables = list(grads), list(trainable_variables)
         if len(grads) != len(variables):
             problem, expected = "there are not as many variables as gradients", f"{len(grads)} variables"
-            fix = "Give apply the variables that the gradients are of."
+            fix = "Pass apply the variables of these gradients."
             raise ValueError(message(f"{self.name}.apply", problem, expected, f"{len(variables)}", fix))
         if not grads:
             return

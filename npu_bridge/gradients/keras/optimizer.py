@@ -41,7 +41,7 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
         problem = "that is not a Keras optimizer"
         expected = "a tf.keras.optimizers.Optimizer or a tf.keras.optimizers.legacy.Optimizer"
         got = f"{optimizer!r} of type {type(optimizer).__name__}"
-        fix = "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer."
+        fix = "Pass the optimizer object itself; pass one of tf.compat.v1.train to NPUDistributedOptimizer."
         raise TypeError(message(owner, problem, expected, got, fix))
     if generation == "keras3":
         keras3.check_backend(owner)

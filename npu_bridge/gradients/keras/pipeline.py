@@ -84,8 +84,8 @@ class KerasPipeline:
             if self._open_steps.find(pairs) is not None:
                 return pairs
             if self.pipeline.scales_loss and self._open_steps.has_scaled:
-                problem = "scale_loss and apply run in different functions, between which the loss scale may move"
-                expected, got = "both in one tf.function, or none of them", "one outside"
+                problem = "scale_loss and apply run in different functions, so the loss scale can move in between"
+                expected, got = "both in one tf.function, or neither", "one outside"
                 raise ValueError(message(self._owner, problem, expected, got, "Call them side by side."))
             step = self._step_of_unscaled_loss()
         return self._combine(step, pairs, may_be_left=True)
@@ -121,7 +121,7 @@ class KerasPipeline:
         """
         needing = [name_of(stage) for stage in self.pipeline.stages if stage.needs_variables]
         if needing:
-            problem = f"{needing[0]} must know of which variables gradients are"
+            problem = f"{needing[0]} must know the variable of each gradient"
             expected, got = "pairs of gradients and variables", "get_unscaled_gradients"
             fix = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
             raise ValueError(message(self._owner, problem, expected, got, fix))

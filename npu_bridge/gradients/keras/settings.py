@@ -52,7 +52,7 @@ class KerasSettings:
             say_once(
                 logging.WARNING,
                 "NPU_OVERLAPPED_STEPS=1 has no effect here: steps overlap in sessions and Estimators with "
-                "iterations_per_loop; in fit, steps_per_execution and loops of your own they are trained one by one.",
+                "iterations_per_loop; in fit, steps_per_execution and custom loops they run one by one.",
             )
 
     @property

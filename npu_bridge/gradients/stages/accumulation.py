@@ -185,6 +185,6 @@ def _check_moments(exchange, loss_scale):
         fix = "Leave it out for one that happens once in a window."
         check_choice("Accumulate", name, moment, ("window", "batch"), fix)
     if exchange == "batch" and loss_scale == "window":
-        problem = "the loss scale would not move with what is judged"
+        problem = "the loss scale would move with other steps than are judged"
         got, fix = "loss_scale='window' and exchange='batch'", "Leave loss_scale out."
         raise ValueError(message("Accumulate", problem, "loss_scale='batch' with exchange='batch'", got, fix))

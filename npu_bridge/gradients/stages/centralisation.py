@@ -47,7 +47,7 @@ class CentralizeGradients(Stage):
         if isinstance(grad, tf.IndexedSlices):
             # The mean over rows would make every row of the table change.
             name = variable.name.partition(":")[0]
-            say_once(logging.INFO, f"CentralizeGradients: the sparse gradient of {name} stays what it is.")
+            say_once(logging.INFO, f"CentralizeGradients: the sparse gradient of {name} stays unchanged.")
             return grad
         if grad.shape.rank is None or grad.shape.rank < 2:
             return grad

@@ -53,7 +53,7 @@ class TailingReport:
         """Formats the report in a few lines."""
         if not self.has_changed:
             because = f"{self.unchanged_because}. {self.advice}".rstrip()
-            return f"is_tailing_optimization leaves this graph as it is, and its numbers with it: {because}"
+            return f"is_tailing_optimization leaves this graph and its results unchanged: {because}"
         sizes = ", ".join(f"{fragment.size_bytes / 1e6:.1f} MB" for fragment in self.fragments)
         count = f"{len(self.fragments)} fragment{'' if len(self.fragments) == 1 else 's'}"
         lines = [f"tail optimisation: {count} ({sizes})"] if self.fragments else []

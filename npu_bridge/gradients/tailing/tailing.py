@@ -89,7 +89,7 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
 
 def _reason_against(transfers, index, communicator):
     if communicator.size == 1:
-        return "one rank trains alone", "Nothing is to be done"
+        return "one rank trains alone", "There is nothing to do"
     inside = next((transfer.op for transfer in transfers if control_flow_context(transfer.op) is not None), None)
     if inside is not None:
         return f"gradients are reduced inside a condition or a loop: {inside.name}", "Reduce them outside of it"
@@ -103,8 +103,8 @@ def _reason_without_check(index, dependent, bounds):
     for op in index.ops:
         if op.type in branches.CALLS and op.name in dependent and not bounds.is_transfer(op):
             return (
-                f"what is done with reduced gradients is inside a function: {op.name}",
-                "Do it outside of tf.function",
+                f"reduced gradients are used inside a function: {op.name}",
+                "Use them outside of tf.function",
             )
     return "no update waits for a check of reduced gradients", "There is nothing to gain"
 
@@ -150,7 +150,7 @@ def _free(decision, name, index, bounds, communicator, report):
         sure_here = bounds.is_true(decision)
     except UnknownCheckError as error:
         if bounds.is_made_of_transfers(decision):
-            report.kept[decision.op.name] = f"{error} is known only when the last one has arrived"
+            report.kept[decision.op.name] = f"{error} is known only when the last gradient has arrived"
         return
     sure = communicator.all_true(sure_here, name)
     _skip_check_when(sure, decision, index, bounds)

@@ -44,7 +44,7 @@ class BertAdam(Rule):
 
     def check(self):
         if self.max_grad_norm == 0.0:
-            problem, fix = "max_grad_norm would make every gradient 0", "Use None for none."
+            problem, fix = "max_grad_norm would make every gradient 0", "Use None for no bound."
             raise ValueError(message("BertAdam", problem, "above 0", "0", fix))
 
     def slots(self):

@@ -37,7 +37,7 @@ def test_where_nothing_was_changed_one_line_says_why_and_what_to_do():
         advice="Reduce them outside of it",
     )
     assert report.text() == (
-        "is_tailing_optimization leaves this graph as it is, and its numbers with it: gradients travel inside a loop. "
+        "is_tailing_optimization leaves this graph and its results unchanged: gradients travel inside a loop. "
         "Reduce them outside of it"
     )
     assert not report.has_changed and report.has_found_gradients
