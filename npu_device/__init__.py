@@ -1,4 +1,4 @@
-"""The interface of NPUs for TensorFlow 2 and Keras, on stock TensorFlow and Horovod: `import npu_device as npu`.
+"""Provides the TensorFlow 2 and Keras interface of NPUs on stock TensorFlow and Horovod: `import npu_device as npu`.
 
 `npu.global_options()` holds the options; `npu.open().as_default()` applies them to this process and starts the
 communication between ranks; `npu.distribute` exchanges values between ranks. Names are imported at their first use, and

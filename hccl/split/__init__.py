@@ -1,1 +1,1 @@
-"""How gradients are split into fragments that are all-reduced together."""
+"""Sets how gradients are split into fragments that are all-reduced together."""

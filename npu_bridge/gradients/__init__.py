@@ -1,4 +1,4 @@
-"""Gradient transformations between the backward pass and the update, around any optimizer.
+"""Transforms gradients between the backward pass and the update, around any optimizer.
 
     loss ─► scale_loss ─► backward pass ─► accumulate ─► before_reduce ─► all_reduce ─► after_reduce
                                                                                            │

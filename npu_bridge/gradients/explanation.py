@@ -23,7 +23,7 @@ class StageRow(NamedTuple):
       name: its class.
       arguments: those of its constructor, as text.
       needs, gives: what it needs from other stages, and what it guarantees to them.
-      sends: bytes that a rank sends for each parameter and batch, before and after this stage is added; set where the
+      sends: bytes that a rank sends for each parameter and batch, without this stage and with it; set where the
         stage communicates or the two differ, else None. The second is None if it depends on the training.
     """
 

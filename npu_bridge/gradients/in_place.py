@@ -23,7 +23,7 @@ _NAME = "Npu_Distributed_optimizer"
 def distribute_in_place(optimizer: Any, owner: str) -> Any:
     """Replaces the methods of an optimizer that return or take gradients; the new ones average them over the ranks.
 
-    An optimizer that averages them already is left as it is.
+    An optimizer that already averages them is left unchanged.
 
     Args:
       optimizer: a `tf.compat.v1.train.Optimizer`, or a Keras optimizer of either generation.

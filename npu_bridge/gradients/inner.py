@@ -374,7 +374,7 @@ def _start_after_variables(next_creator, **arguments):
 def _start_rate_after_counter(optimizer):
     """Corrects the start of a scheduled learning rate, so that variables can be initialised in any order.
 
-    Keras makes it with the optimizer, and computes its start from the step counter, which may not be initialised yet.
+    Keras makes it with the optimizer, and computes its start from the step counter, which can still be uninitialised.
     """
     rate = training.scheduled_rate(optimizer)
     if rate is None or not building_graph():

@@ -28,7 +28,7 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
         problem = "gradients would be reduced more than once"
         expected = f"at most one stage that communicates, in the order {', '.join(PLACES)}"
         raise ValueError(message(owner, problem, expected, ", ".join(communicating), "Keep one of them."))
-    ordered = tuple(sorted(stages, key=lambda stage: PLACES.index(stage.place)))  # at one place as they are given
+    ordered = tuple(sorted(stages, key=lambda stage: PLACES.index(stage.place)))  # at one place in the given order
     for first, second in zip(ordered, ordered[1:]):
         if first.place == second.place != _SHARED_PLACE:
             names = f"{name_of(first)} and {name_of(second)}"

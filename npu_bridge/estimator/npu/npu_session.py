@@ -1,14 +1,13 @@
-"""Sessions that read the options in their settings.
+"""Makes sessions read the options in their settings.
 
-Once `decorate_sessions` has run (importing `npu_bridge.npu_init` does it, or anything below `npu_bridge.estimator` or
-`npu_bridge.hccl`; and `npu_bridge` itself, where TensorFlow is there already), the constructors of
-`tf.compat.v1.Session` and `InteractiveSession` look at the ConfigProto they are given. With an `NpuOptimizer` entry,
-its options are checked and have their effect. One without an entry, or none at all, goes to TensorFlow as it is. Only
-after the import of `npu_bridge.npu_init` it gets soft placement: scripts count on `tf.device("/gpu:0")` to run
-everywhere. The caller's ConfigProto is never changed.
+`decorate_sessions` changes the constructors of `tf.compat.v1.Session` and `InteractiveSession`. It runs when
+`npu_bridge.npu_init`, a module of `npu_bridge.estimator` or `npu_bridge.hccl`, or, after TensorFlow, `npu_bridge` itself
+is imported. The constructors then check and apply the options in a ConfigProto with an `NpuOptimizer` entry. One without
+an entry, or None, is passed on unchanged; only after the import of `npu_bridge.npu_init` it gets soft placement, since
+scripts rely on `tf.device("/gpu:0")` to run everywhere. The caller's ConfigProto is never changed.
 
 On the NPU stack every session of the process is changed: soft placement on, placement log, remapping and XLA off.
-Of these settings only soft placement is made here.
+Here only soft placement is set.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def decorator_tf_session(func: Callable) -> Callable:
     """Returns a session constructor that reads the options in its `config`.
 
     Args:
-      func: `Session.__init__` or one with the same parameters; one that was decorated is returned as it is.
+      func: `Session.__init__` or one with the same parameters; a decorated one is returned unchanged.
     Returns:
       A constructor with the same parameters. It raises ValueError when an option is illegal.
     """
@@ -53,15 +52,15 @@ def decorator_tf_session(func: Callable) -> Callable:
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError:
-            return func(self, *args, **kwargs)  # which says what is wrong with the call
+            return func(self, *args, **kwargs)  # raises the error of the wrong call
         config = bound.arguments.get("config")
         graph = bound.arguments.get("graph")
         graph = tf.compat.v1.get_default_graph() if graph is None else graph
         has_entry = effects.has_entry(config)
-        # Where an Estimator has read them for its graph, it sees to its sessions itself.
+        # An Estimator that has read them for its graph applies them to its sessions itself.
         is_imposed = bool(imposed_options()) and isinstance(graph, tf.Graph) and of_graph.options_of(graph) is None
         if has_entry or is_imposed:
-            mark_as_not_begun(self)  # for the case that the constructor fails
+            mark_as_not_begun(self)  # in case the constructor fails
             options = read_session_config(config)
             precision = Precision(options)
             config = effects.prepare_session_config(options, config)

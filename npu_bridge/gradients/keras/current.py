@@ -104,4 +104,4 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CurrentLossScaleOptimizer(LossScaleMixin, CurrentPipelineOptimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-    """Adds loss scaling; Keras takes this class for one of its own and adds none."""
+    """Adds loss scaling; Keras treats this class as its own loss scaling and adds no other."""

@@ -180,7 +180,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
 
 @keras.saving.register_keras_serializable(package="npu_bridge")
 class Keras3LossScaleOptimizer(LossScaleMixin, Keras3PipelineOptimizer, keras.optimizers.LossScaleOptimizer):
-    """Adds loss scaling; Keras takes this class for one of its own and adds none."""
+    """Adds loss scaling; Keras treats this class as its own loss scaling and adds no other."""
 
 
 def _as_keras_variable(variable):

@@ -96,4 +96,4 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class LegacyLossScaleOptimizer(LossScaleMixin, LegacyPipelineOptimizer, _KerasLossScaling):
-    """Adds loss scaling; Keras takes this class for one of its own and adds none."""
+    """Adds loss scaling; Keras treats this class as its own loss scaling and adds no other."""

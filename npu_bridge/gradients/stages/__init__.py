@@ -1,1 +1,1 @@
-"""The gradient transformations between backward pass and update: a new one is a class of `Stage` in a file here."""
+"""Holds the gradient transformations, one file for each kind: a new one is a subclass of `Stage` in a file here."""

@@ -7,7 +7,7 @@ all-reduced for that. Every update then waits for this decision and for its own 
 overflow, the original check decides, so the numbers stay the same in every case.
 
 A plain `tf.cond` cannot do this: the second branch of `True if sure else check` is already in the graph, and `tf.cond`
-builds its branches anew. So the pass makes the condition from its parts: a Switch for every reduced gradient that
+builds both branches again. So the pass makes the condition from its parts: a Switch for every reduced gradient that
 enters the check, and a Merge for the outcome, of whose two inputs exactly one is computed.
 """
 

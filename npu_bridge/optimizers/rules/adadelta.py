@@ -1,4 +1,4 @@
-"""Adadelta."""
+"""Implements Adadelta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdaGrad."""
+"""Implements AdaGrad."""
 
 from __future__ import annotations
 

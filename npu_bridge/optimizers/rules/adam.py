@@ -1,4 +1,4 @@
-"""Adam and AdamW."""
+"""Implements Adam and AdamW."""
 
 from __future__ import annotations
 

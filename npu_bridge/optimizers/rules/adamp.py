@@ -1,4 +1,4 @@
-"""AdamP: Adam without the part of a step that only makes scale-invariant weights longer."""
+"""Implements AdamP: Adam without the part of a step that only makes scale-invariant weights longer."""
 
 from __future__ import annotations
 

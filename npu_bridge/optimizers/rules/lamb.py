@@ -1,4 +1,4 @@
-"""LAMB: Adam whose steps are as long as the layer's weights."""
+"""Implements LAMB: Adam whose steps are scaled to the norm of each layer's weights."""
 
 from __future__ import annotations
 

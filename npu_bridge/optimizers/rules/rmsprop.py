@@ -1,4 +1,4 @@
-"""Implements RMSProp in the four forms that frameworks give it."""
+"""Implements RMSProp in the four forms that frameworks use."""
 
 from __future__ import annotations
 

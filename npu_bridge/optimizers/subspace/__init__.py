@@ -1,1 +1,1 @@
-"""Quasi-Newton steps in the space of a few directions that earlier checkpoints span."""
+"""Makes quasi-Newton steps in the space of a few directions that earlier checkpoints span."""
