@@ -116,7 +116,7 @@ class Installer:
             build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]
             before = Path(built) / "before_sources.h"
             before.write_text(_BEFORE_SOURCES, encoding="utf-8")
-            environment = _build_environment(self._headers(Path(built)), before)
+            environment = {**_build_environment(self._headers(Path(built)), before), **_without_debugging(built)}
             if self.run([_plain_path(self._python, built), "-m", "pip", *build, HOROVOD], environment) != 0:
                 raise self.failure("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
@@ -263,6 +263,20 @@ def _missing_tools() -> str:
         f"Horovod is compiled here, for which {' and '.join(missing)} must be installed: apt-get install g++ cmake "
         "(Debian/Ubuntu), dnf install gcc-c++ cmake (Fedora), brew install cmake (macOS)"
     )
+
+
+def _without_debugging(folder: str) -> dict[str, str]:
+    """Returns the variable that names a compiler without debug information: a quarter less to do, and the same code.
+
+    Horovod's build asks for debug information last, so that only a wrapper around the compiler can leave it out.
+    """
+    compiler = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if compiler is None or not re.fullmatch(r"[\w./-]+", folder, re.ASCII):  # cmake splits the variable at spaces
+        return {}
+    wrapper = Path(folder, "compiler")
+    wrapper.write_text(f'#!/bin/sh\nexec {compiler} "$@" -g0\n', encoding="utf-8")
+    wrapper.chmod(0o755)
+    return {"CXX": str(wrapper)}
 
 
 def _build_environment(headers: Sequence[str], before: Path) -> dict[str, str]:
