@@ -3,8 +3,8 @@
 `decorate_sessions` changes the constructors of `tf.compat.v1.Session` and `InteractiveSession`. It runs when
 `npu_bridge.npu_init`, a module of `npu_bridge.estimator` or `npu_bridge.hccl`, or, after TensorFlow, `npu_bridge`
 itself is imported. The constructors then check and apply the options in a ConfigProto with an `NpuOptimizer` entry. One
-without an entry, or None, is passed on unchanged; only after the import of `npu_bridge.npu_init` it gets soft placement, since
-scripts rely on `tf.device("/gpu:0")` to run everywhere. The caller's ConfigProto is never changed.
+without an entry, or None, is passed on unchanged; only after the import of `npu_bridge.npu_init` it gets soft
+placement, since scripts rely on `tf.device("/gpu:0")` to run everywhere. The caller's ConfigProto is never changed.
 
 On the NPU stack every session of the process is changed: soft placement on, placement log, remapping and XLA off.
 Here only soft placement is set.
