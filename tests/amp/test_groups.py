@@ -145,7 +145,7 @@ def in_step(groups):
     [
         (lambda: GroupLossScaleManager([]), ValueError, ["not a list of groups", "[]"]),
         (lambda: GroupLossScaleManager("first"), TypeError, ["not a list of groups", "'first'"]),
-        (lambda: GroupLossScaleManager([3]), TypeError, ["not a part of a group", "3 (int)"]),
+        (lambda: GroupLossScaleManager([3]), TypeError, ["cannot be a member of a group", "3 (int)"]),
         (lambda: GroupLossScaleManager(["("]), ValueError, ["cannot be read", "'('"]),
         (lambda: GroupLossScaleManager(["a", "b"], [1.0]), ValueError, ["one number, or 2", "[1.0]"]),
         (lambda: GroupLossScaleManager(["a", "b"], [1.0, "x"]), TypeError, ["init", "'x'"]),

@@ -237,7 +237,7 @@ def applied_in_function(model):
 
 # What builds a step, whether with control flow of TF 1, and what is said of it.
 NOT_FREED = {
-    "clipped": (clipped, False, "is known only when the last one has arrived"),
+    "clipped": (clipped, False, "is known only when the last gradient has arrived"),
     "without loss scale": (without_loss_scale, False, "no update waits for a check of reduced gradients"),
     "not distributed": (not_distributed, False, NO_GRADIENTS),
     "loop": (sent_by(in_loop), True, "inside a condition or a loop: while/sent"),
