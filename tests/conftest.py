@@ -38,8 +38,15 @@ hypothesis.settings.register_profile("explore", print_blob=True, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+def pytest_addoption(parser):
+    """`--collectives tensorflow` runs all cases of ranks on TensorFlow's own collective operators."""
+    parser.addoption("--collectives", choices=("horovod", "tensorflow"))
+
+
 def pytest_configure(config):
     """The marks of the two tiers are known, and times are kept."""
+    if config.getoption("--collectives"):
+        os.environ["NPU_COLLECTIVES"] = config.getoption("--collectives")
     register_marks(config)
     keep_times(config)
 

@@ -122,6 +122,18 @@ def prefers_communication() -> bool:
     return _switch("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
 
 
+def collectives() -> str | None:
+    """Returns what ranks exchange tensors with, from `NPU_COLLECTIVES`; None to use Horovod where it is installed.
+
+    Raises:
+      ValueError: the variable is neither horovod nor tensorflow.
+    """
+    text = read_variable("NPU_COLLECTIVES")
+    if text not in (None, "horovod", "tensorflow"):
+        raise _error("NPU_COLLECTIVES names no engine", "horovod or tensorflow", repr(text), "Correct it, or unset it.")
+    return text
+
+
 def _switch(name, why_unset):
     text = read_variable(name)
     if text not in (None, "0", "1"):

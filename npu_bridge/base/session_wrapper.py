@@ -133,6 +133,27 @@ def change_constructors(change: Callable[[Callable], Callable]) -> list[Any]:
     return [kind.__init__ for kind in kinds]
 
 
+def change_settings(change: Callable[[str, Any], tuple[str, Any]]) -> None:
+    """Changes the target and the settings of all sessions made from now on.
+
+    Args:
+      change: gets a session's target and its ConfigProto or None; returns both.
+    """
+
+    def wrap(module: types.ModuleType) -> None:
+        stock = module.BaseSession.__init__
+
+        @functools.wraps(stock)
+        def __init__(session, target="", graph=None, config=None):
+            changed, config = change(target, config)
+            session._npu_bridge_is_served_here = changed != target
+            stock(session, changed, graph, config)
+
+        module.BaseSession.__init__ = __init__
+
+    when_loaded(SESSION_MODULE, wrap)
+
+
 def _engines_of(session: Any) -> tuple[SessionEngine, ...]:
     return getattr(session, "_npu_bridge_engines", ())
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.horovod_tensors import moved_as_bits
+from npu_bridge.collective.transfer_tensors import moved_as_bits
 
 
 def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> tf.Tensor:

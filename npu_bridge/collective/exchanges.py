@@ -1,4 +1,4 @@
-"""Counts Horovod's collectives, and warns when an update outside of TF 1 graphs combines nothing between the ranks.
+"""Counts collectives, and warns when an update outside of TF 1 graphs combines nothing between the ranks.
 
 Updates of Keras optimizers, in a `fit` or in the user's own loop, are checked when the function around them is
 complete, or right before an eager update: has any collective run since the optimizer was made? For TF 1 graphs,
@@ -28,6 +28,7 @@ from npu_bridge.base.tf_internals.graphs import when_function_is_built
 from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.tensorflow_ranks import call_at_exchanges
 from npu_bridge.collective.this_process import current, place_in_job
 
 _LOG = logger(__name__)
@@ -154,12 +155,16 @@ def is_looking() -> bool:
 class _Count:
     def __init__(self):
         self.exchanges = Exchanges()
+        self._is_told = False
         self._unwatched = {
             horovod_internals.OPERATORS_MODULE: horovod_internals.call_at_exchanges,
             horovod_internals.MODULE: horovod_internals.call_at_averages,
         }
 
     def watch(self):
+        if not self._is_told:
+            self._is_told = True
+            call_at_exchanges(self.note)
         for name, call_at in list(self._unwatched.items()):
             if name not in sys.modules:
                 after_import(name, functools.partial(call_at, note=self.note))

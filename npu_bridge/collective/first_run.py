@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.collective import wire_names
+from npu_bridge.graph.loop import COLLECTIVE_TYPES
 from npu_bridge.graph.run import Run, run_of, run_of_call
 
-_MARK = "_npu_bridge_transfer"  # set by `horovod_tensors.prevent_merging`; copies of an operator keep it
+_MARK = "_npu_bridge_transfer"  # set by `transfer_tensors.prevent_merging`; copies of an operator keep it
 
 
 class Check(abc.ABC):
@@ -59,7 +60,7 @@ class CheckOfTransfers(Check):
         self.transfers: set[str] = set()
 
     def concerns(self, run):
-        return bool(self.transfers & _transfers_of(run))
+        return bool(self.transfers & transfers_of(run))
 
 
 _CHECKS_OF_ALL: dict[Any, Check] = {}
@@ -138,9 +139,9 @@ def _check(session, find_run):
     return to_see
 
 
-def _transfers_of(run: Run) -> set[str]:
+def transfers_of(run: Run) -> set[str]:
     """The marks of the transfers that a run takes part in."""
     if run not in _TRANSFERS:
-        nodes = [op.node_def for op in run.ops if op.type.startswith("Horovod")]
+        nodes = [op.node_def for op in run.ops if op.type.startswith(COLLECTIVE_TYPES)]
         _TRANSFERS[run] = {node.attr[_MARK].s.decode() for node in nodes if _MARK in node.attr}
     return _TRANSFERS[run]

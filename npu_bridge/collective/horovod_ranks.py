@@ -12,16 +12,13 @@ from npu_bridge.base import environment, horovod_internals
 from npu_bridge.base.install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous, thread_priority, wire_names
 from npu_bridge.collective.apart import run_apart
-from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.horovod_tensors import (
+from npu_bridge.collective.several_ranks import SeveralRanks
+from npu_bridge.collective.transfer_tensors import (
     all_reduce_dtype,
-    concatenated,
     moved_as_bits,
     prevent_folding,
     prevent_merging,
     reduce_scatter_dtype,
-    split_like,
-    texts_of_rank,
 )
 from npu_bridge.collective.wire_names import placed
 
@@ -34,7 +31,7 @@ class HorovodUnavailableError(RuntimeError):
     """An error for several ranks whose Horovod is missing or was built for another TensorFlow."""
 
 
-class HorovodCommunicator(Communicator):
+class HorovodCommunicator(SeveralRanks):
     """The ranks of a Horovod job. The first use starts Horovod, which closes itself at exit.
 
     Horovod can also be started so that groups can be added at any time ("dynamic" process sets), but its background
@@ -64,22 +61,11 @@ class HorovodCommunicator(Communicator):
         self.members = tuple(range(self.size))
         self._known_sets = {}
 
-    def all_reduce(self, tensors, name, average=True, prescale=1.0, after=()):
-        results = [None] * len(tensors)
-        for dtype, positions in _positions_by_dtype(tensors).items():
-            wide = [tf.cast(tensors[position], all_reduce_dtype(dtype)) for position in positions]
-            if prescale == 1.0:
-                vector = concatenated(prevent_folding(wide))
-            else:
-                vector = concatenated(wide) * prevent_folding([tf.constant(prescale, wide[0].dtype)])[0]
-            with tf.control_dependencies(after):
-                vector = tf.identity(vector)
-            # A group of one tensor: Horovod fuses a single tensor with others that are ready, but not a group.
-            operation = self._hvd.Average if average else self._hvd.Sum
-            (total,) = self._transfer("grouped_allreduce", f"{name}_{dtype.name}", [vector], op=operation)
-            for position, tensor in zip(positions, split_like(prevent_merging(total), wide)):
-                results[position] = tf.cast(tensor, dtype)
-        return results
+    def _sum_of_vector(self, vector, name, average):
+        # A group of one tensor: Horovod fuses a single tensor with others that are ready, but not a group.
+        operation = self._hvd.Average if average else self._hvd.Sum
+        (total,) = self._transfer("grouped_allreduce", name, [vector], op=operation)
+        return prevent_merging(total)
 
     def reduce(self, tensor, reduction, name):
         (wide,) = prevent_folding([tf.cast(tensor, all_reduce_dtype(tensor.dtype))])
@@ -101,31 +87,13 @@ class HorovodCommunicator(Communicator):
 
         return moved_as_bits(tf.convert_to_tensor(tensor), gather, is_noted=True)
 
-    def all_true(self, flag, name):
-        # Counts "no" votes: Sum is the only reduction that every Horovod controller has for int32.
-        votes = tf.cast(tf.logical_not(flag), tf.int32)
-        return tf.equal(self.reduce(votes, "sum", name), 0)
-
-    def broadcast(self, tensor, root_rank, name):
-        if tensor.dtype == tf.string:
-            return texts_of_rank(root_rank, tensor, lambda part, of: self.all_gather(part, f"{name}_{of}"))
-
+    def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
             # Horovod counts the root in the job, not in the group.
             root = self.members[root_rank]
             return prevent_merging(self._transfer("broadcast", name, *prevent_folding([value]), root_rank=root))
 
         return moved_as_bits(tensor, send)
-
-    def broadcast_variables(self, variables, root_rank):
-        assigned = [
-            variable.assign(
-                # Named by position: a variable's name includes its scopes, which can differ between ranks.
-                self.broadcast(tf.convert_to_tensor(variable), root_rank, f"broadcast_{position}")
-            )
-            for position, variable in enumerate(variables)
-        ]
-        return None if tf.executing_eagerly() else tf.group(*assigned)
 
     def all_to_all(self, tensor, counts, name):
         received_counts = []
@@ -212,14 +180,6 @@ def _check_restart_is_possible():
             'hvd.init(process_sets="dynamic") under MPI or in an elastic job; got hvd.init(). Change the call, or set '
             "HOROVOD_DYNAMIC_PROCESS_SETS=1 for every rank."
         )
-
-
-def _positions_by_dtype(tensors):
-    """Groups list positions by dtype: one all-reduce holds one dtype."""
-    groups = {}
-    for position, tensor in enumerate(tensors):
-        groups.setdefault(tf.as_dtype(tensor.dtype).base_dtype, []).append(position)
-    return groups
 
 
 def _import_horovod():

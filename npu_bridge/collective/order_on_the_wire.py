@@ -17,6 +17,8 @@ from npu_bridge.graph.loop import COLLECTIVE_TYPES
 from npu_bridge.graph.operators import computed_ops, needed_ops
 
 tf1 = tf.compat.v1
+# Of both engines; only that of Horovod learns an order.
+_SUMS = ("HorovodGroupedAllreduce", "CollectiveReduceV2")
 _FRAGMENT = re.compile(r"(.*)_fragment_(\d+)_\w+?")
 # Ours: with fewer, the network is idle while the ranks agree about each new fragment.
 _IN_FLIGHT = 4
@@ -31,7 +33,7 @@ def transfers_of_gradients(ops: Iterable[tf.Operation]) -> list[list[tf.Operatio
     found: dict[str, dict[int, tf.Operation]] = {}
     for op in ops:
         fragment = _FRAGMENT.fullmatch(op.name)
-        if fragment and op.type == "HorovodGroupedAllreduce":
+        if fragment and op.type in _SUMS:
             found.setdefault(fragment[1], {})[int(fragment[2])] = op
     return [[op for _, op in sorted(transfers.items())] for transfers in found.values()]
 
@@ -103,7 +105,8 @@ def teach_order(order: Sequence[tf.Operation]) -> None:
       order: all-reduces that have never run.
     Ranks: collective.
     """
-    if all(tensor.shape.is_fully_defined() for transfer in order for tensor in transfer.inputs):
+    order = [transfer for transfer in order if transfer.type == _SUMS[0]]
+    if order and all(tensor.shape.is_fully_defined() for transfer in order for tensor in transfer.inputs):
         run_apart(lambda: _one_after_the_other(order))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from npu_bridge.base import environment
+from npu_bridge.collective.engine_of_ranks import engine
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.single_process import SingleProcess
 
@@ -22,7 +23,13 @@ def current() -> Communicator:
       HorovodUnavailableError: several ranks were started, but Horovod cannot be used.
     """
     launched = environment.launched()
-    if (launched is not None and launched.size > 1) or _script_started_horovod():
+    are_several = launched is not None and launched.size > 1
+    communicator: Communicator
+    if are_several and engine() == "tensorflow":
+        from npu_bridge.collective.tensorflow_ranks import TensorFlowCommunicator
+
+        communicator = TensorFlowCommunicator()
+    elif are_several or _script_started_horovod():
         from npu_bridge.collective.horovod_ranks import HorovodCommunicator
 
         communicator = HorovodCommunicator()

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.collective import horovod_tensors
+from npu_bridge.collective import transfer_tensors
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.fragments import lossless_prescale
 
@@ -62,9 +62,9 @@ def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, af
     for dtype in sorted({tensor.dtype.name for tensor in tensors}):
         positions = [position for position, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
         alike = [tensors[position] for position in positions]
-        vector = tf.reshape(horovod_tensors.concatenated(alike), [-1])
+        vector = tf.reshape(transfer_tensors.concatenated(alike), [-1])
         means = mean_of_vector(communicator, vector, f"{name}_{dtype}", after)
-        for position, values in zip(positions, horovod_tensors.split_like(means, alike)):
+        for position, values in zip(positions, transfer_tensors.split_like(means, alike)):
             results[position] = values
     return results
 
@@ -75,7 +75,7 @@ def _mean_of_two(communicator, vector, name, after):
     (total,) = communicator.all_reduce([pairs], name, average=False, after=after)
     # Unsigned, because only unsigned integers are defined to wrap around.
     others = tf.bitcast(total, tf.uint32) - tf.bitcast(pairs, tf.uint32)
-    other = tf.reshape(horovod_tensors.note_exchange(pairs, tf.bitcast(others, vector.dtype)), [-1])
+    other = tf.reshape(transfer_tensors.note_exchange(pairs, tf.bitcast(others, vector.dtype)), [-1])
     return (tf.cast(own, tf.float32) / 2 + tf.cast(other, tf.float32) / 2)[:size]
 
 
@@ -89,11 +89,11 @@ def _mean_of_many(communicator, vector, name, after):
     parts = tf.cast(tf.reshape(received, [communicator.size, part]), tf.float32) * prescale
     own_mean = tf.reduce_sum(parts, axis=0) / (communicator.size * prescale)
     means = communicator.all_gather(tf.cast(own_mean, vector.dtype), f"{name}_means")
-    means = horovod_tensors.note_exchange(padded, means)
+    means = transfer_tensors.note_exchange(padded, means)
     return tf.cast(means, tf.float32)[:size]
 
 
 def _padded(vector, multiple):
     """Returns the vector padded with zeros to a multiple, and its original length."""
-    size = horovod_tensors.element_count(vector)
+    size = transfer_tensors.element_count(vector)
     return tf.pad(vector, [[0, -size % multiple]]), size

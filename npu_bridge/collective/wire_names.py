@@ -189,6 +189,11 @@ def noted() -> Iterator[list]:
     names += given[start:]
 
 
+def given_in(graph: tf.Graph) -> list[str]:
+    """Returns the full names of all collectives built in a graph so far."""
+    return _names_in(graph).given
+
+
 def _names_in(graph):
     with _lock:
         return _NAMES.setdefault(graph, _Names())

@@ -26,7 +26,7 @@ from npu_bridge.graph.variables import VARIABLE_TYPES, changed_variables
 
 # Operators of Horovod, and of TensorFlow's own strategies for several workers.
 _EXCHANGE = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Reducescatter)|Collective(Reduce|Gather|AllTo)")
-_BROADCAST = re.compile(r"HorovodBroadcast")
+_BROADCAST = re.compile(r"HorovodBroadcast|CollectiveBcast")
 
 
 def watch_sessions() -> None:

@@ -8,6 +8,7 @@ or is part of a loop already.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ _SCOPE = "iteration_loop"
 LOOP_TYPES = frozenset({"Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration"})
 # Operators that negotiate by name among ranks: a copy would be a second participant.
 COLLECTIVE_TYPES = ("Collective", "Horovod", "Nccl")
+TRANSFERS_THAT_REPEAT = re.compile("Horovod|Collective.*V2$")
 # Marked as stateful, but their state is in a variable, an iterator or a table.
 _STATE_IN_RESOURCES = (
     "Assert",
@@ -181,7 +183,7 @@ def _reason_against_a_copy(op, with_transfers):
     if op.type in LOOP_TYPES:
         return f"{op.name} is part of a loop of its own"
     if op.type.startswith(COLLECTIVE_TYPES):
-        if with_transfers and op.type.startswith("Horovod"):
+        if with_transfers and TRANSFERS_THAT_REPEAT.match(op.type):
             return ""
         return f"{op.name} ({op.type}) belongs to all ranks"
     is_unseeded = op.type in _RANDOM_TYPES and op.get_attr("seed") == op.get_attr("seed2") == 0

@@ -25,7 +25,9 @@ from npu_bridge.graph.variables import (
     variable_behind,
 )
 
-TRANSFER_TYPES = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)")
+TRANSFER_TYPES = re.compile(
+    r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)|Collective(Reduce|Gather|AllTo|Bcast)"
+)
 # Names of all-reduces of gradients: those of this package, and of Horovod's optimizers. Collectives in the forward
 # pass, such as those of batch normalization over ranks, have other names.
 _GRADIENT = re.compile(r"_fragment_\d+|_sparse_\d+|Distributed\w*_Allreduce")

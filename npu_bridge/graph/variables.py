@@ -16,13 +16,15 @@ from npu_bridge.graph.operators import consumers
 _CHANGES = re.compile(r"(Resource)?(Sparse)?Apply|_Fused\w*Apply|Assign|(Resource)?Scatter(?!Nd$|NdNonAliasing)")
 VARIABLE_TYPES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
 _FORWARDING = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
-_STARTING = ("Restore", "HorovodBroadcast")
+_STARTING = ("Restore", "HorovodBroadcast", "CollectiveBcast")
 _CALLING = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
 # A run of these alone copies values, between ranks for instance; it computes nothing, so it does not train.
 _MOVING = frozenset(
     {
         "Bitcast",
         "Cast",
+        "CollectiveBcastRecvV2",
+        "CollectiveBcastSendV2",
         "Const",
         "DeepCopy",
         "ExpandDims",

@@ -22,6 +22,7 @@ __all__ = ["FailureHook", "report_failure", "stops_training"]
 
 _PLAIN_ENDS = (StopIteration, tf.errors.OutOfRangeError)  # a MonitoredSession and `fit` end by these without an error
 _OF_OTHER_RANKS = ("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer")
+_OF_OTHER_RANKS += ("Collective ops is aborted", "Socket closed")
 
 
 class FailureHook(tf.estimator.SessionRunHook):

@@ -141,7 +141,7 @@ class _Kinds:
 
 
 def _is_decision(node):
-    return node.op == "HorovodAllreduce" and node.attr["T"].type in _INTEGERS
+    return node.op in ("HorovodAllreduce", "CollectiveReduceV2") and node.attr["T"].type in _INTEGERS
 
 
 def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from npu_bridge.base import environment, horovod_internals
 from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
+from npu_bridge.collective import engine_of_ranks
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import Plan, has_address_here, is_this_machine
@@ -17,6 +18,7 @@ from npu_run.remote.address import address_towards, find_interface
 from npu_run.remote.tasks import Tasks
 
 __all__ = ["Slot", "open_slots"]
+_LOCAL = "127.0.0.1"
 
 
 class Slot(NamedTuple):
@@ -47,10 +49,13 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
       needs no Horovod. Other hosts find their interface for Gloo themselves.
     Raises:
       LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
-      LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
     """
     if plan.size == 1 and plan.is_local:
         yield [Slot(0, "", {})], None
+        return
+    if engine_of_ranks.engine() == "tensorflow":
+        with _local_slots(plan) as made:
+            yield made
         return
     try:
         horovod_internals.import_launcher()
@@ -84,6 +89,27 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
         server.stop()
 
 
+@contextlib.contextmanager
+def _local_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer]]:
+    """Does the same without Horovod's launcher, for ranks on this machine."""
+    if not plan.is_local:
+        raise LaunchError(
+            f"{plan.size} ranks on several hosts need Horovod, and TensorFlow's own collectives are chosen. Install "
+            f"it, if it is missing: {FIX_HOROVOD}; then leave out --collectives and NPU_COLLECTIVES"
+        )
+    server = KeyValueServer()
+    try:
+        address, port = server.listen(_LOCAL)
+        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT")
+        slots = []
+        for rank in range(plan.size):
+            values = (rank, plan.size, rank, plan.size, "localhost", address, port)
+            slots.append(Slot(rank, "", {f"HOROVOD_{name}": str(value) for name, value in zip(names, values)}))
+        yield slots, server
+    finally:
+        server.stop()
+
+
 def _way_of(plan: Plan, name: str) -> tuple[str, str, str]:
     """Returns a host ("" for this machine), the server's address for its ranks ("" if unknown), and their interface."""
     if not plan.is_local and not is_this_machine(name):
@@ -91,7 +117,7 @@ def _way_of(plan: Plan, name: str) -> tuple[str, str, str]:
     if not plan.is_local:
         address = address_towards(next(other for other in plan.slots if not is_this_machine(other)))
         return "", address, environment.read_variable("HOROVOD_GLOO_IFACE") or find_interface(address)
-    address = "127.0.0.1"
+    address = _LOCAL
     interface = find_interface(address)
     if not interface:
         raise LaunchError(f"no network interface that is up has the address {address}. Bring one up: ip link set lo up")

@@ -22,6 +22,9 @@ _SECONDARY = (
     "Connection reset by peer",
     "Timed out waiting",
     "gloo/transport/tcp",
+    "Collective ops is aborted",  # those of TensorFlow 2.15, as the next two
+    "collective ops already aborted",
+    "Socket closed",
 )
 # How TensorFlow 2.15 names the op that failed: in graphs below the reason, in eager code after it.
 _NODE = re.compile(r"\[\[\{?\{?(?:node )?([^\s{}\]]+)")

@@ -31,8 +31,8 @@ def session_interface() -> type:
 
 
 def is_remote(session: tf.compat.v1.Session) -> bool:
-    """Whether a session runs on a TensorFlow server (`BaseSession._target`, TF 2.15)."""
-    return bool(session._target)
+    """Whether a session runs on a TensorFlow server of another process (`BaseSession._target`, TF 2.15)."""
+    return bool(session._target) and not getattr(session, "_npu_bridge_is_served_here", False)
 
 
 def is_closed(session: Any) -> bool:

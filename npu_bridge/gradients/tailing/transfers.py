@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import control_flow_context
-from npu_bridge.collective.horovod_tensors import sender_of
+from npu_bridge.collective.transfer_tensors import sender_of
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.branches import CHANGES_OF_DTYPE, JOINS, SUMS
 

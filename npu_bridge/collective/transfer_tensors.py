@@ -1,9 +1,9 @@
-"""Prepares tensors for Horovod 0.28: casts dtypes, concatenates, and prevents constant folding of its operators.
+"""Prepares tensors for the operators of both engines: casts dtypes, concatenates, and keeps operators in the graph.
 
-Horovod lacks some dtypes. An all-gather, a broadcast or an all-to-all only copies elements, so it can send them as any
-dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. If casts around a
+Both engines lack some dtypes. An all-gather, a broadcast or an all-to-all only copies elements, so it can send them as
+any dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. If casts around a
 collective hide the numbers that are sent, the graph notes them (`note_exchange`), so that graph passes need not
-recognise the casts.
+recognise the casts. The tables here are those of Horovod 0.28.
 
 TensorFlow 2.15 treats Horovod's operators as pure functions: when it optimises the graph, it evaluates one with
 constant inputs (constant folding), and merges two with the same inputs. If it does so on one rank only, the others wait
@@ -12,7 +12,7 @@ for ever. `prevent_folding` and `prevent_merging` keep every operator in the gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -47,12 +47,19 @@ def reduce_scatter_dtype(dtype: tf.DType) -> tf.DType:
     return _SCATTER_WIDER.get(dtype, dtype)
 
 
-def moved_as_bits(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any], is_noted: bool = False) -> tf.Tensor:
-    """Applies `move`, which only copies elements, to a tensor of any dtype, as bits of a dtype that Horovod supports.
+def moved_as_bits(
+    tensor: tf.Tensor,
+    move: Callable[[tf.Tensor], Any],
+    is_noted: bool = False,
+    carriers: Mapping[tf.DType, tf.DType] = _SAME_BITS,
+) -> tf.Tensor:
+    """Applies `move`, which only copies elements, to a tensor of any dtype, as bits of a dtype that can be sent.
 
-    With `is_noted` a changed dtype is noted in the graph; see `note_exchange`.
+    Args:
+      is_noted: a changed dtype is noted in the graph; see `note_exchange`.
+      carriers: the dtypes that are sent as others; here those of Horovod.
     """
-    carrier = _SAME_BITS.get(tensor.dtype)
+    carrier = carriers.get(tensor.dtype)
     if carrier is None:
         return move(tensor)
     bits = tf.bitcast(tensor, carrier)

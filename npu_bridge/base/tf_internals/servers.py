@@ -1,0 +1,51 @@
+"""Wraps the private parts with which TensorFlow's own collective operators reach other processes. TensorFlow 2.15.1."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Callable
+
+from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.tf_internals.names import CONTEXT_MODULE
+
+if TYPE_CHECKING:
+    import types
+
+    import tensorflow as tf
+
+
+def serve_from_the_start(
+    describe: Callable[[tf.compat.v1.ConfigProto], Any], see_started: Callable[[], None]
+) -> None:
+    """Makes the process a server of a cluster from the moment it executes eagerly or makes a session.
+
+    Call it before. Values that a process has made before it became a server cannot be used afterwards. Seen in TF 2.15:
+    `Context.ensure_initialized`, `_collective_ops_server_def` and `enable_collective_ops`.
+
+    Args:
+      describe: returns the ServerDef for the settings of the process; called once, right before the start.
+      see_started: called once, right after the start.
+    """
+
+    def change(module: types.ModuleType) -> None:
+        stock = module.Context.ensure_initialized
+
+        @functools.wraps(stock)
+        def ensure_initialized(context):
+            is_first = context._context_handle is None and context._collective_ops_server_def is None
+            if is_first:
+                context.enable_collective_ops(describe(context.config))
+            stock(context)
+            if is_first:
+                see_started()
+
+        module.Context.ensure_initialized = ensure_initialized
+
+    when_loaded(CONTEXT_MODULE, change)
+
+
+def start_serving() -> None:
+    """Starts what `serve_from_the_start` has announced, unless it runs (`context.ensure_initialized`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    context.ensure_initialized()

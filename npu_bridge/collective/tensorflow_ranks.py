@@ -1,0 +1,275 @@
+"""Implements `TensorFlowCommunicator`: collective operations between several ranks, by TensorFlow's own operators.
+
+TensorFlow matches transfers by numbers. Ranks can build graphs in any order, so a number is a hash of what a transfer
+is: its name, operator, dtype and shape. A transfer whose shape is known only when it runs is filled up to one of a few
+sizes, and the size is added to its number, because all transfers of one number must have one shape. Transfers of
+different numbers can start in any order on each rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import threading
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from npu_bridge.base import environment
+from npu_bridge.base.session_wrapper import SessionEngine, add_engine
+from npu_bridge.base.tf_internals.sessions import read_content, run_options_buffer
+from npu_bridge.collective import rendezvous, tensorflow_server, wire_names
+from npu_bridge.collective.first_run import transfers_of
+from npu_bridge.collective.key_value_store import KeyValueStore
+from npu_bridge.collective.several_ranks import SeveralRanks
+from npu_bridge.collective.transfer_tensors import all_reduce_dtype, moved_as_bits, prevent_merging
+from npu_bridge.collective.wire_names import placed
+from npu_bridge.graph.run import run_of, run_of_call
+
+_REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
+# What the operators cannot add up, and integers of a byte, which they cannot move either.
+_WIDER = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.bool: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64}
+_SAME_BITS = {
+    tf.bfloat16: tf.float16,
+    tf.int16: tf.float16,
+    tf.uint16: tf.float16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.complex64: tf.int64,
+    tf.complex128: tf.int64,
+}
+# Numbers of elements to which transfers are filled up: four to each power of two, so a fifth at most is added.
+_SIZES = sorted({round(2 ** (quarter / 4)) for quarter in range(4 * 31)})
+_POLL_SECS = 1.0
+_KEYS: dict[int, str] = {}  # what each number stands for in this process
+_OPENED: set[tuple[int, ...]] = set()  # the members of all groups of the job
+_OF_GROUPS: set[str] = set()  # full names of transfers of groups in graphs
+_CALLED_AT_EXCHANGES: list[Callable[[Any], Any]] = []
+
+
+class TensorFlowCommunicator(SeveralRanks):
+    """The ranks of a job of `npu-run` on one machine, each of which is a TensorFlow server.
+
+    Raises:
+      NoServerError: this process cannot be one.
+    """
+
+    def __init__(self):
+        tensorflow_server.of_this_process().start()
+        _watch_sessions()
+        place = environment.launched()
+        self.rank, self.size = place.rank, place.size
+        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self.members = tuple(range(self.size))
+
+    def _sum_of_vector(self, vector, name, average):
+        total = self._reduced(vector, "sum", name)
+        if not average:
+            return total
+        return total * tf.cast(1 / self.size, total.dtype) if total.dtype.is_floating else total // self.size
+
+    def reduce(self, tensor, reduction, name):
+        wide = tf.cast(tensor, _WIDER.get(tensor.dtype, all_reduce_dtype(tensor.dtype)))
+        return tf.cast(self._reduced(wide, reduction, name), tensor.dtype)
+
+    def reduce_scatter(self, tensor, reduction, name):
+        return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
+
+    def all_gather(self, tensor, name):
+        def gather(part):
+            rows, row_shape = tf.shape(part)[:1], tf.shape(part)[1:]
+            counts = self._gathered(rows, f"{name}_counts", None)
+            lengths = counts * tf.reduce_prod(row_shape)
+            size, number = _fitting_size(tf.reduce_max(lengths))
+            whole = self._gathered(_filled_up(part, size), name, number)
+            blocks = tf.reshape(whole, [self.size, size])
+            return self._joined(blocks, lengths, tf.reduce_sum(counts), part)
+
+        return _moved(tf.convert_to_tensor(tensor), gather, is_noted=True)
+
+    def _broadcast_numbers(self, tensor, root_rank, name):
+        def send(value):
+            (vector, number), shape = _sized(value), tf.shape(value)
+            if self.rank == root_rank:
+                sent = self._transfer("CollectiveBcastSendV2", name, vector, number, root_rank)
+            else:
+                sent = self._transfer("CollectiveBcastRecvV2", name, vector, number, root_rank)
+            return _restored(sent, value, shape)
+
+        return _moved(tensor, send)
+
+    def all_to_all(self, tensor, counts, name):
+        counts = tf.cast(counts, tf.int32)
+        arriving = []
+
+        def send(blocks):
+            matrix = tf.reshape(self._gathered(counts, f"{name}_counts", None), [self.size, self.size])
+            arriving.append(matrix[:, self.rank])
+            row = tf.reduce_prod(tf.shape(blocks)[1:])
+            size, number = _fitting_size(tf.reduce_max(matrix) * row)
+            own = tf.split(tf.reshape(blocks, [-1]), counts * row, num=self.size)
+            sent = tf.stack([_filled_up(block, size) for block in own])
+            received = self._transfer("CollectiveAllToAllV2", name, sent, number)
+            return self._joined(received, arriving[0] * row, tf.reduce_sum(arriving[0]), blocks)
+
+        return _moved(tensor, send), arriving[0]
+
+    def exchange(self, numbers, meeting, what="its group"):
+        store, is_over = KeyValueStore(f"{meeting}_numbers"), threading.Event()
+
+        def gather():
+            store.put(self.rank, json.dumps([int(number) for number in numbers]))
+            while not is_over.is_set() and store.wait(self.size, _POLL_SECS):
+                pass
+            return [json.loads(store.get(rank) or "[]") for rank in range(self.size)]
+
+        return rendezvous.meet(gather, meeting, self.rank, self.size, is_over.set, what)
+
+    def open_groups(self, groups, meeting):
+        _OPENED.update(map(tuple, groups))
+        return [_Group(self.rank, members) for members in groups]
+
+    def _reduced(self, tensor, reduction, name):
+        (vector, number), shape = _sized(tensor), tf.shape(tensor)
+        total = self._transfer("CollectiveReduceV2", name, vector, number, _REDUCTIONS[reduction])
+        return _restored(total, tensor, shape)
+
+    def _gathered(self, vector, name, number):
+        return self._transfer("CollectiveGatherV2", name, vector, number)
+
+    def _joined(self, blocks, lengths, rows, like):
+        """Joins the beginnings of the blocks of all ranks to `rows` rows of the shape of those of `like`."""
+        joined = tf.concat([blocks[rank, : lengths[rank]] for rank in range(self.size)], axis=0)
+        shaped = tf.reshape(joined, tf.concat([[rows], tf.shape(like)[1:]], axis=0))
+        return tf.ensure_shape(shaped, [None, *like.shape[1:]])
+
+    def _transfer(self, operator, name, tensor, number, how=None):
+        """Adds an operator whose name and numbers are the same on every rank, and returns its result.
+
+        Args:
+          number: of the tensor's size, an integer tensor; None where its static shape is the same on all ranks.
+          how: reduction of a reduction, root of a broadcast.
+        """
+        with wire_names.noted() as full_names, placed(name) as named:
+            shape = tensor.shape if number is None else "any"
+            key = _key_of(operator.replace("Send", "").replace("Recv", ""), named["name"], tensor.dtype, shape, how)
+            common = {
+                "group_size": self.size,
+                "group_key": _key_of("group", self.members),
+                "instance_key": key if number is None else tf.bitwise.bitwise_xor(key, number),
+                "name": named["name"],
+            }
+            if operator == "CollectiveReduceV2":
+                common.update(merge_op=how, final_op="Id")
+            if "Bcast" not in operator:
+                common.update(ordering_token=[])
+                for note in _CALLED_AT_EXCHANGES:
+                    note(tensor)
+            if operator == "CollectiveBcastRecvV2":
+                result = tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(tensor), T=tensor.dtype, **common)
+            else:
+                result = getattr(tf.raw_ops, operator)(input=tensor, **common)
+        _OF_GROUPS.update(full_names if self.members in _OPENED else ())
+        return prevent_merging(result)
+
+
+class _Group(TensorFlowCommunicator):
+    """A group of some of the ranks; `rank` is None in a process that is not a member."""
+
+    def __init__(self, world_rank, members):
+        self.members = tuple(members)
+        self.size = len(members)
+        self.rank = self.members.index(world_rank) if world_rank in members else None
+
+
+class _StepsOfTransfers(SessionEngine):
+    """Lets TensorFlow count the runs of each set of transfers, as ranks with several sessions run them in any order."""
+
+    def execute(self, session, request):
+        key = _key_of_run(session.graph, lambda: run_of(session.graph, request.asked, request.fed))
+        if key is None:
+            return self.inner.execute(session, request)
+        options = tf.compat.v1.RunOptions()
+        if request.options is not None:
+            options.ParseFromString(read_content(request.options))
+        options.experimental.collective_graph_key = key
+        with run_options_buffer(options) as buffer:
+            return self.inner.execute(session, request._replace(options=buffer))
+
+    def prepare_call(self, session, callable_options):
+        key = _key_of_run(session.graph, lambda: run_of_call(session.graph, callable_options))
+        if key is not None:
+            callable_options.run_options.experimental.collective_graph_key = key
+        return self.inner.prepare_call(session, callable_options)
+
+
+def call_at_exchanges(note: Callable[[Any], Any]) -> None:
+    """Calls a function with the tensor of every transfer made from now on that combines values of ranks."""
+    _CALLED_AT_EXCHANGES.append(note)
+
+
+@functools.cache
+def _watch_sessions():
+    add_engine(None, _StepsOfTransfers())
+
+
+def _key_of_run(graph, find_run):
+    """Returns a number that is the same on all ranks which take part in transfers of a run; None without transfers.
+
+    Ranks whose groups overlap, directly or through other groups, have to run transfers of groups equally often.
+    """
+    transfers = transfers_of(find_run()) if wire_names.given_in(graph) else set()
+    of_job = transfers - _OF_GROUPS
+    if of_job or not transfers:
+        return _key_of("run", *sorted(of_job)) if transfers else None
+    connected = {environment.launched().rank}
+    for _ in _OPENED:
+        connected.update(*(members for members in _OPENED if not connected.isdisjoint(members)))
+    return _key_of("run of groups", *sorted(connected))
+
+
+def _key_of(*parts):
+    """Returns a positive 31-bit number for some texts and numbers, the same on all ranks."""
+    text = "|".join(map(str, parts))
+    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1 or 1
+    if _KEYS.setdefault(key, text) != text:
+        raise RuntimeError(
+            f"npu_bridge.collective: two transfers have one number. Expected a number for each; got {key} for "
+            f"{_KEYS[key]} and for {text}. Give the optimizer, or what else names them, another name."
+        )
+    return key
+
+
+def _moved(tensor, move, is_noted=False):
+    """Applies `move`, which only copies elements, to a tensor of any numeric dtype."""
+    if tensor.dtype in _WIDER and tensor.dtype.size == 1:
+        return tf.cast(move(tf.cast(tensor, _WIDER[tensor.dtype])), tensor.dtype)
+    return moved_as_bits(tensor, move, is_noted, _SAME_BITS)
+
+
+def _sized(tensor):
+    """Returns a tensor of a static shape and None; else a vector of one of `_SIZES`, and the number of that size."""
+    if tensor.shape.is_fully_defined():
+        return tensor, None
+    size, number = _fitting_size(tf.size(tensor))
+    return _filled_up(tensor, size), number
+
+
+def _restored(result, tensor, shape):
+    """Returns what a transfer has made of `_sized(tensor)`, in the shape of `tensor`."""
+    if tensor.shape.is_fully_defined():
+        return result
+    return tf.ensure_shape(tf.reshape(result[: tf.reduce_prod(shape)], shape), tensor.shape)
+
+
+def _fitting_size(count):
+    """Returns the first of `_SIZES` that is not below a number of elements, and its position."""
+    position = tf.searchsorted(_SIZES, tf.reshape(count, [1]))[0]
+    return tf.gather(_SIZES, position), position
+
+
+def _filled_up(tensor, size):
+    """Returns the elements as a vector, with zeros behind them up to a size."""
+    vector = tf.reshape(tensor, [-1])
+    return tf.pad(vector, [[0, size - tf.size(vector)]])

@@ -1,0 +1,173 @@
+"""Makes each rank a TensorFlow server, through which TensorFlow's own collective operators reach the other ranks.
+
+One server serves eager execution, functions and the sessions of TF 1 graphs. It has to run before a rank makes its
+first tensor, so a rank of `npu-run` announces it before the script begins. It starts with the first tensor or session.
+
+TensorFlow's servers listen on all addresses and take requests of anybody. A filter in the system's kernel therefore
+drops every packet for this port that does not come from this machine. `docs/security.md` says what that leaves open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import socket
+import struct
+import sys
+from typing import TYPE_CHECKING, Any
+
+from npu_bridge.base import environment, reading
+from npu_bridge.base.install import FIX_HOROVOD
+from npu_bridge.base.session_wrapper import change_settings
+from npu_bridge.base.tf_internals.servers import serve_from_the_start, start_serving
+from npu_bridge.base.tf_internals.sessions import default_session_config, has_eager_context
+from npu_bridge.collective import rendezvous
+from npu_bridge.collective.key_value_store import KeyValueStore
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_HOST = "127.0.0.1"
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux, which Python does not name
+_LISTENS = "0A"  # state of a socket in /proc/net/tcp
+# Instructions for the filter (code, jump if true, jump if false, value): does the packet have an IPv4 source 127.*?
+_FROM_THIS_MACHINE = (
+    (0x30, 0, 0, 0xFFF00000),  # the byte with the version of the packet
+    (0x54, 0, 0, 0xF0),
+    (0x15, 0, 4, 0x40),
+    (0x20, 0, 0, 0xFFF0000C),  # its source
+    (0x54, 0, 0, 0xFF000000),
+    (0x15, 0, 1, 0x7F000000),
+    (0x06, 0, 0, 0xFFFFFFFF),  # takes all of it
+    (0x06, 0, 0, 0),  # drops it
+)
+
+
+class NoServerError(RuntimeError):
+    """An error for several ranks that cannot use TensorFlow's own collective operators."""
+
+
+class Server:
+    """The server of this rank.
+
+    Attributes:
+      target: for sessions.
+    """
+
+    def __init__(self):
+        place = environment.launched()
+        self._rank, self._size = place.rank, place.size
+        self._addresses = KeyValueStore("tensorflow_servers")
+        _check_job(self._addresses, place)
+        # Bound and not listening: no other process gets this port, and the server does as soon as it starts.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind((_HOST, 0))
+        number = self._port.getsockname()[1]
+        self.target = f"grpc://{_HOST}:{number}"
+        self._addresses.put(self._rank, f"{_HOST}:{number}")
+        serve_from_the_start(self._describe, self._keep_strangers_out)
+        change_settings(self._with_server)
+
+    def start(self) -> None:
+        """Starts it, unless it runs. Waits until all ranks have chosen a port, but not until they listen."""
+        start_serving()
+
+    def _describe(self, settings: tf.compat.v1.ConfigProto) -> Any:
+        from tensorflow.core.protobuf import cluster_pb2, tensorflow_server_pb2
+
+        missing = self._addresses.wait(self._size, rendezvous.limit_secs())
+        if missing:
+            raise NoServerError(
+                f"npu_bridge.collective: ranks {', '.join(map(str, missing))} have not come. Expected a port of "
+                f"each of {self._size} ranks within {rendezvous.limit_secs()} seconds; got none. Raise "
+                f"HCCL_CONNECT_TIMEOUT, or see why they did not start."
+            )
+        cluster = cluster_pb2.ClusterDef()
+        for rank in range(self._size):
+            cluster.job.add(name=_job(rank)).tasks[0] = self._addresses.get(rank)
+        own = tensorflow_server_pb2.ServerDef(cluster=cluster, job_name=_job(self._rank), protocol="grpc")
+        own.default_session_config.CopyFrom(settings)
+        self._set_leader(own.default_session_config)
+        return own
+
+    def _with_server(self, target, config):
+        """Returns the target and the settings for a session of the script; a target of its own is kept."""
+        if target:
+            return target, config
+        import tensorflow as tf
+
+        self.start()
+        own = tf.compat.v1.ConfigProto()
+        own.CopyFrom(config if config is not None else default_session_config())
+        # A server has one pool of threads for all its sessions, and refuses others.
+        own.ClearField("use_per_session_threads")
+        own.ClearField("session_inter_op_thread_pool")
+        own.isolate_session_state = True  # else all sessions of a server have the same variables
+        self._set_leader(own)
+        if not own.device_filters:
+            own.device_filters.append(f"/job:{_job(self._rank)}")
+        return self.target, own
+
+    @staticmethod
+    def _set_leader(config):
+        config.experimental.collective_group_leader = f"/job:{_job(0)}/replica:0/task:0"
+
+    def _keep_strangers_out(self):
+        """Lets the port take packets from this machine only; does nothing where the system has no such filter."""
+        if not sys.platform.startswith("linux"):
+            return
+        listening = _listening_sockets(self._port.getsockname()[1])
+        codes = [struct.pack("HBBI", *instruction) for instruction in _FROM_THIS_MACHINE]
+        program = ctypes.create_string_buffer(b"".join(codes))
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}") in listening:
+                    with socket.socket(fileno=os.dup(int(name))) as port:
+                        given = struct.pack("HP", len(codes), ctypes.addressof(program))
+                        port.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, given)
+
+
+@functools.cache
+def of_this_process() -> Server:
+    """Returns the server of this rank; the first call announces it.
+
+    Raises:
+      NoServerError: no `npu-run` started this rank, or it is one of an elastic job or of several machines.
+    """
+    return Server()
+
+
+def _check_job(store, place):
+    got = ""
+    if not store.exists:
+        got = "a rank that another launcher has started"
+    elif environment.is_flag_on("HOROVOD_ELASTIC"):
+        got = "an elastic job"
+    elif place.local_size < place.size:
+        got = f"{place.local_size} of {place.size} ranks on this machine"
+    elif has_eager_context():
+        got = "a rank that has made tensors before npu-run could make it a server"
+    if got:
+        raise NoServerError(
+            f"npu_bridge.collective: TensorFlow's own collective operators cannot be used here. Expected ranks that "
+            f"npu-run -np N has started on one machine; got {got}. Install Horovod: {FIX_HOROVOD}"
+        )
+
+
+def _job(rank):
+    """Returns the name of a rank in the cluster: TensorFlow orders ranks by these names."""
+    return f"rank{rank:05}"
+
+
+def _listening_sockets(port):
+    """Returns the sockets of this machine that listen on a port, as links in /proc/self/fd lead to them."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), reading.open_file(f"/proc/net/{table}") as rows:
+            for row in (line.split() for line in rows):
+                if row[1].endswith(f":{port:04X}") and row[3] == _LISTENS:
+                    found.add(f"socket:[{row[9]}]")
+    return found
