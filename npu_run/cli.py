@@ -21,6 +21,7 @@ from npu_bridge.base import environment, memory_folders
 from npu_bridge.base.files import NotOursError
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.terminal import echo, in_line
+from npu_bridge.collective import engine_of_ranks
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_run.command_line import (
     ScriptCommand,
@@ -54,7 +55,7 @@ _RANGE = re.compile(r"\s+\[x>=\d+\]$")  # click appends it to the help of a numb
 _OPTIONS = {
     "Ranks": (
         *("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
-        *("least", "most", "hosts_from", "wait_secs", "cool_down_secs"),
+        *("least", "most", "hosts_from", "wait_secs", "cool_down_secs", "collectives"),
     ),
     "What npu-run writes": ("out", "logs", "timeline", "repeat", "vary"),
     "The script": ("settings", "era", "trees"),
@@ -164,7 +165,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     "--repeat",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Run N times, each a little different, to know the noise. {out} in ARGS becomes the folder of a run.",
+    help="Run N times, varied; {out} in ARGS: a run's folder.",
 )
 @click.option(
     "--vary",
@@ -172,6 +173,12 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     default="seed",
     metavar="WAY",
     help="What differs: seed (the default), order, rounding.",
+)
+@click.option(
+    "--collectives",
+    type=click.Choice(environment.ENGINES),
+    metavar="ENGINE",
+    help="horovod (the default, if installed) or tensorflow.",
 )
 @settings_option
 @source_options
@@ -194,6 +201,7 @@ def run_script(
     timeline: str | None,
     repeat: int | None,
     vary: str,
+    collectives: str | None,
     settings: tuple[str, ...],
     era: int | None,
     trees: tuple[str, ...],
@@ -207,6 +215,8 @@ def run_script(
     """
     with contextlib.ExitStack() as outputs:
         try:
+            if collectives is not None:
+                environment.write_variable(environment.COLLECTIVES, collectives)
             tasks_wait_secs = WAIT_SECS if wait_secs is None else wait_secs
             task = None if any((size, hosts, hostfile, rank_table, hosts_from)) else find_task(sys.argv[1:])
             if task is not None and task.number > 0:
@@ -219,6 +229,9 @@ def run_script(
             recording = None if timeline is None else Recording.of_text(timeline, out or "timeline")
             plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
             elastic, plan = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
+            problem = engine_of_ranks.refusal(plan.is_local and not tasks, elastic is not None) if plan.size > 1 else ""
+            if problem:
+                raise LaunchError(problem)
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
             _take_outputs(outputs, plan, log_dir, repeats, recording)
             SourceChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
@@ -314,6 +327,9 @@ def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
         say(f"npu-run: starting {elastic.least} {most} ranks of {in_line(script)}")
         return
     say(f"npu-run: starting {ranks} of {in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}")
+    engine = engine_of_ranks.line_at_start() if size > 1 else ""
+    if engine:
+        say(f"npu-run: {engine}")
 
 
 def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:

@@ -16,7 +16,17 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import horovod_internals
-from npu_bridge.base.tf_internals import callers, contrib, estimators, functions, graphs, keras3, sessions, training
+from npu_bridge.base.tf_internals import (
+    callers,
+    contrib,
+    estimators,
+    functions,
+    graphs,
+    keras3,
+    servers,
+    sessions,
+    training,
+)
 from npu_bridge.base.tf_internals.inherited import INHERITED
 from tests.canaries import (
     CANARIES,
@@ -27,6 +37,7 @@ from tests.canaries import (
     of_graphs,
     of_horovod,
     of_keras3,
+    of_servers,
     of_sessions,
     of_training,
 )
@@ -58,6 +69,7 @@ MODULES = {
     functions: of_functions,
     graphs: of_graphs,
     keras3: of_keras3,
+    servers: of_servers,
     sessions: of_sessions,
     callers: of_training,
     training: of_training,

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from npu_bridge.base.install import CHOSEN  # all are of this checkout, and need no other package
 from npu_bridge.base.secondary_files import describe_failure
-from npu_run.doctor.build import Installer, InstallError
+from npu_run.doctor.build import Installer, InstallError, MissingToolsError
 
 ASKED_FOR = sys.argv[3] if sys.argv[3:] else ""  # a version of TensorFlow
 VENV = Path(f".venv-tf{ASKED_FOR}" if ASKED_FOR else ".venv")
@@ -42,10 +42,20 @@ def main(key: str, parts: str) -> None:
     title = " and the test tools" if parts == "all" else " and what its examples need"
     install(f"TensorFlow, npu_bridge{title}", packages_for(parts), "import tensorflow, npu_bridge")
     if parts != "alone":
-        INSTALLER.install_horovod()
+        install_horovod(parts)
     for mark in marks[: PARTS.index(parts) + 1]:
         mark.write_text(key + "\n")
     say(f"ready after {time.monotonic() - began:.0f} s")
+
+
+def install_horovod(parts: str) -> None:
+    """Installs Horovod; trainings do without it where it cannot be compiled."""
+    try:
+        INSTALLER.install_horovod()
+    except MissingToolsError as error:
+        if parts == "all":
+            raise
+        say(f"several ranks will use TensorFlow's own collectives, on one machine. {error}; then npu-run doctor --fix")
 
 
 def make_venv() -> None:

@@ -90,12 +90,12 @@ check_path "$python"
     fail "$python cannot make environments. Install its venv module: \
 apt-get install python$(version_of "$python")-venv (Debian/Ubuntu)"
 
-# A wheel of Horovod that an earlier set-up has kept needs no compiler; nor does one rank.
+# A wheel of Horovod that an earlier set-up has kept needs no compiler; nor do trainings, on one rank or several.
 kept=no
 for wheel in "${XDG_CACHE_HOME:-${HOME:-}/.cache}"/npu_bridge/wheels/python"$(version_of "$python")"-*/horovod-*.whl; do
     [ -f "$wheel" ] && kept=yes
 done
-if [ "$parts" = alone ] || [ $kept = yes ]; then
+if [ "$parts" != all ] || [ $kept = yes ]; then
     exec "$python" tools/setup_env.py "$(wanted)" "$parts" "$tf"
 fi
 

@@ -58,9 +58,11 @@ START = "NPU_RUN_START"  # job:number:numbers, of this start, and of earlier sta
 IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
 SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
 SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has read them
+COLLECTIVES = "NPU_COLLECTIVES"  # horovod or tensorflow, which npu-run --collectives sets
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: show everything that TensorFlow prints
 # The variables that `fill_rank_variables` sets for each rank.
 RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
+ENGINES = ("horovod", "tensorflow")  # what several ranks can exchange tensors with
 _JOB = 10087  # the number that launch scripts for NPUs give their only job
 _ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (
@@ -128,9 +130,9 @@ def collectives() -> str | None:
     Raises:
       ValueError: the variable is neither horovod nor tensorflow.
     """
-    text = read_variable("NPU_COLLECTIVES")
-    if text not in (None, "horovod", "tensorflow"):
-        raise _error("NPU_COLLECTIVES names no engine", "horovod or tensorflow", repr(text), "Correct it, or unset it.")
+    text = read_variable(COLLECTIVES)
+    if text not in (None, *ENGINES):
+        raise _error(f"{COLLECTIVES} names no engine", "horovod or tensorflow", repr(text), "Correct it, or unset it.")
     return text
 
 

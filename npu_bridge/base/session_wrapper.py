@@ -140,18 +140,8 @@ def change_settings(change: Callable[[str, Any], tuple[str, Any]]) -> None:
       change: gets a session's target and its ConfigProto or None; returns both.
     """
 
-    def wrap(module: types.ModuleType) -> None:
-        stock = module.BaseSession.__init__
-
-        @functools.wraps(stock)
-        def __init__(session, target="", graph=None, config=None):
-            changed, config = change(target, config)
-            session._npu_bridge_is_served_here = changed != target
-            stock(session, changed, graph, config)
-
-        module.BaseSession.__init__ = __init__
-
-    when_loaded(SESSION_MODULE, wrap)
+    _CHANGES_OF_SETTINGS.append(change)
+    _change_sessions()
 
 
 def _engines_of(session: Any) -> tuple[SessionEngine, ...]:
@@ -164,6 +154,13 @@ def _outermost(session: Any) -> SessionEngine:
 
 class _Methods:
     """They stand in place of those of `BaseSession`, the class of all sessions."""
+
+    def __init__(self, target="", graph=None, config=None):
+        given = target
+        for change in _CHANGES_OF_SETTINGS:
+            target, config = change(target, config)
+        self._npu_bridge_is_served_here = target != given
+        _STOCK["__init__"](self, target, graph, config)
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         return _outermost(self).run(self, fetches, feed_dict, options, run_metadata)
@@ -220,6 +217,7 @@ class _TensorFlow(SessionEngine):
 
 
 _STOCK: dict[str, Callable] = {}  # methods of `BaseSession` as TensorFlow has them
+_CHANGES_OF_SETTINGS: list[Callable[[str, Any], tuple[str, Any]]] = []
 _OF_ALL = SessionEngine()  # its `inner` are the engines of all sessions
 _OF_ALL.inner = _TensorFlow()
 

@@ -9,6 +9,7 @@ import functools
 import importlib.util
 
 from npu_bridge.base import environment
+from npu_bridge.base.install import FIX_HOROVOD
 
 
 def engine() -> str:
@@ -27,15 +28,25 @@ def _has_horovod():
     return importlib.util.find_spec("horovod") is not None
 
 
-def prepare() -> None:
-    """Does what a rank has to do before it loads TensorFlow, if several ranks need it.
+def line_at_start() -> str:
+    """Returns a sentence about the engine for the start of a job; "" where it is the one to be expected."""
+    if engine() == "horovod":
+        return ""
+    way = "leave out --collectives" if _has_horovod() else f"install it: {FIX_HOROVOD}"
+    return f"tensors go through TensorFlow's own collectives. For several hosts, use Horovod ({way})"
 
-    Raises:
-      ValueError: as `engine`, or variables of the launcher contradict each other.
-      NoServerError: TensorFlow's own operators cannot be used in this job.
+
+def refusal(is_on_one_machine: bool, is_elastic: bool, got: str = "") -> str:
+    """Returns why the engine cannot serve a job, with the cure; "" if it can.
+
+    Args:
+      got: another reason why TensorFlow's own operators cannot.
     """
-    launched = environment.launched()
-    if launched is not None and launched.size > 1 and engine() == "tensorflow":
-        from npu_bridge.collective import tensorflow_server
-
-        tensorflow_server.of_this_process()
+    if engine() == "horovod" or (is_on_one_machine and not is_elastic and not got):
+        return ""
+    got = got or ("an elastic job" if is_elastic else "ranks on several hosts, or tasks of a cluster")
+    fix = "leave out --collectives and NPU_COLLECTIVES" if _has_horovod() else f"install Horovod: {FIX_HOROVOD}"
+    return (
+        f"TensorFlow's own collectives cannot run this job. Expected ranks that npu-run -np N starts on one machine; "
+        f"got {got}. To use Horovod, {fix}"
+    )

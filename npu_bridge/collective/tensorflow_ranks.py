@@ -142,7 +142,7 @@ class TensorFlowCommunicator(SeveralRanks):
         """Joins the beginnings of the blocks of all ranks to `rows` rows of the shape of those of `like`."""
         joined = tf.concat([blocks[rank, : lengths[rank]] for rank in range(self.size)], axis=0)
         shaped = tf.reshape(joined, tf.concat([[rows], tf.shape(like)[1:]], axis=0))
-        return tf.ensure_shape(shaped, [None, *like.shape[1:]])
+        return tf.ensure_shape(shaped, tf.TensorShape([None]).concatenate(like.shape[1:]))
 
     def _transfer(self, operator, name, tensor, number, how=None):
         """Adds an operator whose name and numbers are the same on every rank, and returns its result.

@@ -19,11 +19,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from npu_bridge.base import environment, reading
-from npu_bridge.base.install import FIX_HOROVOD
 from npu_bridge.base.session_wrapper import change_settings
 from npu_bridge.base.tf_internals.servers import serve_from_the_start, start_serving
 from npu_bridge.base.tf_internals.sessions import default_session_config, has_eager_context
-from npu_bridge.collective import rendezvous
+from npu_bridge.collective import engine_of_ranks, rendezvous
 from npu_bridge.collective.key_value_store import KeyValueStore
 
 if TYPE_CHECKING:
@@ -140,21 +139,28 @@ def of_this_process() -> Server:
     return Server()
 
 
+def prepare() -> None:
+    """Announces the server of this rank, if it will be needed; call it before TensorFlow is loaded.
+
+    Raises:
+      ValueError: variables of the launcher contradict each other, or `NPU_COLLECTIVES` has no legal value.
+      NoServerError: as `of_this_process`.
+    """
+    launched = environment.launched()
+    if launched is not None and launched.size > 1 and engine_of_ranks.engine() == "tensorflow":
+        of_this_process()
+
+
 def _check_job(store, place):
     got = ""
     if not store.exists:
-        got = "a rank that another launcher has started"
-    elif environment.is_flag_on("HOROVOD_ELASTIC"):
-        got = "an elastic job"
-    elif place.local_size < place.size:
-        got = f"{place.local_size} of {place.size} ranks on this machine"
+        got = "ranks of another launcher"
     elif has_eager_context():
         got = "a rank that has made tensors before npu-run could make it a server"
-    if got:
-        raise NoServerError(
-            f"npu_bridge.collective: TensorFlow's own collective operators cannot be used here. Expected ranks that "
-            f"npu-run -np N has started on one machine; got {got}. Install Horovod: {FIX_HOROVOD}"
-        )
+    is_elastic = environment.is_flag_on("HOROVOD_ELASTIC")
+    problem = engine_of_ranks.refusal(place.local_size == place.size, is_elastic, got)
+    if problem:
+        raise NoServerError(f"npu_bridge.collective: {problem}.")
 
 
 def _job(rank):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from npu_bridge.base import environment
-from npu_bridge.collective.engine_of_ranks import engine
 from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.engine_of_ranks import engine
 from npu_bridge.collective.single_process import SingleProcess
 
 

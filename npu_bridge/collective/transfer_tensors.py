@@ -1,8 +1,8 @@
 """Prepares tensors for the operators of both engines: casts dtypes, concatenates, and keeps operators in the graph.
 
 Both engines lack some dtypes. An all-gather, a broadcast or an all-to-all only copies elements, so it can send them as
-any dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. If casts around a
-collective hide the numbers that are sent, the graph notes them (`note_exchange`), so that graph passes need not
+any dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. If casts around
+a collective hide the numbers that are sent, the graph notes them (`note_exchange`), so that graph passes need not
 recognise the casts. The tables here are those of Horovod 0.28.
 
 TensorFlow 2.15 treats Horovod's operators as pure functions: when it optimises the graph, it evaluates one with

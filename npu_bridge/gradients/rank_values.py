@@ -17,8 +17,8 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.collective import first_run, wire_names
-from npu_bridge.collective.transfer_tensors import never_pruned
 from npu_bridge.collective.packing import packed, unpacked
+from npu_bridge.collective.transfer_tensors import never_pruned
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.kept_state import OF_RANKS
 

@@ -21,8 +21,8 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, set_read_tensor
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.transfer_tensors import never_pruned
 from npu_bridge.collective.packing import packed, unpacked
+from npu_bridge.collective.transfer_tensors import never_pruned
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
 

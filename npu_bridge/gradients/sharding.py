@@ -5,8 +5,8 @@ from __future__ import annotations
 from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.collective.transfer_tensors import never_pruned
 from npu_bridge.collective.ownership import fair_division
+from npu_bridge.collective.transfer_tensors import never_pruned
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.arithmetic import parts_of
 from npu_bridge.gradients.graph_mode import building_graph

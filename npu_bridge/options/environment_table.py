@@ -121,6 +121,11 @@ _OTHERS = (
         works("These messages are hidden by default. npu-run --verbose sets the variable."),
     ),
     (
+        "NPU_COLLECTIVES",
+        "Of this package. horovod or tensorflow: what several ranks exchange tensors with.",
+        works("Default: horovod if it is installed. npu-run --collectives sets the variable."),
+    ),
+    (
         "NPU_COMMUNICATION_PRIORITY",
         "Of this package. 1: the threads of Horovod run before those that compute.",
         works("Under Gloo, where the process may use real-time priorities (CAP_SYS_NICE)."),

@@ -77,6 +77,10 @@ class InstallError(RuntimeError):
     is_explained = False
 
 
+class MissingToolsError(InstallError):
+    """An error for a compiler that is not installed; nothing has been changed."""
+
+
 def cache_folder() -> Path:
     """Returns the cache folder: in the user's home, or beside this Python if the home cannot be written."""
     given, home = os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~")
@@ -110,7 +114,7 @@ class Installer:
             return
         problem = _missing_tools()
         if problem:
-            raise InstallError(problem)
+            raise MissingToolsError(problem)
         self._say("Horovod, compiled here (2 to 6 minutes on 2 cores)")
         with self._in_a_folder() as built:
             build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]

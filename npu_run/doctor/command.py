@@ -128,14 +128,13 @@ def examine(config: str | None, rank_table: str | None, limit_secs: float, progr
     """
     page = Page()
     page.add(*versions_section())
-    variables, problems, wanted_ranks = environment_section()
+    variables, problems, _ = environment_section()
     table = Section("", []), [], 1
     if rank_table is not None:
         table = rank_table_section(rank_table)
-        wanted_ranks = max(wanted_ranks, table[2])
     one, two = run_trials(limit_secs, config, progress.note)
     page.add(machine_section(one.facts.get("gpus")))
-    page.add(*horovod_section(one, two, wanted_ranks))
+    page.add(*horovod_section(one, two))
     page.lacks_horovod = lacks_horovod(one)
     page.add(variables, problems)
     page.add(*table[:2])

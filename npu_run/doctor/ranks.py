@@ -132,20 +132,18 @@ def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str],
         second = pool.submit(two.result)
         try:
             first = one.result()
-            is_pointless = bool(first.failure or first.facts.get("horovod_is_missing"))
-            return first, None if is_pointless else second.result()
+            return first, None if first.failure else second.result()
         finally:
             one.stop()
             two.stop()
 
 
-def horovod_section(one: Trial, two: Trial | None, wanted_ranks: int) -> tuple[Section, list[Problem]]:
+def horovod_section(one: Trial, two: Trial | None) -> tuple[Section, list[Problem]]:
     """Returns the trials' findings about TensorFlow and Horovod, and the cures for their problems.
 
     Args:
       one: trial on one rank.
       two: trial on two ranks; None when the first one made it pointless.
-      wanted_ranks: number of ranks that a file or the environment asks for.
     """
     facts = one.facts
     rows = [("tensorflow", facts.get("tensorflow", "cannot be imported"))]
@@ -159,15 +157,19 @@ def horovod_section(one: Trial, two: Trial | None, wanted_ranks: int) -> tuple[S
         for trial in (one, two)
         if trial is not None
     ]
-    return Section("ranks, really started", rows, "ranks"), _problems(one, two, wanted_ranks)
+    if two is not None and "millisecs" in two.facts:
+        number, large = two.facts["millisecs"]
+        name = "TensorFlow's own collectives" if two.facts.get("controller") == "grpc" else "Horovod"
+        rows.append(("transfers", f"a number in {number:.1f} ms, 4 MiB in {large:.0f} ms, by {name}"))
+    return Section("ranks, really started", rows, "ranks"), _problems(one, two)
 
 
-def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]:
+def _problems(one: Trial, two: Trial | None) -> list[Problem]:
     problems = []
     failed = one.facts.get("failed", {})
     if one.facts.get("horovod_is_missing"):
-        what = "Horovod is not installed: scripts run on one rank only"
-        problems.append(Problem(what, f"For several ranks (needs g++, cmake): {_fix()}", wanted_ranks > 1))
+        what = "Horovod is not installed: several ranks use TensorFlow's own collectives, on one machine"
+        problems.append(Problem(what, f"For several machines (needs g++, cmake): {_fix()}", is_fatal=False))
     if "import npu_bridge.npu_init" in failed:
         what = f"npu_bridge.npu_init cannot be imported: {failed['import npu_bridge.npu_init']}"
         problems.append(Problem(what, "Install npu_bridge again: pip install --force-reinstall --no-deps npu-bridge"))
@@ -196,8 +198,9 @@ def lacks_horovod(one: Trial) -> bool:
 
 
 def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
-    """Returns why the trial did not finish; "" if it did, or had no Horovod."""
-    if facts.get("size") or (facts.get("horovod_is_missing") and code == 0):
+    """Returns why the trial did not finish; "" if it did, or had nothing to sum."""
+    is_alone = "controller" not in facts and "sum a tensor" not in facts.get("failed", {})
+    if facts.get("size") or (facts.get("horovod_is_missing") and is_alone and code == 0):
         return ""
     stage = facts.get("stage", "start")
     if facts.get("failed", {}).get(stage):
@@ -210,8 +213,8 @@ def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
 
 
 def _result(trial: Trial) -> str:
-    if trial.facts.get("horovod_is_missing"):
-        return "not tried"
+    if trial.size == 1 and trial.facts.get("horovod_is_missing"):
+        return "nothing to send"
     return f"failed: {trial.failure}" if trial.failure else f"right, after {trial.secs:.1f} s"
 
 

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import statistics
+import time
 from typing import Any, Callable
 
 from npu_bridge.base.environment import probable_rank
+from npu_bridge.collective.engine_of_ranks import engine
 
 __all__ = ["MARK", "main"]
 
 MARK = "npu-run doctor: "
+_LARGE_BYTES, _RUNS = 4 * 2**20, 20
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the trial and prints each failure; sums the tensor only if TensorFlow and Horovod could be imported.
+    """Runs the trial and prints each failure; sums the tensor only if TensorFlow and the engine could be imported.
 
     Args:
       arguments: `all` for the checks of a single rank, optionally followed by a configuration file; or nothing.
@@ -31,6 +35,9 @@ def main(arguments: list[str]) -> None:
         _try(f"read {path}", lambda path=path: _read_config(path))
     if importlib.util.find_spec("horovod") is None:
         _say(horovod_is_missing=True)
+    if engine() == "tensorflow":
+        if not arguments:  # several ranks, to which TensorFlow's own operators belong
+            _try("sum a tensor", lambda: _sum_by_tensorflow(tf))
         return
     hvd = _try("import horovod.tensorflow", _import_horovod)
     if hvd is not None:
@@ -77,10 +84,46 @@ def _sum(tf: Any, hvd: Any) -> None:
         # A placeholder: TensorFlow would fold the sum of a constant.
         value = tf.compat.v1.placeholder(tf.float32, [])
         total = session.run(hvd.allreduce(value, op=hvd.Sum, name="doctor"), {value: hvd.rank() + 1.0})
-    expected = hvd.size() * (hvd.size() + 1) / 2
-    if total != expected:
-        raise ArithmeticError(f"the sum over {hvd.size()} rank(s) is {total}, not {expected}")
+    _check_sum(total, hvd.size())
     _say(size=hvd.size(), controller="gloo" if hvd.gloo_enabled() else "mpi" if hvd.mpi_enabled() else "none")
+    if hvd.size() > 1:
+        from npu_bridge.collective import current
+
+        _say(millisecs=_measure(tf, current()))
+
+
+def _sum_by_tensorflow(tf: Any) -> None:
+    from npu_bridge.collective import current
+
+    ranks = current()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        value = tf.compat.v1.placeholder(tf.float32, [])
+        total = session.run(ranks.reduce(value, "sum", "doctor"), {value: ranks.rank + 1.0})
+    _check_sum(total, ranks.size)
+    _say(size=ranks.size, controller="grpc", millisecs=_measure(tf, ranks))
+
+
+def _check_sum(total: float, size: int) -> None:
+    expected = size * (size + 1) / 2
+    if total != expected:
+        raise ArithmeticError(f"the sum over {size} rank(s) is {total}, not {expected}")
+
+
+def _measure(tf: Any, ranks: Any) -> list[float]:
+    """Returns how long the sum of a number and of `_LARGE_BYTES` takes, in milliseconds: the median of some."""
+    found = []
+    for name, count in (("number", 1), ("large", _LARGE_BYTES // 4)):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            total = ranks.reduce(
+                tf.compat.v1.placeholder_with_default(tf.ones([count]), [count]), "sum", f"doctor_{name}"
+            )
+            secs = []
+            for _ in range(_RUNS):
+                began = time.perf_counter()
+                session.run(total.op)
+                secs.append(time.perf_counter() - began)
+        found.append(1000 * statistics.median(secs))
+    return found
 
 
 def _say(**facts: Any) -> None:

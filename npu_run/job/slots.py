@@ -92,11 +92,6 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
 @contextlib.contextmanager
 def _local_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer]]:
     """Does the same without Horovod's launcher, for ranks on this machine."""
-    if not plan.is_local:
-        raise LaunchError(
-            f"{plan.size} ranks on several hosts need Horovod, and TensorFlow's own collectives are chosen. Install "
-            f"it, if it is missing: {FIX_HOROVOD}; then leave out --collectives and NPU_COLLECTIVES"
-        )
     server = KeyValueServer()
     try:
         address, port = server.listen(_LOCAL)

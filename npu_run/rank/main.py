@@ -31,7 +31,7 @@ from npu_bridge.base.environment import (
 )
 from npu_bridge.base.gpus import gpu_of_rank, shortage
 from npu_bridge.base.terminal import echo
-from npu_bridge.collective import engine_of_ranks
+from npu_bridge.collective import tensorflow_server
 from npu_run.rank.input_end import watch_input
 from npu_run.rank.link import RankLink
 from npu_run.rank.report import report_of
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
     end_trial = begin_trial(trial, place.rank) if trial is not None else None
     choice = take_choice()
     try:
-        engine_of_ranks.prepare()
+        tensorflow_server.prepare()
         _run_script(arguments[0], arguments, choice, place.rank)
         _tell_unread_settings()
         _finish(link, tell_exit)

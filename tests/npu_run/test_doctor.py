@@ -265,18 +265,19 @@ def test_what_hangs_is_cut_short(tmp_path):
     assert "TensorFlow does not work: no end within 4 s, during: " in output
 
 
-def test_missing_horovod_matters_only_to_several_ranks():
-    one = Trial(1, {"tensorflow": "2.15.1", "horovod_is_missing": True}, "", 1.0)
-    section, (note,) = horovod_section(one, None, wanted_ranks=1)
-    assert ("horovod", "not installed") in section.rows and not note.is_fatal
-    _, (problem,) = horovod_section(one, None, wanted_ranks=2)
-    assert problem.is_fatal and "pip install" in problem.fix
+def test_missing_horovod_matters_only_to_several_machines():
+    facts = {"tensorflow": "2.15.1", "horovod_is_missing": True}
+    one, two = Trial(1, facts, "", 1.0), Trial(2, {**facts, "controller": "grpc", "millisecs": [1.25, 9.5]}, "", 1.0)
+    section, (note,) = horovod_section(one, two)
+    assert ("horovod", "not installed") in section.rows
+    assert ("transfers", "a number in 1.2 ms, 4 MiB in 10 ms, by TensorFlow's own collectives") in section.rows
+    assert not note.is_fatal and "pip install" in note.fix
 
 
 def test_two_ranks_that_cannot_sum_are_a_problem():
     facts = {"tensorflow": "2.15.1", "horovod": "0.28.1", "built": ["gloo"], "controller": "gloo", "size": 1}
     one, two = Trial(1, facts, "", 1.0), Trial(2, {}, "start: no network interface", 1.0)
-    section, (problem,) = horovod_section(one, two, wanted_ranks=1)
+    section, (problem,) = horovod_section(one, two)
     assert ("sum on 2 ranks", "failed: start: no network interface") in section.rows
     assert problem.is_fatal
 

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def serve_from_the_start(
-    describe: Callable[[tf.compat.v1.ConfigProto], Any], see_started: Callable[[], None]
-) -> None:
+def serve_from_the_start(describe: Callable[[tf.compat.v1.ConfigProto], Any], see_started: Callable[[], None]) -> None:
     """Makes the process a server of a cluster from the moment it executes eagerly or makes a session.
 
     Call it before. Values that a process has made before it became a server cannot be used afterwards. Seen in TF 2.15:
