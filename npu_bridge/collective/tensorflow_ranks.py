@@ -187,12 +187,14 @@ class _StepsOfTransfers(SessionEngine):
     """Lets TensorFlow count the runs of each set of transfers, as ranks with several sessions run them in any order."""
 
     def execute(self, session, request):
-        key = _key_of_run(session.graph, lambda: run_of(session.graph, request.asked, request.fed))
-        if key is None:
-            return self.inner.execute(session, request)
         options = tf.compat.v1.RunOptions()
         if request.options is not None:
             options.ParseFromString(read_content(request.options))
+        key = None
+        if not options.experimental.collective_graph_key:
+            key = _key_of_run(session.graph, lambda: run_of(session.graph, request.asked, request.fed))
+        if key is None:
+            return self.inner.execute(session, request)
         options.experimental.collective_graph_key = key
         with run_options_buffer(options) as buffer:
             return self.inner.execute(session, request._replace(options=buffer))
@@ -221,12 +223,30 @@ def _key_of_run(graph, find_run):
     """
     transfers = transfers_of(find_run()) if wire_names.given_in(graph) else set()
     of_job = transfers - _OF_GROUPS
-    if of_job or not transfers:
-        return _key_of("run", *sorted(of_job)) if transfers else None
+    if of_job:
+        key = _key_of("run", *sorted(of_job))
+        _begin_to_count(key)
+        return key
+    if not transfers:
+        return None
     connected = {environment.launched().rank}
     for _ in _OPENED:
         connected.update(*(members for members in _OPENED if not connected.isdisjoint(members)))
     return _key_of("run of groups", *sorted(connected))
+
+
+@functools.cache
+def _begin_to_count(key):
+    """Lets all ranks fetch the number of their next step with this key before any rank goes on to a further step.
+
+    The first rank has that number, and adds 1 at each of its runs, also where no transfer is executed.
+    """
+    with wire_names.labelled(""), tf.Graph().as_default() as graph:
+        met = TensorFlowCommunicator().reduce(tf.zeros([]), "sum", f"steps_of_{key}")
+        options = tf.compat.v1.RunOptions()
+        options.experimental.collective_graph_key = key
+        with tf.compat.v1.Session(graph=graph) as session:
+            session.run(met, options=options)
 
 
 def _key_of(*parts):
