@@ -43,6 +43,7 @@ _SAME_BITS = {
 _SIZES = sorted({round(2 ** (quarter / 4)) for quarter in range(4 * 31)})
 _POLL_SECS = 1.0
 _KEYS: dict[int, str] = {}  # what each number stands for in this process
+_OF_KEY: dict[int, TensorFlowCommunicator] = {}  # the ranks of each group
 _OPENED: set[tuple[int, ...]] = set()  # the members of all groups of the job
 _OF_GROUPS: set[str] = set()  # full names of transfers of groups in graphs
 _CALLED_AT_EXCHANGES: list[Callable[[Any], Any]] = []
@@ -57,7 +58,7 @@ class TensorFlowCommunicator(SeveralRanks):
 
     def __init__(self):
         tensorflow_server.of_this_process().start()
-        _watch_sessions()
+        _prepare_process()
         place = environment.launched()
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
@@ -153,10 +154,12 @@ class TensorFlowCommunicator(SeveralRanks):
         """
         with wire_names.noted() as full_names, placed(name) as named:
             shape = tensor.shape if number is None else "any"
+            group_key = _key_of("group", self.members)
+            _OF_KEY[group_key] = self
             key = _key_of(operator.replace("Send", "").replace("Recv", ""), named["name"], tensor.dtype, shape, how)
             common = {
                 "group_size": self.size,
-                "group_key": _key_of("group", self.members),
+                "group_key": group_key,
                 "instance_key": key if number is None else tf.bitwise.bitwise_xor(key, number),
                 "name": named["name"],
             }
@@ -212,8 +215,17 @@ def call_at_exchanges(note: Callable[[Any], Any]) -> None:
 
 
 @functools.cache
-def _watch_sessions():
+def _prepare_process():
+    """Prepares sessions, and gives sums their gradient, which TensorFlow does not have."""
     add_engine(None, _StepsOfTransfers())
+
+    @tf.RegisterGradient("CollectiveReduceV2")
+    def gradient(op, upstream):
+        ranks = _OF_KEY.get(tf.get_static_value(op.inputs[2]).item())
+        if ranks is None or op.get_attr("merge_op") != b"Add":
+            raise LookupError(f"{op.type} has no gradient. Expected a sum over ranks; got {op.get_attr('merge_op')}.")
+        name = f"gradient_of_{tf.get_static_value(op.inputs[3])}"
+        return [ranks.reduce(upstream, "sum", name), None, None, None]
 
 
 def _key_of_run(graph, find_run):

@@ -1,0 +1,138 @@
+"""Two ranks that exchange tensors by TensorFlow's own collective operators keep the promises of ranks of Horovod."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective import engine_of_ranks
+from npu_bridge.collective.key_value_store import KeyValueStore
+from tests.npu_run.launching import npu_run, write_script
+from tests.rank_pool import RankPools
+from tests.ranks.test_hccl_ops import gradients_of_a_list
+from tests.ranks.test_training import keras_fit_on_own_share, train_with_overflows
+
+tf1 = tf.compat.v1
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
+pytestmark = pytest.mark.ranks(2)
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory):
+    """Runs a function of a module on two such ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NPU_COLLECTIVES", "tensorflow")
+        pools = RankPools(tmp_path_factory.mktemp("tensorflow_ranks"))
+        pools.start(2)
+        yield lambda function, *arguments: pools.run(2, function, *arguments)
+        pools.close()
+
+
+def values_of(rank, dtype):
+    """Numbers whose sum has to be rounded, and whose number differs from rank to rank."""
+    drawn = np.random.default_rng(rank).normal(size=[3 + 2 * rank, 2]) * 40
+    return tf.cast(drawn, dtype) if dtype != "bool" else tf.constant(drawn > 0)
+
+
+def exchange(dtype):
+    """On a rank: each operation eagerly, in a function, in one of unknown shapes and in a session."""
+    ranks = collective.current()
+    values = values_of(ranks.rank, dtype)
+
+    def operations(own):
+        found = {
+            "gather": ranks.all_gather(own, "gather"),
+            "broadcast": ranks.broadcast(own[:2], 1, "broadcast"),
+            "all to all": ranks.all_to_all(own, [1, 2 + 2 * ranks.rank], "all_to_all"),
+        }
+        if dtype != "bool":
+            found["sum"] = ranks.reduce(own[:3], "sum", "sum")
+            found["largest"] = ranks.reduce(own[:3], "max", "max")
+            found["part"] = ranks.reduce_scatter(own[:2], "sum", "part")
+        if own.dtype.is_floating:
+            found["mean"] = ranks.all_reduce([own[:3], own[1:3]], "mean", prescale=0.5)
+        return found
+
+    unknown = tf.function(operations, input_signature=[tf.TensorSpec([None, 2], dtype)])
+    ways = [operations(values), tf.function(operations)(values), unknown(values)]
+    with tf.Graph().as_default(), tf1.Session() as session:
+        fed = tf1.placeholder(dtype, values.shape)
+        ways.append(session.run(operations(fed), {fed: values.numpy()}))
+    return [[np.asarray(value) for value in tf.nest.flatten(way)] for way in ways]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_way_gives_what_horovod_gives(on_two, on_ranks, dtype):
+    ours, horovods = on_two(exchange, dtype), on_ranks(2, exchange, dtype)
+    for own, other in zip(ours, horovods):
+        for way in own:
+            for value, right in zip(way, other[0], strict=True):
+                np.testing.assert_array_equal(value, right)
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_both(on_two):
+    (variables, trace, _), (others, other_trace, _) = on_two(train_with_overflows, "tailed", 11, 20)
+    assert trace == other_trace and 2 <= sum(skipped for skipped, _ in trace) < 20
+    for one, other in zip(variables, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_keras_fit_and_the_documented_collectives_are_those_of_horovod(on_two, on_ranks):
+    for function in (keras_fit_on_own_share, gradients_of_a_list):
+        for own, right in zip(on_two(function), on_ranks(2, function)):
+            tf.nest.map_structure(np.testing.assert_array_equal, own, right)
+
+
+def reach_from_elsewhere():
+    """On a rank: whether other addresses of this machine reach the server of rank 1, and whether 127.0.0.1 does."""
+    collective.current()
+    port = int(KeyValueStore("tensorflow_servers").get(1).rpartition(":")[2])
+    found = []
+    for source in ("127.0.0.1", socket.gethostbyname(socket.gethostname())):
+        with socket.socket() as stranger:
+            stranger.settimeout(0.5)
+            stranger.bind((source, 0))
+            found.append((source, stranger.connect_ex((source, port)) == 0))
+    return found
+
+
+def test_only_this_machine_reaches_the_servers(on_two):
+    for found in on_two(reach_from_elsewhere):
+        assert found[0] == ("127.0.0.1", True)
+        assert all(is_reached is source.startswith("127.") for source, is_reached in found)
+
+
+@pytest.mark.slow("starts a job of its own")
+def test_a_killed_rank_is_named_and_the_other_is_ended(tmp_path):
+    script = """
+        import os, signal
+        import tensorflow as tf
+        from npu_bridge import collective
+        ranks = collective.current()
+        for step in range(100):
+            ranks.all_reduce([tf.ones([1000])], "mean")
+            if (step, ranks.rank) == (3, 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+    """
+    code, output = npu_run("--collectives", "tensorflow", "-np", 2, write_script(tmp_path, script), cwd=tmp_path)
+    assert code == 137 and "tensors go through TensorFlow's own collectives" in output
+    assert "rank 1 of 2" in output.splitlines()[-1] and "SIGKILL" in output.splitlines()[-1]
+
+
+def test_hosts_and_elastic_jobs_are_refused_with_the_cure(tmp_path):
+    script = write_script(tmp_path, "")
+    for words in (["-H", "127.0.0.1:1,one.invalid:1"], ["--min-np", 1, "-np", 2]):
+        code, output = npu_run("--collectives", "tensorflow", *words, script, cwd=tmp_path)
+        assert code == 2 and "TensorFlow's own collectives cannot run this job" in output, output
+        assert "leave out --collectives" in output
+
+
+def test_without_horovod_the_line_at_the_start_says_how_to_get_it(monkeypatch):
+    monkeypatch.delenv("NPU_COLLECTIVES", raising=False)
+    monkeypatch.setattr(engine_of_ranks, "_has_horovod", lambda: False)
+    assert engine_of_ranks.engine() == "tensorflow"
+    assert "use Horovod (install it: npu-run doctor --fix)" in engine_of_ranks.line_at_start()
