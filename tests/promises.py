@@ -196,6 +196,8 @@ PROMISES = {
         "Without TensorFlow every door says what to install": "test_without_tensorflow.py::test_every_door_says_what_to_install",
         "Another version of TensorFlow is refused by every door": "test_without_tensorflow.py::test_another_version_is_refused_by_every_door_and_by_nobody_else",
         "One rank runs without Horovod": "npu_run/test_cli.py::test_one_rank_runs_without_horovod_and_as_python_would_run_it",
+        "Two ranks without Horovod compute the same bits": "collective/test_tensorflow_ranks.py::test_every_way_gives_what_horovod_gives",
+        "Trainings need no compiler": "journeys/test_setup.py::test_trainings_need_neither_compiler_nor_cmake_nor_the_test_tools",
         "A missing compiler is told before anything is installed": "journeys/test_setup.py::test_missing_compiler",
         "Private names of TensorFlow work": "test_internals.py::test_private_names_work",
         "The wheel holds every module and its types": "journeys/test_wheel.py::test_wheel_holds_every_module_and_its_types",

@@ -149,7 +149,7 @@ def horovod_section(one: Trial, two: Trial | None) -> tuple[Section, list[Proble
     rows = [("tensorflow", facts.get("tensorflow", "cannot be imported"))]
     if "horovod" in facts:
         rows.append(("horovod", f"{facts['horovod']}, built with {', '.join(facts['built']) or 'nothing'}"))
-        rows.append(("controller", facts.get("controller", "unknown")))
+        rows.append(("controller", (two or one).facts.get("controller", "unknown")))
     else:
         rows.append(("horovod", "not installed" if facts.get("horovod_is_missing") else "cannot be imported"))
     rows += [
@@ -198,9 +198,8 @@ def lacks_horovod(one: Trial) -> bool:
 
 
 def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
-    """Returns why the trial did not finish; "" if it did, or had nothing to sum."""
-    is_alone = "controller" not in facts and "sum a tensor" not in facts.get("failed", {})
-    if facts.get("size") or (facts.get("horovod_is_missing") and is_alone and code == 0):
+    """Returns why the trial did not finish; "" if it did."""
+    if facts.get("size"):
         return ""
     stage = facts.get("stage", "start")
     if facts.get("failed", {}).get(stage):
@@ -213,7 +212,7 @@ def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
 
 
 def _result(trial: Trial) -> str:
-    if trial.size == 1 and trial.facts.get("horovod_is_missing"):
+    if trial.size == 1 and not trial.failure and "controller" not in trial.facts:
         return "nothing to send"
     return f"failed: {trial.failure}" if trial.failure else f"right, after {trial.secs:.1f} s"
 

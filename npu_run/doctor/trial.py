@@ -33,14 +33,16 @@ def main(arguments: list[str]) -> None:
         _try("import npu_bridge.npu_init", lambda: importlib.import_module("npu_bridge.npu_init"))
     for path in arguments[1:]:
         _try(f"read {path}", lambda path=path: _read_config(path))
-    if importlib.util.find_spec("horovod") is None:
+    is_missing = importlib.util.find_spec("horovod") is None
+    if is_missing:
         _say(horovod_is_missing=True)
+    hvd = None if is_missing else _try("import horovod.tensorflow", _import_horovod)
     if engine() == "tensorflow":
-        if not arguments:  # several ranks, to which TensorFlow's own operators belong
+        if arguments:
+            _say(size=1)
+        else:
             _try("sum a tensor", lambda: _sum_by_tensorflow(tf))
-        return
-    hvd = _try("import horovod.tensorflow", _import_horovod)
-    if hvd is not None:
+    elif hvd is not None:
         _try("sum a tensor", lambda: _sum(tf, hvd))
 
 
