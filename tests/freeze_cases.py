@@ -32,6 +32,7 @@ from tests.freeze_models import (
     start_values,
 )
 from tests.saved_trainings import SavedModel, SavedObjects, SavedSession
+from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
 
@@ -123,7 +124,7 @@ class InGraph(SavedSession):
             op = self.graph.get_operation_by_name(name)
         except KeyError:  # made by TensorFlow from several
             return 0
-        if not (op.type.startswith("Horovod") and "fragment" in name):
+        if not (is_transfer(op.type) and "fragment" in name):
             return 0
         shapes = [[dim.size for dim in output.tensor_description.shape.dim] for output in stats.output]
         return sum(int(np.prod(shape)) for shape in shapes)

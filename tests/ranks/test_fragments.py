@@ -14,6 +14,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from tests.training import in_graph
+from tests.transfers import sums_fragment
 
 tf1 = tf.compat.v1
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -245,7 +246,7 @@ def cuts_of_two_optimizers():
         optimizers["later"].compute_gradients(loss, variables)
     finally:
         strategies.forget(groups.WORLD)
-    sent = [op.name for op in tf1.get_default_graph().get_operations() if op.type == "HorovodGroupedAllreduce"]
+    sent = [op.name for op in tf1.get_default_graph().get_operations() if sums_fragment(op.name, op.type)]
     return {name: sum(f"{name}_fragment" in op for op in sent) for name in options}
 
 

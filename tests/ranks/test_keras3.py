@@ -34,6 +34,7 @@ from tests.keras_models import BATCH_SIZE, make_data
 from tests.once import forget_what_was_said
 from tests.ranks.test_keras import STEPS, adapted_on_rank_0, outputs_after_loading, rates_said, share_of
 from tests.training import assert_same_bits
+from tests.transfers import sums_fragment
 
 pytestmark = [pytest.mark.ranks(2), beside_keras3]
 
@@ -248,7 +249,7 @@ def transfers_in_a_step(wrapper):
     for step in doors:
         graph = tf.function(lambda step=step: [step(), None][1]).get_concrete_function().graph.as_graph_def()
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        counts.append(len([node for node in nodes if node.op == "HorovodGroupedAllreduce"]))
+        counts.append(len([node for node in nodes if sums_fragment(node.name, node.op)]))
     return counts
 
 

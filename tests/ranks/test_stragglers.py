@@ -27,6 +27,7 @@ from tests.ranks.test_tailing_bits import train_op_of
 from tests.ranks.ways import WAYS, control_flow, open_session
 from tests.stage_sets import SETS, Training
 from tests.training import in_graph
+from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)
@@ -207,7 +208,7 @@ def _faults(graph, train_op):
     """What is not as it is to be with the marks of a graph."""
     moments = mark_reductions(graph, run_of(graph, train_op))
     transfers = {op for op in run_of(graph, train_op).ops if sends_gradients(op.name, op.type)}
-    before = [op for op in computed_ops([moments.ready]) if op.type.startswith("Horovod")]
+    before = [op for op in computed_ops([moments.ready]) if is_transfer(op.type)]
     missing = transfers - set(computed_ops([moments.done]))
     local = {op for op in run_of(graph, train_op).ops if op.type in ("Placeholder", "Tanh")}
     own = local - set(computed_ops([moments.ready]))

@@ -24,6 +24,7 @@ from tests.gradients.tailing.waiting import (
 )
 from tests.ranks.ways import WAYS, control_flow, open_session
 from tests.training import OPTIMIZERS, TwoLayers, in_graph
+from tests.transfers import sums_fragment
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -94,7 +95,7 @@ def waits_for_last_fragment(model, optimizer, is_tailing):
     wrapped = NPUOptimizer(OPTIMIZERS[optimizer](), FixedLossScaleManager(8), True, True, is_tailing)
     wrapped.minimize(model(), tf1.train.get_or_create_global_step())
     nodes = nodes_of_graph(tf1.get_default_graph())
-    transfers = [name for name, node in nodes.items() if node.kind == "HorovodGroupedAllreduce"]
+    transfers = [name for name, node in nodes.items() if sums_fragment(name, node.kind)]
     last = max(transfers, key=lambda name: int(name.split("_fragment_")[1].split("_")[0]))
     updates = {name for name, node in nodes.items() if is_update(node) and not is_counter(variable_of(node, nodes))}
     waiting = updates & waiting_for(nodes, [last])

@@ -24,6 +24,7 @@ from npu_bridge.session.tailing_hook import TailingHook, report_of
 from tests.gradients.tailing.waiting import computed_from, is_update, nodes_of_run, waiting_for
 from tests.ranks.ways import control_flow
 from tests.training import OPTIMIZERS, assert_same_bits, in_graph
+from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -154,7 +155,7 @@ def updates_that_wait(wrapper, is_freed):
         feeds = {model.inputs: np.ones([4, 8]), model.poison: 0.0}
         session.run(train_op, feeds, options=options, run_metadata=metadata)
     nodes = nodes_of_run(metadata)
-    transfers = [node for node in nodes.values() if "Horovod" in node.kind and "decision" not in node.name]
+    transfers = [node for node in nodes.values() if is_transfer(node.kind) and "decision" not in node.name]
     transfers = [node.name for node in transfers if "tail_optimization" not in node.name]
     last = transfers_of_first_layer(nodes, transfers)
     updates = {node.name for node in nodes.values() if is_update(node) and "layer" in " ".join(node.data)}

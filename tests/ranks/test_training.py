@@ -22,6 +22,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
 from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
+from tests.transfers import is_transfer, sums_fragment
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
@@ -246,8 +247,8 @@ def structure_of_the_tail():
     optimizer = NPUOptimizer(tf1.train.AdamOptimizer(), fixed(), True, True, True)
     optimizer.minimize(tf.reduce_mean(activation))
     graph = tf1.get_default_graph()
-    data = [op for op in graph.get_operations() if op.type == "HorovodGroupedAllreduce"]
-    (decision,) = [op for op in graph.get_operations() if op.type == "HorovodAllreduce"]
+    data = [op for op in graph.get_operations() if sums_fragment(op.name, op.type)]
+    (decision,) = [op for op in graph.get_operations() if is_transfer(op.type) and "decision" in op.name]
     updates = [op for op in graph.get_operations() if op.type.startswith("ResourceApply")]
     return {
         "waiting transfers": [op.name for op in data if decision in _ancestors(op)],
@@ -354,7 +355,7 @@ def transfers_that_run():
         session.run(tf1.global_variables_initializer())
         values = session.run(sums, options=options, run_metadata=metadata)
     nodes = [node for graph in metadata.partition_graphs for node in graph.node]
-    return len([node for node in nodes if node.op.startswith("Horovod")]), [value.tolist() for value in values]
+    return len([node for node in nodes if is_transfer(node.op)]), [value.tolist() for value in values]
 
 
 def test_no_transfer_is_optimised_away(on_ranks):

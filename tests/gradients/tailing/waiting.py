@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.transfers import is_transfer
+
 _PREFIXES_OF_WRITES = ("ResourceApply", "Apply", "ResourceSparseApply", "SparseApply", "ResourceScatter", "ScatterAdd")
 _COUNTERS = ("power", "global_step", "iter", "loss_scale", "good_steps", "bad_steps")
 WRITES = ("Assign", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "AssignAdd", "AssignSub")
@@ -49,7 +51,7 @@ def is_update(node):
 
 def gradient_transfers(nodes):
     """Names of the Horovod ops, without the decisions."""
-    horovod = (node.name for node in nodes.values() if node.kind.startswith("Horovod"))
+    horovod = (node.name for node in nodes.values() if is_transfer(node.kind))
     return [name for name in horovod if "decision" not in name and "tail_optimization" not in name]
 
 
@@ -64,7 +66,7 @@ def superfluous_waits(nodes, results=()):
     """
     transfers = gradient_transfers(nodes)
     updates = {node.name for node in nodes.values() if is_update(node) and not is_counter(variable_of(node, nodes))}
-    horovod = {node.name for node in nodes.values() if node.kind.startswith("Horovod")}
+    horovod = {node.name for node in nodes.values() if is_transfer(node.kind)}
     found = []
     for transfer in transfers:
         waiting = waiting_for(nodes, [transfer])
