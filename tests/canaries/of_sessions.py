@@ -61,10 +61,11 @@ def _():
     expect(v1.RunOptions.FromString(given) == options, "run options come in another form")
 
 
-@canary_of(sessions.is_remote, sessions.is_closed, sessions.mark_as_not_begun)
+@canary_of(sessions.is_remote, sessions.can_build_ahead, sessions.is_closed, sessions.mark_as_not_begun)
 def _():
     session = v1.Session()
     expect(not sessions.is_remote(session) and not sessions.is_closed(session), "a session is remote or closed")
+    expect(sessions.can_build_ahead(session), "a session without a server runs what it is to refuse")
     session.close()
     expect(sessions.is_closed(session) and not sessions.is_closed(None), "a closed session is not known")
     unmade = v1.Session.__new__(v1.Session)

@@ -35,6 +35,14 @@ def is_remote(session: tf.compat.v1.Session) -> bool:
     return bool(session._target) and not getattr(session, "_npu_bridge_is_served_here", False)
 
 
+def can_build_ahead(session: tf.compat.v1.Session) -> bool:
+    """Whether a session refuses a run with a missing thread pool once its executor is built: one without a server does.
+
+    A server runs it (`BaseSession._target`, TF 2.15).
+    """
+    return not session._target
+
+
 def is_closed(session: Any) -> bool:
     """Whether a session was closed; False for what is not a session (`BaseSession._closed`, TF 2.15)."""
     return getattr(session, "_closed", False)

@@ -23,7 +23,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
-from npu_bridge.base.tf_internals.sessions import is_remote, read_content, run_options_buffer
+from npu_bridge.base.tf_internals.sessions import can_build_ahead, is_remote, read_content, run_options_buffer
 from npu_bridge.gradients.collections import LOSS_SCALE
 from npu_bridge.graph.run import Run, run_of, run_of_call
 from npu_bridge.session.precision import executed
@@ -128,28 +128,40 @@ class _Executors(SessionEngine):
         self._unscaled: Policy | None = None  # of a training without loss scaling, until the warning
         self._marker = _marker(graph) if precision.switch is not None else None
         self._kinds: dict[tuple, Run] = {}
+        self._built: set[tuple] = set()  # what has run in a session that builds executors in runs alone
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
     def execute(self, session, request):
         self.round_new_operators()
         request, policy, kind = self._request_for(session, request)
         if not kind.trained:
-            return self.inner.execute(session, request)
+            return self._execute(session, request, policy)
         imitation = self.precision.imitation
         if not self.precision.is_to_be_asked(policy):
             self.precision.tell_plan()
-            results = self.inner.execute(session, request)
+            results = self._execute(session, request, policy)
         elif imitation is not None:
             self.precision.note_executed(policy, imitation.count(policy, kind.ops))
-            results = self.inner.execute(session, request)
+            results = self._execute(session, request, policy)
         else:
             with executed.asked_run(request.options, request.metadata) as (options, metadata, answer):
-                results = self.inner.execute(session, request._replace(options=options, metadata=metadata))
+                results = self._execute(session, request._replace(options=options, metadata=metadata), policy)
             self.precision.note_executed(policy, answer.count(policy.low_dtype))
         if self._unscaled == policy:
             self._unscaled = None
             if not self.precision.is_in_vain:
                 _tell_of_small_gradients()
+        return results
+
+    def _execute(self, session, request, policy):
+        """Executes a run, and has its executor built in it where it cannot be built ahead."""
+        if can_build_ahead(session):
+            return self.inner.execute(session, request)
+        options = b"" if request.options is None else read_content(request.options)
+        key = (policy, options, *(element.name for element in request.asked))
+        with contextlib.nullcontext() if key in self._built else self._lists_of(policy):
+            results = self.inner.execute(session, request)
+        self._built.add(key)
         return results
 
     def make_callable(self, session, fetches, feed_list, accept_options):
@@ -225,7 +237,8 @@ class _Executors(SessionEngine):
 
         def build_with(more_targets):
             targets = [*request.targets, *more_targets]
-            self._build_ahead(session, request._replace(targets=targets), debug_options)
+            if can_build_ahead(session):
+                self._build_ahead(session, request._replace(targets=targets), debug_options)
             return targets
 
         with self.lock:
