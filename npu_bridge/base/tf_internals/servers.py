@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -35,6 +36,8 @@ def serve_from_the_start(describe: Callable[[tf.compat.v1.ConfigProto], Any], se
                 context.enable_collective_ops(describe(context.config))
             stock(context)
             if is_first:
+                # A server cannot be ended, and TensorFlow prints a line where Python frees it at its own end.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(context._context_handle))
                 see_started()
 
         module.Context.ensure_initialized = ensure_initialized
