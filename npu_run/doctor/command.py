@@ -9,7 +9,10 @@ import time
 import click
 from rich.console import Console
 
+from npu_bridge.base.install import packages_beside
+from npu_bridge.base.inventory import installed_version
 from npu_bridge.base.terminal import echo
+from npu_bridge.base.tf_internals import names
 from npu_run.command_line import Command, fail, is_quiet, json_option, print_json, say
 from npu_run.doctor.build import Installer, InstallError, cache_folder
 from npu_run.doctor.machine import machine_section, versions_section
@@ -31,7 +34,7 @@ __all__ = ["doctor", "examine"]
     show_default=True,
     help="Time each of the two trial runs may take.",
 )
-@click.option("--fix", is_flag=True, help="Then install Horovod, where it is missing or built for another TensorFlow.")
+@click.option("--fix", is_flag=True, help="Then install what is missing: Keras 2 and Estimator, Horovod.")
 @json_option
 def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: bool, as_json: bool):
     """Prints the installed versions, the machine, the settings, and whether ranks can start.
@@ -52,14 +55,24 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: b
 
 
 def _fix(page: Page) -> None:
-    """Installs Horovod if that helps, and prints the next command; ends the process if something was installed."""
+    """Installs what is missing, and prints the next command; ends the process if something was installed.
+
+    Without Keras 2 and Estimator, TensorFlow does not load here, so whether Horovod works is not known yet.
+    """
     log = cache_folder() / "horovod.log"
     installer = Installer(sys.executable, log, _say)
-    if not page.lacks_horovod:
+    tensorflow = installed_version("tensorflow")
+    packages = packages_beside(tensorflow) if tensorflow and not names.HAS_ESTIMATORS else []
+    if not page.lacks_horovod and not packages:
         _say("--fix has nothing to install")
         return
-    _say(f"installing Horovod into {sys.prefix} (full log: {log})")
     try:
+        if packages:
+            installer.pip("Keras 2 and Estimator for TensorFlow", ["--no-deps", *packages])
+            if installed_version("horovod"):
+                _say("they are installed. Next: npu-run doctor")
+                sys.exit(0)
+        _say(f"installing Horovod into {sys.prefix} (full log: {log})")
         installer.install_horovod()
     except InstallError as error:
         if log.exists() and not error.is_explained:
