@@ -43,7 +43,7 @@ _OURS = ("npu_bridge.", "npu_device.", "hccl.")
 _CHECK_ALONE = re.compile(
     r"npu_bridge\.(hccl\.hccl_ops|operators\.\w+|amp\.(apex|loss_scale|groups|configuration)|boost\.config|"
     r"gradients\.(freeze_schedule|stage|sync|stages\.\w+)|optimizers\.(choose|rules\.\w+|keras|keras_legacy|tf1)|"
-    r"estimator\.profiler|estimator\.npu_\w+_ops|estimator\.npu_ops|estimator\.npu\.(checks|model_fn|npu_callbacks|npu_config|npu_dynamic_rnn|"
+    r"estimator\.(profiler|npu_(\w+_)?ops)|estimator\.npu\.(checks|model_fn|npu_callbacks|npu_config|npu_dynamic_rnn|"
     r"npu_estimator|npu_hook|npu_loss_scale_\w+|npu_optimizer|npu_scope)|reporting\.\w+_hook|"
     r"session\.(average_metrics|best_checkpoint|end_together\w*))|hccl\.split\.api|npu_device\.(ops|train\.\w+)"
 )

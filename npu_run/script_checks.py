@@ -6,6 +6,7 @@ import ast
 import builtins
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ def findings_of(files: Sequence[FileFacts], era: int, calls: bool = True) -> Ite
 
 
 def _has_checks(facts: FileFacts) -> bool:
-    return any(map(_is_call_of_ours, facts.uses)) or any(setting.session for setting in _settings_in(facts.tree.body))
+    return any(map(_is_call_of_ours, facts.uses)) or any(setting.session for setting in _all_settings(facts))
 
 
 def _is_call_of_ours(use: Any) -> bool:
@@ -104,13 +105,13 @@ def _refused_in(facts: FileFacts) -> Iterator[Finding]:
         if error is not None:
             yield _refusal(error, f"{use.name}(...)", use.place)
     sessions: dict[str, list[_Setting]] = {}
-    for setting in _settings_in(facts.tree.body):
+    for setting in _all_settings(facts):
         place = Place(facts.path, setting.target.lineno)
         if setting.session:
             sessions.setdefault(setting.session, []).append(setting)
             error = _refusal_in_session([setting], values)
         else:
-            error = _refusal_of_attribute(setting.target, values.of(setting.value), values)
+            error = _refusal_of_attribute(setting, values)
         if error is not None:
             yield _refusal(error, ast.unparse(setting.target), place)
     for settings in sessions.values():
@@ -167,10 +168,10 @@ def _refusal_in_session(settings: Iterable[_Setting], values: Values) -> Excepti
     return next(real_checks.broken_rules(read, unknown), None)
 
 
-def _refusal_of_attribute(target: ast.Attribute, value: Any, values: Values) -> Exception | None:
+def _refusal_of_attribute(setting: _Setting, values: Values) -> Exception | None:
     """Returns what `npu_device.global_options().name = value` raises."""
     names: list[str] = []
-    node: ast.expr = target
+    node: ast.expr = setting.target
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)
         node = node.value
@@ -179,25 +180,33 @@ def _refusal_of_attribute(target: ast.Attribute, value: Any, values: Values) -> 
         return None
     for name in names[:-1]:
         options = getattr(options, name, None)
-    return real_checks.call_alone(setattr, options, names[-1], value)
+    return real_checks.call_alone(setattr, options, names[-1], values.of(setting.value))
 
 
-def _settings_in(body: Iterable[ast.stmt], scope: str = "", is_certain: bool = True) -> Iterator[_Setting]:
+def _all_settings(facts: FileFacts) -> Iterator[_Setting]:
+    return _settings_in(facts.tree.body, "", Counter())
+
+
+def _settings_in(
+    body: Iterable[ast.stmt], scope: str, bound: Counter[str], is_certain: bool = True
+) -> Iterator[_Setting]:
+    """Yields the settings of a block of a function; `bound` counts how often that has bound each name so far."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield from _settings_in(node.body, f"{scope}.{node.name}")
-        elif (
-            isinstance(node, ast.Assign)
-            and len(node.targets) == 1
-            and isinstance(target := node.targets[0], ast.Attribute)
-        ):
+            yield from _settings_in(node.body, f"{scope}.{node.name}", Counter())
+        elif isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
             at = target.value
             holder = at.value if isinstance(at, ast.Subscript) else None
-            is_map = isinstance(holder, ast.Attribute) and holder.attr == "parameter_map"
-            yield _Setting(target, node.value, f"{scope} {ast.unparse(holder)}" if is_map else "", is_certain)
-        else:
+            session = ""
+            if isinstance(holder, ast.Attribute) and holder.attr == "parameter_map":
+                owner = ast.unparse(holder.value)
+                session = f"{scope} {owner} {bound[owner]}"
+            yield _Setting(target, node.value, session, is_certain)
+        elif isinstance(node, ast.Assign):
+            bound.update(map(ast.unparse, node.targets))
+        elif not (isinstance(node, ast.Try) and node.handlers):  # where it may fail
             inner = [*getattr(node, "body", ()), *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
-            yield from _settings_in(inner, scope, is_certain and isinstance(node, ast.With))
+            yield from _settings_in(inner, scope, bound, is_certain and isinstance(node, ast.With))
 
 
 def _options_in(facts: FileFacts) -> Iterator[Finding]:

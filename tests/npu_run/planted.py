@@ -34,6 +34,11 @@ _WRITTEN_OUT = {
     "two modes, unknown folder": (
         "folder = os.getcwd()\nNPURunConfig(model_dir=folder, precision_mode='force_fp16', precision_mode_v2='fp16')"
     ),
+    "two modes of a session": (
+        "config = tf.ConfigProto()\nop = config.graph_options.rewrite_options.custom_optimizers.add()\n"
+        "op.name = 'NpuOptimizer'\nop.parameter_map['precision_mode'].s = tf.compat.as_bytes('force_fp16')\n"
+        "op.parameter_map['precision_mode_v2'].s = 'fp16'.encode()\ntf.Session(config=config)"
+    ),
     "two ends of a save": "NPURunConfig(save_checkpoints_steps=5, save_checkpoints_secs=5)",
     "loop and mixed": "LOOP = 10\nNPURunConfig(iterations_per_loop=LOOP, mix_compile_mode=True)",
     "dump without path": "NPURunConfig(dump_config=DumpConfig(enable_dump=True))",

@@ -134,6 +134,13 @@ if mode:
 else:
     custom_op.parameter_map["precision_mode_v2"].s = b"fp16"
 custom_op.parameter_map["modify_mixlist"].s = b"lists.json"
+training.parameter_map["precision_mode"].s = b"force_fp16"
+training = other.graph_options.rewrite_options.custom_optimizers.add()
+training.parameter_map["precision_mode_v2"].s = b"fp16"
+try:
+    training.parameter_map["precision_mode_v2"].s = b"unknown"
+except ValueError:
+    pass
 DumpConfig(enable_dump=True, dump_path=mode)
 npu_device_of_mine.open(nothing=1)
 base = tf.keras.optimizers.SGD(0.1)
