@@ -21,8 +21,10 @@ from npu_bridge.reporting.output import choose_output
 __all__ = ["FailureHook", "report_failure", "stops_training"]
 
 _PLAIN_ENDS = (StopIteration, tf.errors.OutOfRangeError)  # a MonitoredSession and `fit` end by these without an error
-_OF_OTHER_RANKS = ("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer")
-_OF_OTHER_RANKS += ("Collective ops is aborted", "Socket closed")
+_OF_OTHER_RANKS = (
+    *("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer"),
+    *("Collective ops is aborted", "Socket closed"),
+)
 
 
 class FailureHook(tf.estimator.SessionRunHook):
