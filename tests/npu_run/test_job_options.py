@@ -98,7 +98,7 @@ def test_rank_table_of_this_machine_starts_its_ranks_on_its_devices(tmp_path):
         sys.stdout.write(" ".join(seen) + "\\n")  # in one piece: parts of lines are shown, too
         """,
     )
-    code, output = npu_run("--rank-table", "table.json", "train.py", "--rank-table", cwd=tmp_path, DEVICE_ID="3")
+    code, output = npu_run("--rank-table", "table.json", "train.py", "--", "--rank-table", cwd=tmp_path, DEVICE_ID="3")
     assert code == 0
     assert sorted(output.splitlines()) == sorted(
         ["0 3 6 6 table.json", "[rank 1] 1 3 7 7 table.json", "[rank 2] 2 3 6 6 table.json"]

@@ -32,7 +32,7 @@ class WarmTrials:
         self._start = write_script(folder, RANK, "start_rank.py")
         self.runs = 0
 
-    def run(self, trial, command, imposed=None, log=None) -> int:
+    def run(self, trial, command, imposed=None, log=None, is_aside=False) -> int:
         """As `run_trial`."""
         self.runs += 1
         os.makedirs(trial.folder, exist_ok=True)
