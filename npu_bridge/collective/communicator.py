@@ -21,6 +21,8 @@ class Communicator(abc.ABC):
       local_rank: position among the members on this machine, from 0.
       local_size: number of members on this machine.
       members: the members' ranks in the job, ascending; `rank` is a position in it.
+      meets_in_any_run: a transfer in a run of a session meets the same transfer of other ranks, whatever else their
+        runs transfer. Otherwise runs have to transfer the same on all ranks.
     """
 
     rank: int
@@ -28,6 +30,7 @@ class Communicator(abc.ABC):
     local_rank: int
     local_size: int
     members: tuple[int, ...]
+    meets_in_any_run = True
 
     @abc.abstractmethod
     def all_reduce(

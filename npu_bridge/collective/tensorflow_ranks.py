@@ -56,6 +56,8 @@ class TensorFlowCommunicator(SeveralRanks):
       NoServerError: this process cannot be one.
     """
 
+    meets_in_any_run = False  # TensorFlow numbers runs, and transfers meet in runs of one number
+
     def __init__(self):
         tensorflow_server.of_this_process().start()
         _prepare_process()

@@ -36,6 +36,14 @@ _NOT_LISTENING = message(
     "Save with npu_bridge.estimator.npu.npu_saver.NPUSaver on every rank.",
 )
 
+_NEEDS_HOROVOD = message(
+    "is_weight_update_sharding",
+    "slots cannot be saved where ranks exchange tensors by TensorFlow's own collectives in a TF 1 graph",
+    "ranks of Horovod",
+    "NPU_COLLECTIVES=tensorflow, or no Horovod",
+    "Install Horovod (npu-run doctor --fix), or leave out is_weight_update_sharding.",
+)
+
 
 def of_graph(graph: tf.Graph) -> RemoteSlots | None:
     """The remote slots of a graph; None when nothing in it is sharded."""
@@ -82,6 +90,8 @@ class RemoteSlots:
     """
 
     def __init__(self, ranks: Communicator):
+        if not ranks.meets_in_any_run:
+            raise RuntimeError(_NEEDS_HOROVOD)
         self.ranks = ranks
         self._parts = []
         with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies

@@ -11,6 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective import engine_of_ranks
 from npu_bridge.collective.key_value_store import KeyValueStore
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from tests.npu_run.launching import npu_run, write_script
 from tests.rank_pool import RankPools
 from tests.ranks.test_hccl_ops import gradients_of_a_list
@@ -85,6 +86,19 @@ def test_keras_fit_and_the_documented_collectives_are_those_of_horovod(on_two, o
     for function in (keras_fit_on_own_share, gradients_of_a_list):
         for own, right in zip(on_two(function), on_ranks(2, function)):
             tf.nest.map_structure(np.testing.assert_array_equal, own, right)
+
+
+def share_the_update():
+    """On a rank: the error of an optimizer whose slots rank 0 would ask for in runs of its own."""
+    with tf.Graph().as_default(), pytest.raises(RuntimeError) as error:
+        loss = tf.reduce_sum(tf1.get_variable("a", [2]) * tf1.get_variable("b", [2]))
+        momentum = tf1.train.MomentumOptimizer(0.5, 0.9)
+        NPUDistributedOptimizer(momentum, is_weight_update_sharding=True).minimize(loss)
+    return str(error.value)
+
+
+def test_an_update_cannot_be_shared_in_a_graph(on_two):
+    assert all("Install Horovod" in text for text in on_two(share_the_update))
 
 
 def reach_from_elsewhere():
