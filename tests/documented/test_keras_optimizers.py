@@ -310,7 +310,7 @@ def test_an_optimizer_of_ours_inside_comes_back_from_an_older_file(tmp_path):
 
 
 def test_overlapping_steps_are_refused_in_one_sentence(caplog, monkeypatch):
-    for switch, told in (("0", ""), ("", ""), ("1", "trained one by one.")):
+    for switch, told in (("0", ""), ("", ""), ("1", "they run one by one.")):
         monkeypatch.setenv("NPU_OVERLAPPED_STEPS", switch)
         say_once.cache_clear()
         caplog.clear()

@@ -124,7 +124,7 @@ body/MatMul::InputDtype:float16,float16,OutputDtype:float16
         ("a::InputDtype:float16", "not a rule"),
         ("a::InputDtype:float16,half,OutputDtype:float16", "half"),
         ("a::InputDtype:float8,OutputDtype:float16", "float8"),
-        ("a::InputDtype:,OutputDtype:", "none"),
+        ("a::InputDtype:,OutputDtype:", "names no dtype"),
     ],
 )
 def test_operator_dtypes_that_are_none(file, line, blamed):
