@@ -29,7 +29,7 @@ _AVERAGES = {
     "npu_tf_optimizer",
 }
 # Parts of names that may bring gradients or weights of the ranks together, or that deal out rows by themselves.
-_TOGETHER = (*_AVERAGES, "istribut", "allreduce", "all_reduce", "strategy", "Adasum", "PartialSync", "sync_all")
+_TOGETHER = (*_AVERAGES, "istribut", "allreduce", "all_reduce", "strategy", "sync_all")
 _DEALS_OUT = ("GlobalBatches", "resumable", "ResumableLoop", "AutoShard", "InputContext", "EndTogether")
 _TRAINS = {"run", "train", "fit", "train_on_batch", "train_step", "apply_gradients", "minimize", "apply"}
 _EVENS_OUT = {"repeat", "take"}  # methods of a dataset, after which all ranks have the same number of batches

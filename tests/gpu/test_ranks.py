@@ -40,8 +40,8 @@ def run(tmp_path):
     """Returns a function that runs the script on some ranks and gives values and devices, by rank."""
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    def start(size):
-        command = [sys.executable, "-m", "npu_bridge.run", "-np", str(size), "train.py"]
+    def start(size, engine="horovod"):
+        command = [sys.executable, "-m", "npu_bridge.run", "-np", str(size), "--collectives", engine, "train.py"]
         job = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert job.returncode == 0, job.stdout + job.stderr
         lines = [line.partition("] ")[2] if line.startswith("[rank") else line for line in job.stdout.splitlines()]
@@ -53,8 +53,9 @@ def run(tmp_path):
     return start
 
 
-def test_two_ranks_train_as_one_and_share_a_gpu_where_there_is_one(run, processor):
-    (one, _), (two, devices) = run(1), run(2)
+@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
+def test_two_ranks_train_as_one_and_share_a_gpu_where_there_is_one(run, processor, engine):
+    (one, _), (two, devices) = run(1), run(2, engine)
     assert sorted(two) == [0, 1] and two[0] == two[1]
     np.testing.assert_allclose(two[0], one[0], rtol=1e-4)
     assert all(f"device:{processor}:0" in devices[rank][0] for rank in two), devices

@@ -102,7 +102,7 @@ def test_01_install(desk):
     listed = subprocess.run(["make"], cwd=REPOSITORY, env=environment_of_a_user(), capture_output=True, text=True)
     listed = listed.stdout
     assert re.search(r"make venv +\.venv with TensorFlow, Horovod", listed) and "make train" in listed
-    assert "You need Python 3.9 to 3.13, a C++ compiler, cmake and\nmake." in README and "\nmake train\n" in README
+    assert "You need Python and make." in README and "\nmake train\n" in README
     assert re.fullmatch(r"npu-run, version \d+\.\d+.*", desk.type("npu-run", "--version")[0])
 
 

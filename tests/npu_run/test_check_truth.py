@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 
 import pytest
-import tensorflow as tf
 from click.testing import CliRunner
 
 from npu_run.check import check
+from npu_run.real_checks import as_in_a_run, call_alone, find
 from npu_run.source_choice import SourceChoice
 from tests.npu_run.launching import ROOT, npu_run, write_script
 from tests.npu_run.planted import planted
@@ -19,8 +20,8 @@ EXAMPLES = sorted(path.relative_to(ROOT) for path in pathlib.Path(ROOT, "example
 
 
 def refusal_of(text):
-    """Returns the error that a script raises, or None."""
-    with tf.Graph().as_default():
+    """Returns the error that a script raises, or None; other tests of this process do not see what it sets."""
+    with as_in_a_run(1):
         try:
             exec(compile(text, "train.py", "exec"), {"__name__": "train"})
         except Exception as error:
@@ -48,6 +49,15 @@ def test_what_a_run_refuses_is_named_in_its_words_and_nothing_else(tmp_path, mon
 
 def _words(said):
     return re.sub(r"0x\w+", "", str(said).partition(" (/")[0])  # without addresses and paths
+
+
+def test_checks_leave_no_variables_behind():
+    """A hook of steps and losses writes its variables when it is made."""
+    before = dict(os.environ)
+    with as_in_a_run(1):
+        assert call_alone(find("npu_bridge.npu_init.TellMeStepOrLossHook"), loss="loss:0", final_loss=0.5) is None
+        assert dict(os.environ) != before
+    assert dict(os.environ) == before
 
 
 def test_examples_have_nothing_that_stops_them(monkeypatch):
