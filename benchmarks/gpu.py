@@ -30,7 +30,7 @@ from npu_bridge.options import read_session_config, with_entry  # noqa: E402
 from npu_bridge.session.precision import Precision, attach  # noqa: E402
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
-FIRST_SCALE, GROWTH_STEPS = 2.0**15, 2000  # what the peer uses by default
+FIRST_SCALE, GROWTH_STEPS = 2.0**15, 2000  # the defaults of the peer
 
 
 def bert(small):

@@ -91,7 +91,7 @@ def as_in_a_run(era: int) -> Iterator[None]:
 
 @functools.cache
 def find(name: str) -> Any:
-    """Returns what a dotted name of ours stands for; None if it cannot be found or imported."""
+    """Returns the object of a dotted name of ours; None if it cannot be found or imported."""
     first, *rest = name.split(".")
     try:
         found, place = importlib.import_module(first), first
@@ -123,7 +123,7 @@ def missing_in(name: str) -> Exception | None:
 
 
 def make(name: str, arguments: Arguments) -> Any:
-    """Returns what a call in the text makes, as an argument of another call; an `Unknown` where it cannot be made."""
+    """Returns the result of a call in the text, as an argument of another call; an `Unknown` if it cannot be made."""
     try:
         if _OPTIMIZERS.fullmatch(name):
             return _some_optimizer(find_of_tensorflow(name))
@@ -139,7 +139,7 @@ def make(name: str, arguments: Arguments) -> Any:
 
 
 def find_of_tensorflow(name: str) -> Any:
-    """Returns what a dotted name of TensorFlow or Keras stands for; None if it is not there."""
+    """Returns the object of a dotted name of TensorFlow or Keras; None if there is none."""
     import tensorflow as tf
 
     if name.startswith("keras."):
@@ -159,7 +159,7 @@ def _some_optimizer(kind: Any) -> Any:
 
 
 def refusal_of(function: Callable[..., Any], arguments: Arguments) -> Exception | None:
-    """Returns what a call raises whatever the values are that the text does not say; None if it may work."""
+    """Returns the error of a call, if it is raised for all values that the text leaves open; None if it can work."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -177,7 +177,7 @@ def refusal_of(function: Callable[..., Any], arguments: Arguments) -> Exception 
 
 
 def call_alone(function: Callable[..., Any], *positional: Any, **named: Any) -> Exception | None:
-    """Calls a function; returns its refusal, or None if it works, needs what is not known, or fails otherwise."""
+    """Calls a function; returns its refusal, or None if it works, needs an unknown value, or fails otherwise."""
     try:
         made = function(*positional, **named)
         if getattr(function, "__module__", None) == _SCOPES:
@@ -198,7 +198,7 @@ def broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = 
 
 
 class _Given(frozenset):
-    """Names that are given; whether one of the unknown ones is, nobody can say."""
+    """The names of given options; asking for one that the text leaves open raises `Undecided`."""
 
     def __new__(cls, names, unknown):
         given = super().__new__(cls, names)
@@ -260,7 +260,7 @@ def _blames(error: Exception, known: Mapping[str, Any]) -> bool:
 
 
 def _refusal_of_config(cls: Any, given: dict[str, Any], is_open: bool) -> Exception | None:
-    """The same for a configuration object, whose options are looked at one by one."""
+    """Returns the refusal of a configuration object, whose options are checked one by one."""
     owner, known = cls._declared_as, {name: value for name, value in given.items() if is_known(value)}
     if not is_open and len(known) == len(given):
         return call_alone(cls, **given)

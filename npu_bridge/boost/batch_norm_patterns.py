@@ -7,9 +7,8 @@ meet again:
     inverted residual block  add(f(x), x), f = conv norm act depthwise norm act conv norm
     dense block              concat(x, f(x)), f = norm act conv norm act conv
 
-The inner normalisations of a residual block are removed, and that of the shortcut; the last one before the addition
-stays. Of an inverted residual block the one after the expansion is removed, of a dense block the one between the
-convolutions.
+A residual block loses its inner normalisations and the one of its shortcut, and keeps the last one before the addition.
+An inverted residual block loses the one after the expansion, a dense block the one between the convolutions.
 """
 
 from __future__ import annotations

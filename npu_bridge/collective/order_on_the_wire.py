@@ -17,7 +17,7 @@ from npu_bridge.graph.loop import COLLECTIVE_TYPES
 from npu_bridge.graph.operators import computed_ops, needed_ops
 
 tf1 = tf.compat.v1
-# Of both engines; only that of Horovod learns an order.
+# The sums of both engines. Only Horovod learns an order.
 _SUMS = ("HorovodGroupedAllreduce", "CollectiveReduceV2")
 _FRAGMENT = re.compile(r"(.*)_fragment_(\d+)_\w+?")
 # Ours: with fewer, the network is idle while the ranks agree about each new fragment.

@@ -1,7 +1,7 @@
 """Implements `TensorFlowCommunicator`: collective operations between several ranks, by TensorFlow's own operators.
 
-TensorFlow matches transfers by numbers. Ranks can build graphs in any order, so a number is a hash of what a transfer
-is: its name, operator, dtype and shape. A transfer whose shape is known only when it runs is filled up to one of a few
+TensorFlow matches transfers by numbers. Ranks can build graphs in any order, so the number of a transfer is a hash of
+its name, operator, dtype and shape. A transfer whose shape is known only when it runs is filled up to one of a few
 sizes, and the size is added to its number, because all transfers of one number must have one shape. Transfers of
 different numbers can start in any order on each rank.
 """
@@ -291,7 +291,7 @@ def _sized(tensor):
 
 
 def _restored(result, tensor, shape):
-    """Returns what a transfer has made of `_sized(tensor)`, in the shape of `tensor`."""
+    """Returns the result of a transfer of `_sized(tensor)` in the shape of `tensor`."""
     if tensor.shape.is_fully_defined():
         return result
     return tf.ensure_shape(tf.reshape(result[: tf.reduce_prod(shape)], shape), tensor.shape)

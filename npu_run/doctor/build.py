@@ -270,7 +270,7 @@ def _missing_tools() -> str:
 
 
 def _without_debugging(folder: str) -> dict[str, str]:
-    """Returns the variable that names a compiler without debug information: a quarter less to do, and the same code.
+    """Returns the variable that names a compiler without debug information, which compiles faster to the same code.
 
     Horovod's build asks for debug information last, so that only a wrapper around the compiler can leave it out.
     """

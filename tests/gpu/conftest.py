@@ -30,4 +30,4 @@ def processor(request):
 def real_gpu(processor):
     """Skips a case about a property that only a GPU has."""
     if processor != "GPU":
-        pytest.skip("it is about memory or copies of a GPU")
+        pytest.skip("only a GPU can show this: its memory, or which rank sees it")

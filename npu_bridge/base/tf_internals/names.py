@@ -24,7 +24,7 @@ HAS_ESTIMATORS = _has_estimators()
 # The package of `tf.keras`, Keras 2: for later versions of TensorFlow it has another name.
 KERAS = "keras" if HAS_ESTIMATORS else "tf_keras"
 
-CONTEXT_MODULE = "tensorflow.python.eager.context"  # defines what a process executes eagerly with
+CONTEXT_MODULE = "tensorflow.python.eager.context"  # defines the context of eager execution
 SESSION_MODULE = "tensorflow.python.client.session"  # defines the class of all sessions
 ESTIMATOR_MODULE = "tensorflow_estimator.python.estimator.estimator"  # Estimators choose their RunConfig here
 # The modules that define `tf.keras.Model.fit`, for eager execution and for graphs; then the one of Keras 3 models.

@@ -227,7 +227,7 @@ def accept_tpu_keywords(keywords: Iterable[str]) -> None:
 
 
 def resolve_model_dir(model_dir: str | None, config: Any) -> str:
-    """Returns the folder of an Estimator: as given, or that of its config, or a new one in the working directory.
+    """Returns the folder of an Estimator: the given one, else the one of its config, else a new one here.
 
     Raises:
       ValueError: two different folders are given.

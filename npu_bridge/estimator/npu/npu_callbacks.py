@@ -128,7 +128,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 def _assignments(variables, root_rank):
     communicator = collective.current()
-    # Named by position: Keras numbers names by what a process has built before, which can differ between ranks.
+    # Named by position: Keras numbers names in the order of building, which can differ between ranks.
     return [
         variable.assign(communicator.broadcast(tf.convert_to_tensor(variable), root_rank, f"keras_variable_{position}"))
         for position, variable in enumerate(variables)
