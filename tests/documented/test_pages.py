@@ -92,27 +92,16 @@ def prose_of(text):
 
 @pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_it_is_short_and_plain(page):
-    """At most 1,500 words, and English of the eleventh year of school (Flesch-Kincaid), without endless sentences."""
-    textstat = pytest.importorskip("textstat", reason="not installed; `make venv` brings it")
+    """At most 1,500 words, without endless sentences."""
     text = page.read_text()
     assert len(text.split()) <= 1500
-    parts = prose_of(text)
-    if not parts:
-        return
-    assert textstat.flesch_kincaid_grade(" ".join(parts)) <= 11
-    sentences = [sentence for part in parts for sentence in re.split(r"(?<=[.!?])\s+", part)]
+    sentences = [sentence for part in prose_of(text) for sentence in re.split(r"(?<=[.!?])\s+", part)]
     assert [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS] == []
 
 
-def test_the_check_of_prose_finds_what_is_hard():
-    textstat = pytest.importorskip("textstat", reason="not installed; `make venv` brings it")
-    hard = (
-        "Notwithstanding the aforementioned considerations, the instantiation of heterogeneous synchronisation "
-        "mechanisms necessitates a comprehensive characterisation of interdependencies.\n"
-    )
-    assert prose_of(f"# Title\n\n| a | b |\n\n```\ncode\n```\n\n{hard}") == [" ".join(hard.split())]
-    assert textstat.flesch_kincaid_grade(prose_of(hard)[0]) > 20
-    assert textstat.flesch_kincaid_grade("All ranks skip the step. Only the loss scale changes.") < 6
+def test_the_check_of_prose_finds_sentences():
+    long = "This sentence stands outside of the title, of the table and of the code."
+    assert prose_of(f"# Title\n\n| a | b |\n\n```\ncode\n```\n\n{long}\n") == [long]
 
 
 def test_what_is_found(tmp_path):
