@@ -21,8 +21,8 @@ PAGES = {
     **{
         name: f"docs/{name}.md"
         for name in (
-            *("keras", "session", "reporting", "amp", "ranks", "elastic"),
-            *("first_distributed", "early_stopping", "batch_size", "nan", "reading_report", "keras_start_to_end"),
+            *("keras", "session", "reporting", "amp", "ranks", "elastic", "stages_accumulate"),
+            *("first_distributed", "early_stopping", "nan", "reading_report", "keras_start_to_end"),
         )
     },
 }
@@ -39,7 +39,8 @@ print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).
 EAGER_PIECES = """
 import npu_bridge.npu_init as npu, tensorflow as tf
 import keras_0, keras_1, keras_3, reporting_2, amp_0, amp_1, amp_2, amp_3, elastic_1
-import readme_2, first_distributed_1, early_stopping_0, batch_size_0, nan_1, keras_start_to_end_0
+import readme_2, first_distributed_1, early_stopping_0, nan_1, keras_start_to_end_0
+import stages_accumulate_0, stages_accumulate_1
 tf.keras.mixed_precision.set_global_policy("float32")
 if npu.get_rank_size() == 1:
     import first_distributed_0, keras_start_to_end_1
