@@ -13,6 +13,7 @@ import tensorflow as tf
 from npu_bridge.amp.loss_scale import scale_rule
 from npu_bridge.base.arguments import check_count, check_number, check_pattern
 from npu_bridge.base.errors import message, shown
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
 from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 
@@ -181,7 +182,7 @@ def _checked_groups(owner, groups):
     for member in (member for group in members for member in group):
         if isinstance(member, str):
             check_pattern(owner, "a member of a group", member)
-        elif not hasattr(member, "trainable_variables") and not isinstance(member, tf.Variable):
+        elif not hasattr(member, "trainable_variables") and not isinstance(keras3.value_of(member), tf.Variable):
             expected = "a regular expression, a variable, a Keras layer, or a list of them"
             raise TypeError(
                 message(owner, "that cannot be a member of a group", expected, shown(member), "Pass one of these.")
@@ -192,6 +193,5 @@ def _checked_groups(owner, groups):
 def _has(member, variable):
     if isinstance(member, str):
         return re.search(member, variable.name.partition(":")[0]) is not None
-    if isinstance(member, tf.Variable):
-        return member is variable
-    return any(variable is own for own in member.trainable_variables)
+    members = getattr(member, "trainable_variables", [member])
+    return any(variable is keras3.value_of(own) for own in members)

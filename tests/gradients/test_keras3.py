@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.amp import GroupLossScaleManager
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
@@ -401,3 +402,11 @@ def test_only_two_modules_load_keras_3():
                         found.append(os.path.relpath(os.path.join(folder, name), root))
     assert sorted(found) == ["gradients/keras/keras3.py", "optimizers/keras3_optimizer.py"]
     assert keras3.loaded() is keras
+
+
+def test_groups_of_loss_scales_are_layers_and_variables():
+    model = make_model()
+    members = [[*model.layers[:2], model.layers[2].kernel, model.layers[2].bias], model.layers[3]]
+    manager = GroupLossScaleManager(members, init=[2.0**12, 2.0**8], growth_factor=2.0)
+    model, _ = fit(npu_keras_optimizer(sgd(), manager), make_data(1), model)
+    assert model.optimizer.loss_scale.numpy().tolist() == [2.0**13, 2.0**9]
