@@ -5,14 +5,25 @@ from __future__ import annotations
 import pathlib
 import re
 
+import pytest
+
 from npu_bridge import amp
-from tests.loose_code import run_pieces_of
+from tests.loose_code import cut_pieces
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "loss_scale.md"
+PIECES = cut_pieces("docs/loss_scale.md")
+PRINTED = {2: "skipped 5 updates 0", 3: "The first NaN or Inf comes from Log "}
 
 
-def test_the_code_of_the_page_runs():
-    assert run_pieces_of("docs/loss_scale.md") == 5
+@pytest.mark.parametrize("number", range(len(PIECES)))
+def test_the_code_of_the_page_runs(number, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(PIECES[number], {"__name__": "page"})
+    assert PRINTED.get(number, "") in capsys.readouterr().out
+
+
+def test_the_pieces_are_all_there():
+    assert len(PIECES) == 6
 
 
 def test_the_table_has_the_numbers_of_the_managers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import keras
 import pytest
 
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
@@ -20,7 +21,13 @@ EXAMPLES = [
 def test_code_runs_as_it_stands(number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(EXAMPLES[number], names)
+    try:
+        exec(EXAMPLES[number], names)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    if "layers" in names:
+        assert names["model"].layers[0].compute_dtype == "float16"
+        assert 2.0**10 < names["model"].optimizer.last_step.loss_scale <= 2.0**15
     if "callback" in names:
         assert str(names["callback"].policy) == "the dtypes of the graph"
     if "tell" in names:
@@ -30,7 +37,7 @@ def test_code_runs_as_it_stands(number, tmp_path, monkeypatch, capsys):
 
 
 def test_the_examples_are_all_there():
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
 
 
 def test_the_page_names_every_mode():
