@@ -22,7 +22,7 @@ PAGES = {
         name: f"docs/{name}.md"
         for name in (
             *("keras", "session", "reporting", "amp", "ranks", "elastic", "stages_accumulate"),
-            *("first_distributed", "early_stopping", "loss_scale", "reading_report", "keras_start_to_end"),
+            *("first_distributed", "checkpoints", "loss_scale", "reading_report", "keras_start_to_end"),
         )
     },
 }
@@ -39,8 +39,8 @@ print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).
 EAGER_PIECES = """
 import npu_bridge.npu_init as npu, tensorflow as tf
 import keras_0, keras_1, keras_3, reporting_2, amp_0, amp_1, amp_2, amp_3, elastic_1
-import readme_2, first_distributed_1, early_stopping_0, keras_start_to_end_0
 import stages_accumulate_0, stages_accumulate_1, loss_scale_0, loss_scale_2, loss_scale_4, loss_scale_5
+import readme_2, first_distributed_1, checkpoints_0, keras_start_to_end_0
 tf.keras.mixed_precision.set_global_policy("float32")
 if npu.get_rank_size() == 1:
     import first_distributed_0, keras_start_to_end_1
@@ -60,7 +60,7 @@ import readme_0
 import ranks_0
 import session_0, session_1, session_2
 import reporting_0, reporting_1
-import early_stopping_1, loss_scale_1, loss_scale_3, reading_report_0, elastic_0
+import checkpoints_1, loss_scale_1, loss_scale_3, reading_report_0, elastic_0
 """
 
 
