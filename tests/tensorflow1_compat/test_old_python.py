@@ -247,7 +247,7 @@ def lacks():
 
 
 def test_the_script_of_the_page_prints_what_the_page_says(tmp_path):
-    page = (ROOT / "docs" / "old_python.md").read_text()
+    page = (ROOT / "docs" / "ported.md").read_text()
     script, printed = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "text"))
     write_script(tmp_path, script)
     code, output = npu_run("--tf1", "train.py", cwd=tmp_path, PYTHONWARNINGS="ignore")
