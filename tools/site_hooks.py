@@ -75,11 +75,11 @@ def on_post_build(config):
     options = site / "options.html"
     text = options.read_text(encoding="utf-8")
     sections = []
-    for name in dict.fromkeys(re.findall(r'href="(options_\w+\.html)">', text.partition("<article")[2])):
+    for name in dict.fromkeys(re.findall(r'href="(options_\w+\.html)["#]', text.partition("<article")[2])):
         page = (site / name).read_text(encoding="utf-8").partition("<article")[2]
-        title = TEXT.sub("", re.search(r"<h1[^>]*>(.*?)</h1>", page, re.DOTALL)[1]).partition(": ")[2].capitalize()
-        for level, table in re.findall(r"<h2[^>]*>(.*?)</h2>\s*(<table>.*?</table>)", page, re.DOTALL):
-            heading = f'<a href="{name}">{title}</a>: {TEXT.sub("", level).lower()}'
+        title = TEXT.sub("", re.search(r"<h1[^>]*>(.*?)</h1>", page, re.DOTALL)[1])
+        for subject, table in re.findall(r"<h2[^>]*>(.*?)</h2>\s*(<table>.*?</table>)", page, re.DOTALL):
+            heading = f'<a href="{name}">{title}</a>: {TEXT.sub("", subject).lower()}'
             sections.append(f"<section><h4>{heading}</h4>{table}</section>")
     place = text.index("<table>", text.index("<article"))
     everything = f'<div id="all-options" hidden>{"".join(sections)}</div>'

@@ -13,14 +13,17 @@ from npu_bridge.options.table import REQUIRED, RUN_CONFIG, SESSION, Option
 
 _INTRODUCTION = """# Options
 
-Look here for what an option does. Each of the six pages is about one subject:
+Look here for what an option of a training does, and where to set it:
+
+```
+npu-run -np 2 --set iterations_per_loop=10 --set precision_mode_v2=origin train.py
+```
+
+[Options that work](options_working.md) do here what their documentation says.
+[Options without an effect](options_recorded.md) are checked and kept (**recorded**), or are an error with any value but
+the default (**refused**).
 
 {index}
-
-*Effect here* is one of three words. **works** means that the option does what its documentation says. **recorded**
-means that the package checks and keeps the value, but nothing here depends on it. **refused** means that any value
-but the default is an error. A default of *none* means that the option is not set. A value outside limits marked
-*(advice)* draws a warning only.
 
 ## Where to set an option
 
@@ -31,58 +34,60 @@ but the default is an error. A default of *none* means that the option is not se
 | a session | an entry `NpuOptimizer` in the ConfigProto: [session.md](session.md#tfsession) shows one |
 | an `NPURunConfig` that you do not want to edit | `npu-run --set NAME=VALUE train.py`: [below](#from-the-shell) |
 
-Some options belong to a helper object: `dump_mode` is an argument of `DumpConfig`, and
-`NPURunConfig(dump_config=DumpConfig(...))` takes the object. All of them are in
-`npu_bridge.estimator.npu.npu_config`. The tables name the object below the option.
+Some options belong to a helper object: `dump_mode` *of DumpConfig* is set by
+`NPURunConfig(dump_config=DumpConfig(dump_mode="all"))`. The classes are in `npu_bridge.estimator.npu.npu_config`.
 
 In a session, each option has a slot for its type: `.s` for text, `.i` for an integer, `.b` for a boolean. So you write
-`parameter_map["iterations_per_loop"].i = 10`. The tables show the slot, and the key where it differs from the name.
-An option without a slot cannot be set in a session.
+`parameter_map["iterations_per_loop"].i = 10`. The tables show the slot, with the key where it differs from the name. An
+option without a slot cannot be set in a session.
+
+In the column *values*, the default follows the semicolon; without one it is None. A value outside limits marked
+*(advice)* draws a warning only. *Undocumented* means that the documentation of the NPU stack lacks the option.
 
 ## From the shell
 
-```
-npu-run -np 2 --set save_checkpoints_steps=7 --set precision_mode_v2=origin train.py
-```
-
-`--set NAME=VALUE` changes an option of every `NPURunConfig` that the script makes, on every rank. It wins over what the
-script says. `npu-run` checks the name and the value before it starts anything. Then one line says where the option was
-used:
+`--set NAME=VALUE` changes an option of every `NPURunConfig` that the script makes, on every rank, and wins over the
+script. `npu-run` checks it before it starts anything. `try`, `record`, `replay` and `bisect` take `--set`, too. One
+line says where the option was used:
 
 ```text
 npu-run: the NPURunConfig of train.py:12 takes --set save_checkpoints_steps=7 --set precision_mode_v2=origin
 ```
 
-- NAME is written as in a file. An option of a helper object has the helper's name in front:
-  `--set dump_config.dump_mode=all`.
-- VALUE is written as in a file, but a text needs no quotes. A file and `--set` cannot say `None`.
+- NAME and VALUE are written as in a file, but a text needs no quotes: `--set dump_config.dump_mode=all`.
+- A file and `--set` cannot say `None`.
 - If the script makes no `NPURunConfig`, nothing changes, and a line at the end of the run says so.
-- `try`, `record`, `replay` and `bisect` take `--set`, too.
 
 ## To use them again
 
-A training that makes a [report](reporting.md) also writes `run.toml` beside it. This file has the options that were
-changed, with their values in this run. `NPURunConfig.from_file("out/run/run.toml")` makes the same configuration again.
-A comment in the file names what a file cannot hold, such as `session_config`. A plain `tf.estimator.Estimator` tells
-its session only a part of the options; `ReportHook(folder, config=config)` writes all of them.
+A training that makes a [report](reporting.md) also writes `run.toml` beside it, with the options that were changed.
+`NPURunConfig.from_file("out/run/run.toml")` makes the same configuration again. A comment names what a file cannot
+hold, such as `session_config`. With a plain `tf.estimator.Estimator`, use `ReportHook(folder, config=config)` to get
+all options.
 
 ## When options are read
 
-- Values are checked when you make the object or the session. The files of `modify_mixlist` and `customize_dtypes` are
-  read then, too.
-- An unknown keyword of `NPURunConfig` is an error. So is an unknown key in a file.
-- A session leaves out an unknown key with a warning, because scripts carry keys of newer NPU stacks. The same happens
-  to a value in a wrong slot that means nothing there.
-- Sessions read their entry after an import of `npu_bridge.npu_init`, or of anything from `npu_bridge.estimator`. This
-  includes the sessions of `tf.estimator.Estimator` and `MonitoredTrainingSession`. The ConfigProto itself never
-  changes.
-- `NPUEstimator` acts on its options by itself.
-- Without an entry, a session is a plain session of TensorFlow, with one difference: after the import of
-  `npu_bridge.npu_init`, it has soft placement. So `tf.device("/gpu:0")` runs everywhere.
+- Values, and the files of `modify_mixlist` and `customize_dtypes`, are checked when you make the object or the session.
+- An unknown keyword of `NPURunConfig`, or key of a file, is an error. A session leaves out an unknown key, or a value
+  in a wrong slot that means nothing there, with a warning: scripts carry keys of newer NPU stacks.
+- Sessions, also those of `tf.estimator.Estimator` and `MonitoredTrainingSession`, read their entry after an import of
+  `npu_bridge.npu_init`, or of anything from `npu_bridge.estimator`. The ConfigProto itself never changes.
+- Without an entry, a session is a plain session of TensorFlow. After the import of `npu_bridge.npu_init` it has soft
+  placement, so `tf.device("/gpu:0")` runs everywhere.
 
-These pages are generated from the option table by `python -m npu_bridge.options.docs_page docs/options.md`. Do not
-edit them.
+`python -m npu_bridge.options.docs_page docs/options.md` generates these pages from the table of options. Do not edit
+them.
 """
+_SUBJECTS = {
+    "Training and ranks": table_training.OPTIONS,
+    "Precision": table_precision.OPTIONS,
+    "Dumps and profiles": table_observation.OPTIONS,
+    "Compiler": table_compiler.OPTIONS,
+    "Devices and sessions": table_device.OPTIONS,
+    "Environment variables": VARIABLES,
+}
+_OPTION_HEADER = ("option", "values", "meaning", "effect here")
+_VARIABLE_HEADER = ("variable", "meaning", "effect here")
 
 
 class Page(NamedTuple):
@@ -91,43 +96,32 @@ class Page(NamedTuple):
     Attributes:
       file: its name.
       title: its heading.
-      about: what its options are about, as a part of a sentence.
-      entries: its options or variables.
+      levels: the effects of its options and variables.
     """
 
     file: str
     title: str
-    about: str
-    entries: tuple[Option, ...] | tuple[Variable, ...]
+    levels: tuple[str, ...]
+
+    @property
+    def sections(self) -> dict[str, list[Option | Variable]]:
+        """The options and variables of this page, by subject."""
+        found = {
+            subject: [entry for entry in entries if entry.effect.level in self.levels]
+            for subject, entries in _SUBJECTS.items()
+        }
+        return {subject: entries for subject, entries in found.items() if entries}
 
 
 PAGES = (
-    Page("options_training.md", "Training and ranks", "loops, checkpoints, summaries, ranks", table_training.OPTIONS),
-    Page(
-        "options_precision.md",
-        "Precision",
-        "numeric precision, determinism, optimisation of graphs",
-        table_precision.OPTIONS,
-    ),
-    Page("options_observation.md", "Dumps and profiles", "dumps, profiles, debugging aids", table_observation.OPTIONS),
-    Page("options_compiler.md", "Compiler", "compilation, its caches, tuning, dynamic shapes", table_compiler.OPTIONS),
-    Page(
-        "options_device.md",
-        "Devices and sessions",
-        "devices, memory, streams, options of sessions alone",
-        table_device.OPTIONS,
-    ),
-    Page("options_environment.md", "Environment variables", "variables that NPU scripts set", VARIABLES),
+    Page("options_working.md", "Options that work", ("works",)),
+    Page("options_recorded.md", "Options without an effect", ("recorded", "refused")),
 )
-_LEVELS = {"works": "Work here", "recorded": "Recorded only", "refused": "Refused"}
-_OPTION_HEADER = ("option", "slot", "allowed", "default", "meaning", "effect here")
-_VARIABLE_HEADER = ("variable", "documented", "meaning", "effect here")
 
 
 def render() -> dict[str, str]:
     """Returns every page as Markdown, by the name of its file."""
-    header = ("page", "is about", *_LEVELS)
-    index = table(header, ((f"[{page.title}]({page.file})", page.about, *_counts(page)) for page in PAGES))
+    index = table(("subject", *(page.title.lower() for page in PAGES)), map(_counts, _SUBJECTS))
     return {
         "options.md": _INTRODUCTION.format(index=index.rstrip()),
         **{page.file: _render_page(page) for page in PAGES},
@@ -138,16 +132,17 @@ def row(entry: Option | Variable) -> tuple[str, ...]:
     """Returns the cells of one option or variable."""
     effect = f"**{entry.effect.level}** {entry.effect.note}".strip()
     if isinstance(entry, Variable):
-        return f"`{entry.name}`", "yes" if entry.is_documented else "no", entry.doc, effect
-    allowed = entry.expected + ("" if getattr(entry.kind, "enforced", True) else " (advice)")
+        return f"`{entry.name}`", entry.doc + ("" if entry.is_documented else " *Undocumented.*"), effect
+    values = entry.expected + ("" if getattr(entry.kind, "enforced", True) else " (advice)")
+    if entry.default is not None:
+        values += "; *required*" if entry.default is REQUIRED else f"; `{entry.default!r}`"
     status = "" if entry.status == "documented" else f" *{entry.status.capitalize()}.*"
     if entry.replaced_by:
         status += f" Use `{entry.replaced_by}`."
-    default = {REQUIRED: "*required*", None: "*none*"}.get(entry.default, f"`{entry.default!r}`")
     owner = {RUN_CONFIG: "", SESSION: " *session only*"}.get(entry.owner, f" *of {entry.owner}*")
-    key = f"`{entry.key}` " if entry.key != entry.name else ""
-    slot = f"{key}.{entry.kind.session_field}" if entry.key else ""
-    return f"`{entry.name}`{owner}", slot, allowed, default, entry.doc + status, effect
+    key = entry.key if entry.key != entry.name else ""
+    slot = f" `{key}.{entry.kind.session_field}`" if entry.key else ""
+    return f"`{entry.name}`{owner}{slot}", values, entry.doc + status, effect
 
 
 def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -157,18 +152,17 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _render_page(page: Page) -> str:
-    is_variables = page.entries is VARIABLES
-    parts = [f"# Options: {page.title.lower()}\n\n[Options](options.md) explains the columns.\n"]
-    for level, heading in _LEVELS.items():
-        if entries := [entry for entry in page.entries if entry.effect.level == level]:
-            header = _VARIABLE_HEADER if is_variables else _OPTION_HEADER
-            parts.append(f"## {heading}\n\n{table(header, map(row, entries))}")
+    parts = [f"# {page.title}\n\n[Options](options.md) explains the columns.\n"]
+    for subject, entries in page.sections.items():
+        header = _VARIABLE_HEADER if isinstance(entries[0], Variable) else _OPTION_HEADER
+        parts.append(f"## {subject}\n\n{table(header, map(row, entries))}")
     return "\n".join(parts)
 
 
-def _counts(page: Page) -> tuple[str, ...]:
-    levels = [entry.effect.level for entry in page.entries]
-    return tuple(str(levels.count(level)) for level in _LEVELS)
+def _counts(subject: str) -> tuple[str, ...]:
+    counts = ((page.file, len(page.sections.get(subject, ()))) for page in PAGES)
+    anchor = subject.lower().replace(" ", "-")
+    return subject, *(f"[{count}]({file}#{anchor})" if count else "0" for file, count in counts)
 
 
 if __name__ == "__main__":

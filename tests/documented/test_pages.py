@@ -18,6 +18,11 @@ PAGES = sorted(
 # The list of changes is not read from end to end.
 READ = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "benchmarks"]
 MOST_WORDS = 40
+# Pages that may be longer than 1,500 words, and why.
+LONG = {
+    "options_working.md": "generated: a row for each option, looked up by its name",
+    "options_recorded.md": "generated: a row for each option, looked up by its name",
+}
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -94,7 +99,7 @@ def prose_of(text):
 def test_it_is_short_and_plain(page):
     """At most 1,500 words, without endless sentences."""
     text = page.read_text()
-    assert len(text.split()) <= 1500
+    assert len(text.split()) <= 1500 or page.name in LONG
     sentences = [sentence for part in prose_of(text) for sentence in re.split(r"(?<=[.!?])\s+", part)]
     assert [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS] == []
 

@@ -60,7 +60,7 @@ def test_search_finds_every_option_message_and_command(site):
         words = words_of(entry["title"] + " " + entry["text"], separator)
         pages.setdefault(entry["location"].partition("#")[0], set()).update(words)
     errors = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
-    queries = [(entry.name, page.file) for page in PAGES for entry in page.entries]
+    queries = [(entry.name, page.file) for page in PAGES for entries in page.sections.values() for entry in entries]
     queries += [(message, "errors.md") for message in re.findall(r"^### `(.*)`$", errors, re.MULTILINE)]
     queries += [(f"npu-run {command}", "") for command in COMMANDS]
     assert len(queries) > 200
@@ -70,7 +70,7 @@ def test_search_finds_every_option_message_and_command(site):
         if not found or (page and page.replace(".md", ".html") not in found):
             lost.append((query, found))
     assert lost == []
-    assert "checkpoints" in pages["options_training.html"], "a part of save_checkpoints_steps"
+    assert "checkpoints" in pages["options_working.html"], "a part of save_checkpoints_steps"
 
 
 def test_options_can_be_filtered(site, tmp_path):
@@ -79,20 +79,16 @@ def test_options_can_be_filtered(site, tmp_path):
 
     text = (site / "options.html").read_text(encoding="utf-8")
     assert "options_filter.js" in text
-    every = {entry.name for page in PAGES for entry in page.entries}
+    every = [entry for page in PAGES for entries in page.sections.values() for entry in entries]
     inside = text[text.index('id="all-options"') :]
-    assert every <= set(re.findall(r"<tr>\s*<td><code>(\w+)</code>", inside))
+    assert {entry.name for entry in every} <= set(re.findall(r"<tr>\s*<td><code>(\w+)</code>", inside))
     if CHROMIUM is None:
         return
     document, console = visit(f"{site}/options.html#q=recorded+graph+dump", tmp_path / "profile", "--dump-dom")
     inside = document[document.index('id="all-options"') :]
     shown = re.findall(r"<tr>\s*<td><code>(\w+)</code>", inside)
-    wanted = {
-        entry.name
-        for page in PAGES
-        for entry in page.entries
-        if all(word in " ".join(row(entry)).lower() for word in ("recorded", "graph", "dump"))
-    }
+    words = ("recorded", "graph", "dump")
+    wanted = {entry.name for entry in every if all(word in " ".join(row(entry)).lower() for word in words)}
     # The search needs a server, so it complains about a page that is opened as a file.
     assert [line for line in console if "search_index.js" not in line] == []
     assert set(shown) == wanted and 0 < len(wanted) < 10
@@ -101,7 +97,7 @@ def test_options_can_be_filtered(site, tmp_path):
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser")
 def test_a_page_is_not_wider_than_its_window(site, tmp_path):
     """On a laptop and on a telephone."""
-    frames = [(name, width) for name in ("index", "options", "options_training") for width in (1280, 390)]
+    frames = [(name, width) for name in ("index", "options", "options_working") for width in (1280, 390)]
     (tmp_path / "frames.html").write_text(
         "<body>"
         + "".join(

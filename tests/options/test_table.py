@@ -30,7 +30,7 @@ def test_one_entry_is_enough_for_a_new_option():
     assert config._fake_level == 2
     assert read_run_config(config).fake_level == 2
     assert read_session_config(make_session_config(config), table) == read_run_config(config)
-    assert docs_page.row(FAKE)[:4] == ("`fake_level`", ".i", "an integer in 0..3", "`1`")
+    assert docs_page.row(FAKE)[:2] == ("`fake_level` `.i`", "an integer in 0..3; `1`")
     with pytest.raises(ValueError, match="fake_level"):
         Extended(fake_level=4)
 
