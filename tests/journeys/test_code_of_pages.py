@@ -1,4 +1,4 @@
-"""The code of the README and of thirteen pages of docs runs as it stands, alone and on two ranks."""
+"""The code of the README and of pages of docs runs as it stands, alone and on two ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES = {
         name: f"docs/{name}.md"
         for name in (
             *("keras", "session", "reporting", "amp", "ranks", "elastic", "stages_accumulate"),
-            *("first_distributed", "checkpoints", "loss_scale", "reading_report", "keras_start_to_end"),
+            *("first_distributed", "checkpoints", "loss_scale", "reading_report"),
         )
     },
 }
@@ -38,22 +38,20 @@ print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).
 """
 EAGER_PIECES = """
 import npu_bridge.npu_init as npu, tensorflow as tf
-import keras_0, keras_1, keras_3, reporting_2, amp_0, amp_1, amp_2, amp_3, elastic_1
-import stages_accumulate_0, stages_accumulate_1, loss_scale_0, loss_scale_2, loss_scale_4, loss_scale_5
-import readme_2, first_distributed_1, checkpoints_0, keras_start_to_end_0
-tf.keras.mixed_precision.set_global_policy("float32")
+            *("keras", "session", "reporting", "amp", "ranks", "elastic", "stages_accumulate"),
+            *("first_distributed", "checkpoints", "loss_scale", "reading_report"),
 if npu.get_rank_size() == 1:
-    import first_distributed_0, keras_start_to_end_1
-weights = [*keras_0.model.get_weights(), *keras_1.model.get_weights()]
+    import first_distributed_0, keras_2
+weights = [*keras_0.model.get_weights(), *keras_4.model.get_weights()]
 """
-KERAS3_PIECE = "keras_4"
+KERAS3_PIECE = "keras_3"
 if of_keras3.IS_BESIDE:
     EAGER_PIECES += f"import {KERAS3_PIECE}\n"
 # A script is one of TensorFlow 1 or of TensorFlow 2, so these have a process of their own. The last piece about Keras
 # switches eager execution off, and has closed its session.
 GRAPH_PIECES = """
-import keras_2, tensorflow as tf
-weights = keras_2.weights
+import keras_6, tensorflow as tf
+weights = keras_6.weights
 with tf.Graph().as_default():
     import readme_1
 import readme_0
@@ -101,7 +99,7 @@ def output_of(command, folder):
 
 
 def check_keras(printed, ranks):
-    for expected in (r"32768\.0 0 0\.001", r"^loss \d+\.\d+", r"loss: \d+\.\d+"):
+    for expected in (r"skipped 0 scale 32768\.0$", r"^loss \d+\.\d+", r"loss: \d+\.\d+"):
         assert re.search(expected, printed, re.MULTILINE), printed
     weights = re.findall(r"weights (\w{64})", printed)
     assert len(weights) == 2 * ranks and len(set(weights)) == 2, printed
@@ -134,7 +132,8 @@ def check_guides(eager, printed, folder, out, ranks):
     assert re.findall(r"skipped (\d+) updates (\d+)", eager) == [("5", "0")] * ranks
     assert float(re.search(r"right (\S+) skipped", eager)[1]) > 0.8
     if ranks == 1:
-        assert "went on from step 168 to 224" in eager and re.search(r"kinds \[.*\] expected \[", eager)
+        reached, last = map(int, re.search(r"went on from step (\d+) to (\d+)", eager).groups())
+        assert 0 < reached == last - 56 and re.search(r"kinds \[.*\] expected \[", eager)
     assert "stopped early, at step" in printed and (folder / "resumed.keras").exists()
     stopped = int(re.search(r"stopped at step (\d+)", printed)[1])
     assert 40 <= stopped - int(re.search(r"best checkpoint is of step (\d+)", printed)[1]) <= 42
