@@ -132,6 +132,7 @@ RUN_HERE = {
     # Four ranks on each of two nodes, of which `scontrol` names this machine alone.
     "#SBATCH --nodes=2": ["rank 0 of 4 ", r"\[rank 3\] rank 3 of 4 "],
     "#SBATCH --requeue --nodes=2": ["rank 0 of 4 ", r"\[rank 3\] rank 3 of 4 "],
+    "npu-run -np 4 --restarts 3 --stall-secs 300 train.py": ["rank 0 of 4 "],
     "npu-run -np 4 --min-np 2 train.py": ["rank 0 of 4 "],
     "npu-run --hosts-from ./hosts.sh --min-np 2 --max-np 8 train.py": ["rank 0 of 2 "],
     "npu-run plan --params 110M --bandwidth 10Gbit --latency 50us --ranks 1..64 --compute-secs 0.6": [
