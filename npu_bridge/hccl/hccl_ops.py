@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.arguments import is_integer
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective.composed import exchange_blocks, receive_from, send_to, sum_over_ranks, without_gradient
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.collective.plan_of_transfers import announce
@@ -112,8 +113,8 @@ def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
     """Sends one rank's tensors to every rank; variables get that rank's values.
 
     Args:
-      tensor: list of tensors and variables of any numeric or boolean dtype. Running a result that belongs to a
-        variable also assigns it, so all ranks then start with the same values.
+      tensor: list of tensors and variables, those of Keras 3 included, of any numeric or boolean dtype. Running a
+        result that belongs to a variable also assigns it, so all ranks then start with the same values.
       root_rank: the rank whose values are sent.
       fusion, fusion_id, group: as in `reduce`.
     Returns:
@@ -298,6 +299,7 @@ def remote_scatter_write(tensorRemote, tensorLocal, offset):  # noqa: N803 - the
 
 
 def _broadcast(call, item, root_rank):
+    item = keras3.value_of(item)
     value = call.tensor(item, BROADCASTABLE)
     sent = call.communicator.broadcast(
         value, root_rank, announce(call.communicator, f"broadcast from {root_rank}", value)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.gradients.in_place import distribute_in_place
@@ -75,7 +76,7 @@ def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int =
       ValueError: `root_rank` is not a rank.
     Ranks: collective in `group`.
     """
-    variables = list(values) if isinstance(values, (list, tuple)) else [values]
+    variables = list(map(keras3.value_of, values if isinstance(values, (list, tuple)) else [values]))
     for variable in variables:
         if not isinstance(variable, tf.Variable):
             fix = "hccl_ops.broadcast takes tensors, too."

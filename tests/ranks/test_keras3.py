@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import npu_device
 from npu_bridge import collective
 from npu_bridge.base import errors
 from npu_bridge.collective import exchanges
@@ -16,6 +17,7 @@ from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCa
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer
+from npu_bridge.hccl import hccl_ops
 from npu_bridge.session import EndTogetherCallback
 from npu_bridge.stages import (
     Accumulate,
@@ -256,6 +258,18 @@ def transfers_in_a_step(wrapper):
 @pytest.mark.parametrize("wrapper", ["distributed", "scaled"])
 def test_gradients_travel_once_through_whichever_door_they_come(on_ranks, wrapper):
     assert on_ranks(2, transfers_in_a_step, wrapper) == [[1, 1, 1, 1]] * 2
+
+
+def values_after_broadcast():
+    """On a rank: what it has of two variables that began with its own number."""
+    variables = [keras.Variable([float(collective.current().rank)]) for _ in range(2)]
+    hccl_ops.broadcast(variables[:1], 1)
+    npu_device.distribute.broadcast(variables[1:], 1)
+    return [float(variable.value[0]) for variable in variables]
+
+
+def test_a_broadcast_sets_variables(on_ranks):
+    assert on_ranks(2, values_after_broadcast) == [[1.0, 1.0]] * 2
 
 
 class _Lines(logging.Handler):
