@@ -7,9 +7,9 @@ with several ranks only.
 
 from __future__ import annotations
 
-import abc
 import functools
 import weakref
+from collections.abc import Iterable
 from typing import Any, Callable, TypeVar
 
 import tensorflow as tf
@@ -22,18 +22,24 @@ from npu_bridge.graph.run import Run, run_of, run_of_call
 _MARK = "_npu_bridge_transfer"  # set by `transfer_tensors.prevent_merging`; copies of an operator keep it
 
 
-class Check(abc.ABC):
-    """Something to do before runs of sessions."""
+class Check:
+    """Something to do before runs of sessions, by default before those that take part in certain transfers.
 
-    @abc.abstractmethod
+    Args:
+      transfers: full names of transfers, as `wire_names.noted` gives them; also an attribute, to which more are added.
+    """
+
+    def __init__(self, transfers: Iterable[str] = ()):
+        self.transfers = set(transfers)
+
     def is_due(self, session: tf.compat.v1.Session) -> bool:
         """Whether there is anything to do in a session; asked at each of its runs."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def concerns(self, run: Run) -> bool:
         """Whether it is to be done before this run; asked while it is due."""
+        return bool(self.transfers & transfers_of(run))
 
-    @abc.abstractmethod
     def act(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor] | None:
         """Does it before this run. May run the session with `run_quietly`.
 
@@ -43,27 +49,10 @@ class Check(abc.ABC):
 
     def see(self, fetched: list, fed: list) -> None:
         """Gets those values after the run, and those that it was fed; not in calls that were prepared before."""
-        return
 
 
 _Kind = TypeVar("_Kind", bound=Check)
-
-
-class CheckOfTransfers(Check):
-    """Something to do before transfers of one graph run, when all ranks are about to run them.
-
-    Attributes:
-      transfers: full names of these transfers, as `wire_names.noted` gives them.
-    """
-
-    def __init__(self):
-        self.transfers: set[str] = set()
-
-    def concerns(self, run):
-        return bool(self.transfers & transfers_of(run))
-
-
-_CHECKS_OF_ALL: dict[Any, Check] = {}
+_CHECKS_OF_ALL: dict[Any, Check] = {}  # by key, as those of each graph
 _CHECKS: weakref.WeakKeyDictionary[tf.Graph, dict[Any, Check]] = weakref.WeakKeyDictionary()
 _TRANSFERS: weakref.WeakKeyDictionary[Run, set[str]] = weakref.WeakKeyDictionary()
 

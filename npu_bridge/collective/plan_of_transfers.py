@@ -103,7 +103,7 @@ def announce(communicator: Communicator, what: str, tensor: tf.Tensor, may_diffe
     return name
 
 
-class _GraphList(first_run.CheckOfTransfers):
+class _GraphList(first_run.Check):
     """The collectives of this rank in one group and one graph."""
 
     def __init__(self, communicator):

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.collective import agreement, exchanges, wire_names
+from npu_bridge.collective import exchanges, wire_names
 from npu_bridge.gradients import collections, object_restores, training_apart
 from npu_bridge.gradients.graph_mode import building_graph, choose_tensors, tensors_if
 from npu_bridge.gradients.inner import InnerOptimizer
@@ -18,7 +18,7 @@ from npu_bridge.gradients.rank_values import GivenBack, RankValues, noted_gather
 from npu_bridge.gradients.resuming import watch_savers
 from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early, changes_after_verdict
 from npu_bridge.gradients.stages.overflow import OverflowCheck
-from npu_bridge.gradients.start_values import SeenVariables, make_plan, watch_graph
+from npu_bridge.gradients.start_values import RankComparison, watch_graph
 from npu_bridge.gradients.step_branches import BranchResults, make_update
 from npu_bridge.graph.variables import global_step_of
 
@@ -49,6 +49,7 @@ class Pipeline:
         without one, those of the stages alone.
       owner: name of the optimizer's class, for messages.
     Attributes:
+      stages: the stages in their order.
       transfers: the label that distinguishes its collectives from those of other optimizers.
     Raises:
       TypeError: an element of `stages` is not a stage.
@@ -64,28 +65,27 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[Stage], inner: InnerOptimizer | None = None, owner: str = "Pipeline"):
         self.inner = inner
-        self._stages = in_order(stages, owner)
-        for stage in self._stages:
-            stage.pipeline = self._stages
+        self.stages = in_order(stages, owner)
+        for stage in self.stages:
+            stage.pipeline = self.stages
         self.transfers = wire_names.Owner(is_counted=self.communicates)
-        self._has_compared = False
-        self._owner = ""
+        self._comparison = RankComparison()
         self._exchanges_before = exchanges.Exchanges()
         if not self.communicates:
             training_apart.watch_sessions()
             self._exchanges_before = exchanges.so_far()
         self._has_told = False
-        self._seen = SeenVariables()
-        kept = [stage for stage in self._stages if not stage.begins_anew]
+        self._starts_quietly = False
+        kept = [stage for stage in self.stages if not stage.begins_anew]
         has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in kept)
         self._rank_values = RankValues() if has_own else None
-        self._replicas = RankValues() if any(stage.differ_between_ranks for stage in self._stages) else None
+        self._replicas = RankValues() if any(stage.differ_between_ranks for stage in self.stages) else None
         self._given_back: GivenBack | None = None
 
     @property
     def scales_loss(self) -> bool:
         """Whether a stage changes the loss before it is differentiated."""
-        return any(stage.scales_loss for stage in self._stages)
+        return any(stage.scales_loss for stage in self.stages)
 
     @property
     def scales_gradients(self) -> bool:
@@ -95,45 +95,40 @@ class Pipeline:
     @property
     def communicates(self) -> bool:
         """Whether a stage exchanges values between ranks."""
-        return any(stage.communicates for stage in self._stages)
+        return any(stage.communicates for stage in self.stages)
 
     @property
     def loss_scale_managers(self) -> tuple:
         """The managers of the loss scales, in the order of `loss_id`; empty without loss scaling."""
-        return tuple(manager for stage in self._stages for manager in getattr(stage, "managers", ()))
-
-    @property
-    def stages(self) -> tuple:
-        """The stages in their order."""
-        return self._stages
+        return tuple(manager for stage in self.stages for manager in getattr(stage, "managers", ()))
 
     @property
     def needs_true_units(self) -> bool:
         """Whether a stage needs gradients of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
         return any(
-            stage.needs_true_units or stage.place in places or changes_after_verdict(stage) for stage in self._stages
+            stage.needs_true_units or stage.place in places or changes_after_verdict(stage) for stage in self.stages
         )
 
     @property
     def is_gated(self) -> bool:
         """Whether a stage decides if an update runs."""
-        return any(type(stage).gate is not Stage.gate for stage in self._stages)
+        return any(type(stage).gate is not Stage.gate for stage in self.stages)
 
     @property
     def only_communicates(self) -> bool:
         """Whether the only stage is the one that exchanges gradients."""
-        return self.communicates and len(self._stages) == 1
+        return self.communicates and len(self.stages) == 1
 
     def decide_together(self) -> None:
         """Makes all ranks decide together about each step, where each rank decided alone."""
-        for stage in self._stages:
+        for stage in self.stages:
             if isinstance(stage, OverflowCheck):
                 stage.is_joint = True
 
     def state(self) -> dict:
         """Returns the state to save in an object-based checkpoint, by name."""
-        state = {name: value for stage in self._stages for name, value in stage.state().items()}
+        state = {name: value for stage in self.stages for name, value in stage.state().items()}
         if self._rank_values is not None:
             state["of_ranks"] = self._rank_values.module
         if self._replicas is not None:
@@ -147,10 +142,10 @@ class Pipeline:
 
     def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
         """Creates the state of stages for each trained variable; arguments as in `Stage.create_variables`."""
-        for stage in self._stages:
+        for stage in self.stages:
             stage.create_variables(variables, gradients)
         if self._rank_values is not None:
-            kept = [stage for stage in self._stages if not stage.begins_anew]
+            kept = [stage for stage in self.stages if not stage.begins_anew]
             self._rank_values.make([variable for stage in kept for variable in stage.variables_of_this_rank()])
         if gradients is None:
             self._make_replicas(variables, list)
@@ -168,7 +163,7 @@ class Pipeline:
         """Returns the loss to differentiate in place of `loss`; `loss_id` is the position of its manager."""
         step.losses.latest = loss_id
         step.losses.values.append(loss)
-        for stage in self._stages:
+        for stage in self.stages:
             loss = stage.scale_loss(loss, step)
         step.losses.scaled.append(loss)
         return loss
@@ -196,7 +191,7 @@ class Pipeline:
         """
         step.grads_and_vars = list(grads_and_vars)
         step.losses.is_backward_own = True
-        for stage in self._stages:
+        for stage in self.stages:
             if stage.leaves_out:
                 stage.accumulate(step)
         return list(step.grads_and_vars)
@@ -216,11 +211,11 @@ class Pipeline:
         Ranks: collective when a stage communicates.
         """
         step.grads_and_vars = list(grads_and_vars)
-        self._compare_with_other_ranks(step)
+        self._comparison.compare_plans(self.stages, step.grads_and_vars)
         with wire_names.noted() as transfers:
             self._prepare(step)
             with tf.control_dependencies(step.notes[_AWAITED]):
-                for stage in self._stages:
+                for stage in self.stages:
                     stage.accumulate(step)
                 self._reduce_if_due(step)
         self._watch_graph(step, transfers)
@@ -235,11 +230,11 @@ class Pipeline:
         step.notes[_AWAITED] = [] if taken is None or tf.executing_eagerly() else [taken]
 
     def _reduce(self, step):
-        for stage in self._stages:
+        for stage in self.stages:
             stage.before_reduce(step)
-        for stage in self._stages:
+        for stage in self.stages:
             stage.all_reduce(step)
-        for stage in self._stages:
+        for stage in self.stages:
             stage.after_reduce(step)
 
     def _reduce_if_due(self, step):
@@ -272,19 +267,6 @@ class Pipeline:
         branches = [functools.partial(reduce, number) for number in range(len(step.group.frozen))]
         results.unpack(step, choose_tensors(step.group.number, branches))
 
-    def _compare_with_other_ranks(self, step):
-        # A graph is compared whenever gradients are computed. Some ranks trace a function, or run eager steps, more
-        # often than others: there only the first time counts.
-        is_graph = building_graph()
-        if self._has_compared and not is_graph:
-            return
-        self._has_compared = True
-        ranks = collective.current()
-        plan = make_plan(self._stages if ranks.size > 1 else (), step.grads_and_vars, has_numbered_names=not is_graph)
-        self._owner = plan.owner
-        if plan.owner:
-            agreement.of_this_process().check(plan, ranks.rank, ranks.size, training=wire_names.label())
-
     @tf.autograph.experimental.do_not_convert
     @_transferring
     def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
@@ -305,22 +287,22 @@ class Pipeline:
         slots = list if self.inner is None else functools.partial(self.inner.make_slots, step.updated)
         self._make_replicas(step.updated, slots)
         self.start_alike(step.grads_and_vars, slots)
-        update_of = Update(_noted(make_update(step, apply)), step.updated, slots)
-        for stage in reversed(self._stages):
+        update_of = Update(collections.noting_updates()(make_update(step, apply)), step.updated, slots)
+        for stage in reversed(self.stages):
             update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
         with wire_names.noted() as transfers, exchanges.looked_at():
             update = update_of()
         self._give_back_replicas(set(transfers))
         collections.publish(collections.PIPELINES, self)
         with tf.control_dependencies(step.notes.get(_AWAITED, [])):
-            state_updates = [op for op in (stage.after_update(step) for stage in self._stages) if op is not None]
+            state_updates = [op for op in (stage.after_update(step) for stage in self.stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():
             return update
         return tf.group(update, *state_updates)
 
     def start_quietly(self) -> None:
         """Lets `start_alike` say nothing of values that differ: the script itself gives all ranks those of one."""
-        self._seen.is_quiet = True
+        self._starts_quietly = True
 
     @_transferring
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
@@ -335,10 +317,11 @@ class Pipeline:
         """
         if building_graph():
             return
-        if self._owner:
+        if self._comparison.owner:
             trained = [variable for grad, variable in grads_and_vars if grad is not None]
             make_slots()
-            self._seen.compare(self._owner, [*trained, *self._own_variables()], self.variables_of_this_rank())
+            variables = [*trained, *self._own_variables()]
+            self._comparison.compare_variables(variables, self.variables_of_this_rank(), self._starts_quietly)
         if not self._has_told:
             self._has_told = True
             make_slots()
@@ -360,11 +343,12 @@ class Pipeline:
           ValueError: no step has gone through this pipeline yet.
         Ranks: collective.
         """
-        if not self._has_compared:
+        if not self._comparison.has_compared:
             raise called_too_early("sync_all")
-        gathered = [] if self._rank_values is None else [self._rank_values.gather(f"{self._owner}_of_ranks")]
+        owner = self._comparison.owner
+        gathered = [] if self._rank_values is None else [self._rank_values.gather(f"{owner}_of_ranks")]
         if self._replicas is not None:
-            gathered.append(noted_gather(self._replicas, f"{self._owner}_replicas_of_ranks", self._given_back))
+            gathered.append(noted_gather(self._replicas, f"{owner}_replicas_of_ranks", self._given_back))
         return None if tf.executing_eagerly() else tf.group(*gathered)
 
     @property
@@ -374,12 +358,12 @@ class Pipeline:
 
     def has_given_back(self, session: Any) -> bool:
         """Returns whether a session has restored each rank's own weights after `sync_all` averaged them."""
-        return self._given_back is not None and self._given_back.is_done(session)
+        return self._given_back is not None and session in self._given_back.done_in
 
     def _make_replicas(self, variables, slots):
         """Creates variables for the values of all ranks where they differ; `slots` returns the optimizer's slots."""
         if self._replicas is not None and collective.current().size > 1:
-            differing = {what for stage in self._stages for what in stage.differ_between_ranks}
+            differing = {what for stage in self.stages for what in stage.differ_between_ranks}
             own = [*(variables if "variables" in differing else []), *(slots() if "slots" in differing else [])]
             self._replicas.make([variable for variable in own if variable.shape.is_fully_defined()])
 
@@ -390,14 +374,15 @@ class Pipeline:
 
     def _watch_graph(self, step, transfers):
         """Makes a session compare the variables of all ranks before it first runs these collectives of a TF 1 graph."""
-        if self._owner and building_graph():
+        owner = self._comparison.owner
+        if owner and building_graph():
             step_counter = global_step_of()
             known = [*step.updated, *([] if step_counter is None else [step_counter])]
-            watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers, self.variables_of_this_rank)
+            watch_graph(owner, lambda: [*known, *self._own_variables()], transfers, self.variables_of_this_rank)
 
     def variables_of_this_rank(self) -> list:
         """Returns the variables of stages that differ between ranks, such as the sums of `Accumulate`."""
-        return [variable for stage in self._stages for variable in stage.variables_of_this_rank()]
+        return [variable for stage in self.stages for variable in stage.variables_of_this_rank()]
 
     def optimizer_variables(self) -> list:
         """Returns the variables of the optimizer that updates."""
@@ -407,16 +392,6 @@ class Pipeline:
         of_this_rank = {id(variable) for variable in self.variables_of_this_rank()}
         shared = [variable for variable in self.variables if id(variable) not in of_this_rank]
         return [*self.optimizer_variables(), *shared]
-
-
-def _noted(update):
-    """Wraps a function so that the operators it makes are recorded as those of an update."""
-
-    def update_of(*arguments):
-        with collections.noting_updates():
-            return update(*arguments)
-
-    return update_of
 
 
 def variables_of(state: dict) -> list:

@@ -111,7 +111,7 @@ class RankValues:
         return None if tf.executing_eagerly() else tf.group(*empty)
 
 
-class GivenBack:
+class GivenBack(first_run.Check):
     """Gives values back between two runs of a session, where a training run must not even begin without them.
 
     A training step of a TF 1 graph reads weights before anything of this package runs in it. So rows are taken in a run
@@ -120,52 +120,45 @@ class GivenBack:
     Args:
       values: the rank values, all made; of the graph being built.
       transfers: full names of transfers of training runs.
+    Attributes:
+      done_in: the sessions whose values are each rank's own again.
+      filling: the check of runs that fill the rows.
     """
 
     def __init__(self, values: RankValues, transfers: set[str]):
+        super().__init__(transfers)
+        self.done_in: weakref.WeakSet = weakref.WeakSet()
+        self.filling = _Filling(self)
         graph = tf.compat.v1.get_default_graph()
-        self._has_none: weakref.WeakSet = weakref.WeakSet()
-        before = first_run.check_of(graph, (self, "before training"), lambda: _Before(self._is_due, self._act))
-        before.transfers.update(transfers)
-        filling = _Before(lambda session: session in self._has_none, self._has_none.discard)
-        self._filling = first_run.check_of(graph, (self, "filling"), lambda: filling)
+        for check in (self, self.filling):
+            first_run.check_of(graph, check, lambda check=check: check)
         with tf.init_scope():
             self._take = tf.group(values.take())
         _GIVEN_BACK.setdefault(graph, []).append(self)
 
-    def watch(self, transfers: set[str]) -> None:
-        """Notes transfers that fill the rows."""
-        self._filling.transfers.update(transfers)
+    def is_due(self, session):
+        return session not in self.done_in
 
-    def is_done(self, session: Any) -> bool:
-        """Whether the session's values are each rank's own again."""
-        return session in self._has_none
-
-    def forget(self, session: Any) -> None:
-        """Has the session look for rows once more."""
-        self._has_none.discard(session)
-
-    def _is_due(self, session):
-        return session not in self._has_none
-
-    def _act(self, session):
+    def act(self, session, run):
         try:
             run_quietly(session, targets=[self._take])
         except tf.errors.FailedPreconditionError:
             return  # a variable has no value yet, which the run itself will say
-        self._has_none.add(session)
+        self.done_in.add(session)
 
 
-class _Before(first_run.CheckOfTransfers):
-    def __init__(self, is_due, act):
+class _Filling(first_run.Check):
+    """Makes a session look for rows once more after a run that fills them."""
+
+    def __init__(self, given_back):
         super().__init__()
-        self._is_due, self._act = is_due, act
+        self._given_back = given_back
 
     def is_due(self, session):
-        return self._is_due(session)
+        return session in self._given_back.done_in
 
     def act(self, session, run):
-        self._act(session)
+        self._given_back.done_in.discard(session)
 
 
 _GIVEN_BACK: weakref.WeakKeyDictionary[tf.Graph, list[GivenBack]] = weakref.WeakKeyDictionary()
@@ -174,7 +167,7 @@ _GIVEN_BACK: weakref.WeakKeyDictionary[tf.Graph, list[GivenBack]] = weakref.Weak
 def rows_may_have_come(graph: tf.Graph | None, session: Any) -> None:
     """Notes that a session has restored variables, of which some may be rows."""
     for given_back in _GIVEN_BACK.get(graph, ()) if graph is not None else ():
-        given_back.forget(session)
+        given_back.done_in.discard(session)
 
 
 def noted_gather(values: RankValues, name: str, given_back: GivenBack | None) -> Any:
@@ -182,7 +175,7 @@ def noted_gather(values: RankValues, name: str, given_back: GivenBack | None) ->
     with wire_names.noted() as transfers:
         op = values.gather(name, is_kept=True)
     if given_back is not None:
-        given_back.watch(set(transfers))
+        given_back.filling.transfers.update(transfers)
     return op
 
 

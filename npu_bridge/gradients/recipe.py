@@ -63,14 +63,15 @@ def build_pipeline(
       ValueError: the stages cannot be ordered.
     """
     added = copy_stages(stages, owner)
-    is_scaled = manager is not None
     if inner is not None and not isinstance(inner, InnerOptimizer):
         inner = adapt(inner, owner, is_updating=False)
-    combined = None
-    if combines and is_scaled:
-        combined = CombinedGradients(owner, checks_combined, *([] if inner is None else [inner.combine_key]))
-    scaling = GroupScaling if getattr(manager, "is_for_groups", False) else LossScaling
-    made = [scaling(manager, combined)] if is_scaled else []
+    is_scaled = manager is not None
+    combined, made = None, []
+    if is_scaled:
+        if combines:
+            combined = CombinedGradients(owner, checks_combined, *([] if inner is None else [inner.combine_key]))
+        scaling = GroupScaling if getattr(manager, "is_for_groups", False) else LossScaling
+        made.append(scaling(manager, combined))
     reducing = [stage for stage in added if stage.communicates]
     if reducing:
         _check_reducing(reducing[0], is_distributed, wire_dtype, is_sharded, owner)
@@ -78,21 +79,19 @@ def build_pipeline(
     elif is_distributed:
         made.append(AllReduce(name, wire_dtype))
     # A 16-bit wire format can itself cause an overflow, which must not reach a variable.
-    needs_verdict = (is_distributed and wire_dtype == tf.float16) or any("a verdict" in stage.needs for stage in added)
-    if is_checked if is_scaled else needs_verdict:
-        # A stage that keeps values for later must not get a NaN; others pass it on to the reduced gradients.
+    is_narrow = is_distributed and wire_dtype == tf.float16
+    # A stage that keeps values for later must not get a NaN; others pass it on to the reduced gradients.
+    keeps_values = any("a verdict" in stage.needs for stage in added)
+    is_judged = is_checked if is_scaled else is_narrow or keeps_values
+    if is_judged:
         is_exchanged = is_distributed and (is_scaled or bool(reducing))
         is_judged_here = is_exchanged and all("reduced gradients" in stage.gives for stage in reducing)
         if is_joint is None:
             is_joint = is_exchanged or is_sharded
         decides_early = is_judged_here and is_tailed
         made.append(OverflowCheck(name, is_joint, is_judged_here, decides_early=decides_early, combined=combined))
-        if not is_scaled:
-            made.append(DropNotice(_words_of_drop(wire_dtype, owner)))
-        else:
-            made.append(NarrowVariableGuard())
-            if record is not None:
-                made.append(record)
+        made.append(NarrowVariableGuard() if is_scaled else DropNotice(_words_of_drop(wire_dtype, owner)))
+        made += [record] if is_scaled and record is not None else []
     made += [SharedUpdate()] if is_sharded else []
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):

@@ -22,8 +22,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.training import steps_per_execution
-from npu_bridge.collective import exchanges
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.graph.run import Run
 
 _READERS = re.compile(r"IteratorGetNext(Sync)?|\w*Dequeue(Many|UpTo)?(V2)?")
@@ -44,15 +43,12 @@ def compare(values: Iterable[Any]) -> None:
       values: arrays of the batch, and other inputs of the step; empty on a rank that has seen none.
     Ranks: collective.
     """
-    ranks = collective.current()
-    own = np.array([_hash_of(values)], np.int64)
-    with exchanges.uncounted():
-        of_ranks = run_apart(lambda number: ranks.all_gather(number, "same_batches"), own)
-    if ranks.rank == 0 and of_ranks[0] != _NOTHING_SEEN and len(set(of_ranks.tolist())) == 1:
+    of_ranks = gather_values(_hash_of(values), "same_batches")
+    if collective.current().rank == 0 and of_ranks[0] != _NOTHING_SEEN and len(set(of_ranks)) == 1:
         say_once(
             logging.WARNING,
-            f"npu_bridge: all {ranks.size} ranks have read the same first batch, so together they learn what one rank "
-            f"would. Give each rank its own part of the data: "
+            f"npu_bridge: all {len(of_ranks)} ranks have read the same first batch, so together they learn what one "
+            f"rank would. Give each rank its own part of the data: "
             f"dataset = dataset.shard(get_rank_size(), get_rank_id()), before it is shuffled and batched.",
         )
 

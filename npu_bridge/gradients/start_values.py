@@ -25,9 +25,10 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import builds_evaluation
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.base.tf_internals.training import create_all_weights
-from npu_bridge.collective import agreement, first_run
+from npu_bridge.collective import agreement, first_run, wire_names
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.gradients import remote_slots, same_batches
+from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage
 
 _LOG = logger(__name__)
@@ -109,48 +110,66 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
     return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
 
 
-class SeenVariables:
-    """The variables of one optimizer that were compared already, outside of TF 1 graphs.
+class RankComparison:
+    """Compares the all-reduces and the variables of one optimizer with those of the other ranks.
 
     Attributes:
-      is_quiet: log no differences, because the script itself gives all ranks the values of one.
+      owner: name of the optimizer, for messages; "" until all-reduces were compared, and if there are none.
+      has_compared: whether all-reduces were compared.
     """
 
     def __init__(self):
-        self.is_quiet = False
+        self.owner = ""
+        self.has_compared = False
         self._seen: set = set()
 
-    def compare(self, owner: str, variables: Iterable[Any], kept: Iterable[Any] = ()) -> None:
-        """Compares the variables that were not compared before; arguments and errors as `watch_graph`.
+    def compare_plans(self, stages: Sequence[Stage], grads_and_vars: Sequence) -> None:
+        """Compares what the stages are about to all-reduce.
 
+        Raises:
+          RanksDisagreeError: another rank is about to reduce something else.
+        """
+        # A graph is compared whenever gradients are computed. Some ranks trace a function, or run eager steps, more
+        # often than others: there only the first time counts.
+        is_graph = building_graph()
+        if self.has_compared and not is_graph:
+            return
+        self.has_compared = True
+        ranks = collective.current()
+        plan = make_plan(stages if ranks.size > 1 else (), grads_and_vars, has_numbered_names=not is_graph)
+        self.owner = plan.owner
+        if plan.owner:
+            agreement.of_this_process().check(plan, ranks.rank, ranks.size, training=wire_names.label())
+
+    def compare_variables(self, variables: Iterable[Any], kept: Iterable[Any] = (), is_quiet: bool = False) -> None:
+        """Compares the variables that were not compared before, outside of TF 1 graphs.
+
+        Args:
+          variables: the variables.
+          kept: the variables whose values are each rank's own; see `_spread`.
+          is_quiet: log no differences, because the script itself gives all ranks the values of one.
+        Raises:
+          RanksDisagreeError: ranks have variables of other shapes or dtypes.
         Ranks: collective.
         """
-        new = [variable for variable in _comparable(variables) if variable.ref() not in self._seen]
+        new, new_kept = (
+            [variable for variable in _comparable(given) if variable.ref() not in self._seen]
+            for given in (variables, kept)
+        )
         if not new or environment.is_flag_on("HOROVOD_ELASTIC") or builds_evaluation():
             return
-        line = "" if self.is_quiet else _IN_FUNCTION
-        new_kept = [variable for variable in _comparable(kept) if variable.ref() not in self._seen]
+        line = "" if is_quiet else _IN_FUNCTION
         self._seen.update(variable.ref() for variable in [*new, *new_kept])
         with tf.init_scope():
             if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
                 if line:
-                    say_once(logging.WARNING, f"{owner}: ranks may start from different values. Add {line}.")
+                    say_once(logging.WARNING, f"{self.owner}: ranks may start from different values. Add {line}.")
                 return
-            _start_alike(
-                owner,
-                new,
-                read=lambda positions: [new[position].numpy() for position in positions],
-                write=lambda positions, values: [new[at].assign(value) for at, value in zip(positions, values)],
-                line=line,
-            )
-            _spread(
-                new_kept,
-                read=lambda positions: [new_kept[position].numpy() for position in positions],
-                write=lambda positions, values: [new_kept[at].assign(value) for at, value in zip(positions, values)],
-            )
+            _start_alike(self.owner, new, *_eagerly(new), line)
+            _spread(new_kept, *_eagerly(new_kept))
 
 
-class _GraphCheck(first_run.CheckOfTransfers):
+class _GraphCheck(first_run.Check):
     """Compares the variables that the optimizers of one graph train.
 
     Attributes:
@@ -189,8 +208,18 @@ class _GraphCheck(first_run.CheckOfTransfers):
         same_batches.compare([*fetched, *fed])
 
 
-def _in_session(session, variables):
+def _eagerly(variables):
     """Returns a function that reads variables by their positions, and one that writes them."""
+
+    def write(positions, values):
+        for position, value in zip(positions, values):
+            variables[position].assign(value)
+
+    return lambda positions: [variables[position].numpy() for position in positions], write
+
+
+def _in_session(session, variables):
+    """Returns the same two functions for variables of a TF 1 graph."""
     tensors = [session.graph.as_graph_element(variable) for variable in variables]
 
     def read(positions):

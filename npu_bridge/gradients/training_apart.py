@@ -53,6 +53,7 @@ class _FirstTraining(first_run.Check):
     """Checks each graph before its first run that trains."""
 
     def __init__(self):
+        super().__init__()
         self._seen: weakref.WeakSet = weakref.WeakSet()
 
     def is_due(self, session):
