@@ -21,7 +21,7 @@ from npu_bridge.gradients.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_entry
 from npu_bridge.session.precision.functions import follow, low_precision
 from npu_bridge.session.precision.keras_models import ModelDtypes, with_dtypes
-from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, properties_of, read_dtype
+from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, properties_of, read_low_dtype
 from npu_bridge.session.precision.narrow_variables import stored_in
 from npu_bridge.session.precision.op_lists import OpLists
 from npu_bridge.session.precision.opt_level import LossScale, OptLevel
@@ -255,24 +255,13 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
     properties = properties_of(_OWNER, level, given)
     if user_cast is not None:
         _check_user_cast(level, properties, user_cast)
-    low_dtype = _read_low_dtype(level, properties, asked)
+    low_dtype = read_low_dtype(_OWNER, level, properties, asked)
     made = Configuration(level, properties, low_dtype, num_losses, scale_arguments, optimizer_arguments)
     if model is not None:
         made.cast(model)
     if optimizer is not None:
         made.wrap(optimizer)
     return made
-
-
-def _read_low_dtype(level: str, properties: Properties, asked: Any) -> str:
-    if asked is None:
-        return str(properties.cast_model_type) if properties.is_cast else "float16"
-    dtype = read_dtype(_OWNER, "low_dtype", asked)
-    if not properties.patch_functions or dtype == "float32":
-        fix = "Pass cast_model_type instead, or use O1."
-        problem = f"low_dtype does not fit {level}: it is the 16-bit dtype of operator lists"
-        raise ValueError(message(_OWNER, problem, "no low_dtype", shown(asked), fix))
-    return dtype
 
 
 def _check_user_cast(level: str, properties: Properties, value: Any) -> None:

@@ -62,33 +62,19 @@ LEVELS = {
 }
 
 
-def level_of(owner: str, level: Any) -> Properties:
-    """Returns the properties of a level.
+def properties_of(owner: str, level: Any, overrides: dict[str, Any]) -> Properties:
+    """Returns the properties of a level with overrides by name; None keeps the property.
 
     Raises:
-      ValueError: there is no such level.
+      TypeError: an override has the wrong type.
+      ValueError: there is no such level, a value is not legal, or it contradicts the rest.
     """
     if not isinstance(level, str) or level not in LEVELS:
         otherwise = "Pass the letter O and a digit, as in 'O1'."
         fix = did_you_mean(level, LEVELS, otherwise) if isinstance(level, str) else otherwise
         raise ValueError(message(owner, "there is no such level", ", ".join(LEVELS), shown(level), fix))
-    return LEVELS[level]
-
-
-def properties_of(owner: str, level: str, overrides: dict[str, Any]) -> Properties:
-    """Returns the properties of a level with overrides by name; None keeps the property.
-
-    Raises:
-      TypeError: an override does not exist, or has the wrong type.
-      ValueError: there is no such level, a value is not legal, or it contradicts the rest.
-    """
-    properties = level_of(owner, level)
-    for name in overrides:
-        if name not in Properties._fields:
-            fix = did_you_mean(name, Properties._fields, "Remove it.")
-            raise TypeError(message(owner, "unknown override", ", ".join(Properties._fields), repr(name), fix))
     given = {name: _READERS[name](owner, name, value) for name, value in overrides.items() if value is not None}
-    properties = properties._replace(**given)
+    properties = LEVELS[level]._replace(**given)
     _check_together(owner, level, given, properties)
     if properties.cast_model_type == "float32":  # nothing is in 16 bits, so there is nothing to keep
         properties = properties._replace(keep_batchnorm_fp32=None, master_weights=False)
@@ -98,19 +84,18 @@ def properties_of(owner: str, level: str, overrides: dict[str, Any]) -> Properti
 def _check_together(owner: str, level: str, given: dict[str, Any], properties: Properties) -> None:
     """Raises ValueError if properties contradict each other."""
     if properties.patch_functions and level != "O1":
-        raise _contradiction(
-            owner, "patch_functions", given, level, "the whole model is cast, not operator by operator", "O1"
-        )
+        reason = "the whole model is cast, not operator by operator"
+        raise contradiction(owner, "patch_functions", given, level, reason, "O1")
     if level == "O1":
         for name in ("cast_model_type", "keep_batchnorm_fp32", "master_weights"):
             if name in given:
-                raise _contradiction(owner, name, given, level, _WHY_NOT_O1[name], "O2")
+                raise contradiction(owner, name, given, level, _WHY_NOT_O1[name], "O2")
     if given.get("master_weights") and not properties.is_cast:
         reason = "the variables are float32 themselves"
-        raise _contradiction(owner, "master_weights", given, level, reason, "O2")
+        raise contradiction(owner, "master_weights", given, level, reason, "O2")
     if "keep_batchnorm_fp32" in given and not properties.is_cast:
         reason = "nothing is in 16 bits, so batch normalisation is in float32 anyway"
-        raise _contradiction(owner, "keep_batchnorm_fp32", given, level, reason, "O2 or O3")
+        raise contradiction(owner, "keep_batchnorm_fp32", given, level, reason, "O2 or O3")
 
 
 _WHY_NOT_O1 = {
@@ -120,7 +105,8 @@ _WHY_NOT_O1 = {
 }
 
 
-def _contradiction(owner: str, name: str, given: dict[str, Any], level: str, reason: str, better: str) -> ValueError:
+def contradiction(owner: str, name: str, given: dict[str, Any], level: str, reason: str, better: str) -> ValueError:
+    """Returns the error of an override that a level does not support."""
     fix = f"Leave it out, or use {better}."
     return ValueError(message(owner, f"{name} contradicts {level}: {reason}", f"no {name}", shown(given[name]), fix))
 
@@ -132,6 +118,18 @@ def read_dtype(owner: str, name: str, value: Any) -> str:
         expected = "float32, float16 or bfloat16"
         raise ValueError(message(owner, f"{name} is not a known dtype", expected, shown(value), "Pass one."))
     return str(text)
+
+
+def read_low_dtype(owner: str, level: str, properties: Properties, asked: Any) -> str:
+    """Returns the 16-bit dtype of a level's operators; `asked` replaces that of the lists, None keeps it."""
+    if asked is None:
+        return str(properties.cast_model_type) if properties.is_cast else FLOAT16
+    dtype = read_dtype(owner, "low_dtype", asked)
+    if not properties.patch_functions or dtype == "float32":
+        fix = "Pass cast_model_type instead, or use O1."
+        problem = f"low_dtype does not fit {level}: it is the 16-bit dtype of operator lists"
+        raise ValueError(message(owner, problem, "no low_dtype", shown(asked), fix))
+    return dtype
 
 
 def read_truth(owner: str, name: str, value: Any) -> bool:
