@@ -3,6 +3,8 @@
 Locks work between hosts that share a file system. A lock left by a killed process is taken over: on the same machine
 when the process is gone, from another machine when the file is old, because a living holder keeps it young. A process
 never refuses itself, nor do the ranks of one job refuse one another. Remote and read-only folders are not held.
+`filelock` does not serve here: its locks name no holder, and those that work between hosts stay when their holder is
+killed.
 """
 
 from __future__ import annotations
@@ -19,8 +21,6 @@ import time
 from npu_bridge.base.files import remove_text
 from npu_bridge.base.lock_owners import Owner, describe_this_process, read_owner
 from npu_bridge.base.terminal import logger
-
-__all__ = ["BEAT_SECS", "SILENT_SECS", "THREAD", "FolderHeldError", "Hold", "hold_folder"]
 
 _LOG = logger(__name__)
 # Interval between the holder's signs of life, and the silence after which it counts as dead (ours).

@@ -25,12 +25,10 @@ from npu_run.compare.spread import (
     running_mean,
     running_medians,
     single_step_noise,
+    t_quantile,
     white,
 )
-from npu_run.compare.t_distribution import t_quantile
 from npu_run.compare.verdict import CannotTell, Verdict
-
-__all__ = ["Band", "measure_band", "compare_losses", "judge"]
 
 # Chance of a false alarm in one comparison (ours): 50 pairs together stay below one in ten.
 FALSE_ALARM = 1e-3

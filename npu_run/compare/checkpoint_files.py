@@ -1,8 +1,9 @@
 """Finds the tensors of a checkpoint in its files, without TensorFlow and without reading the tensors.
 
-A checkpoint is an index and data files. The index is a sorted table: blocks of entries, each of which shares the
-beginning of its key with the previous one. One block lists the others, and the end of the file gives its place. A value
-is a protocol buffer with dtype, shape, data file, offset and size of a tensor.
+TensorFlow's own reader loads a whole tensor, also for a slice of it, so it cannot compare checkpoints larger than the
+memory. A checkpoint is an index and data files. The index is a sorted table: blocks of entries, each of which shares
+the beginning of its key with the previous one. One block lists the others, and the end of the file gives its place. A
+value is a protocol buffer with dtype, shape, data file, offset and size of a tensor.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from npu_bridge.base.secondary_files import describe_failure
 from npu_run.compare.arrays import Stored
 from npu_run.compare.events import parse_fields, varint
 from npu_run.compare.verdict import CannotTell
-
-__all__ = ["checkpoints_in", "read_checkpoint"]
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48

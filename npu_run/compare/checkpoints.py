@@ -13,10 +13,8 @@ from npu_run.compare.arrays import Stored, in_pieces
 from npu_run.compare.checkpoint_files import read_checkpoint
 from npu_run.compare.names import match
 from npu_run.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
-from npu_run.compare.t_distribution import t_quantile
+from npu_run.compare.spread import t_quantile
 from npu_run.compare.verdict import CannotTell, Verdict
-
-__all__ = ["Variable", "compare_checkpoints"]
 
 # Chance of a false alarm in one comparison (ours).
 _FALSE_ALARM = 1e-3

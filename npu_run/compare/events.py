@@ -1,8 +1,9 @@
 """Reads scalars from TensorBoard's event files, without TensorFlow.
 
-An event file is a row of records: length (8 bytes), a checksum of it (4), the event, a checksum of the event (4). An
-event is a protocol buffer. The fields read are step (2) and summary (5), of a summary's values tag (1), simple_value
-(2) and tensor (8), and of tensors those of one number.
+TensorBoard's readers load TensorFlow, and not every TensorFlow brings TensorBoard. An event file is a row of records:
+length (8 bytes), a checksum of it (4), the event, a checksum of the event (4). An event is a protocol buffer. The
+fields read are step (2) and summary (5), of a summary's values tag (1), simple_value (2) and tensor (8), and of tensors
+those of one number.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from npu_bridge.base.reading import open_file
-
-__all__ = ["event_files", "parse_fields", "read_scalars", "varint"]
 
 _LONGEST_RECORD = 1 << 31
 _LARGEST_STEP = 1 << 53

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_run.compare.arrays import Stored, in_pieces
-from npu_run.compare.t_distribution import t_quantile
-
-__all__ = ["Sizes", "compare_sizes", "is_slot", "update_sizes"]
+from npu_run.compare.spread import t_quantile
 
 # The most parts of a variable, the least elements of a part, and the fewest parts of a variable that counts (ours).
 _MOST_PARTS, _PART, _FEWEST_PARTS = 16, 16, 4

@@ -1,12 +1,10 @@
-"""Computes statistics of deviations along a training: sizes, number of independent ones, running medians."""
+"""Computes statistics of deviations along a training: sizes, number of independent ones, medians, quantiles."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-
-__all__ = ["FEWEST_PLACES", "independent", "rms", "running_mean", "running_medians", "single_step_noise", "white"]
 
 # Fewer steps do not show which of them are correlated (ours).
 FEWEST_PLACES = 8
@@ -91,3 +89,20 @@ def rms(values: np.ndarray) -> float:
 def white(length: int) -> float:
     """Returns the standard deviation of the median of `length` independent normal numbers."""
     return 1.0 if length == 1 else _MEDIAN_FACTOR / math.sqrt(length)
+
+
+def t_quantile(chance: float, freedom: float) -> float:
+    """Computes the number that the magnitude of a t-distributed value exceeds with this chance.
+
+    Args:
+      chance: between 0 and 1, exclusive; for both sides together.
+      freedom: degrees of freedom, at least 1; also between whole numbers, for which tables have no entry.
+    """
+    freedom = min(freedom, 1000.0)  # the numbers for more are up to 1 % smaller
+    # The chance beyond sqrt(freedom) / tan(angle) is the integral of sin(angle) ** (freedom - 1) up to this angle.
+    angles = np.geomspace(1e-15, math.pi / 2, 20_000)
+    heights = np.sin(angles) ** (freedom - 1)
+    chances = np.cumsum(np.diff(angles) * (heights[1:] + heights[:-1]))
+    with np.errstate(divide="ignore"):  # small angles have no chance in 64 bits
+        logarithms = np.log(chances / chances[-1])
+    return math.sqrt(freedom) / math.tan(math.exp(np.interp(math.log(chance), logarithms, np.log(angles[1:]))))

@@ -9,7 +9,7 @@ import pytest
 
 from npu_run.compare.band import compare_losses, judge, measure_band
 from npu_run.compare.losses import Losses, read_losses, read_repeats
-from npu_run.compare.t_distribution import t_quantile
+from npu_run.compare.spread import t_quantile
 from npu_run.compare.verdict import CannotTell
 from tests.reporting.test_page import write_history
 
