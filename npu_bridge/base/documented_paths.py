@@ -49,8 +49,6 @@ def _find(name: str) -> str | types.ModuleType | None:
     package, _, inside = name.partition(".")
     if name == "experimental":
         return f"{_KEPT}.{name}"
-    if package == "precision":  # Keras models saved by earlier versions name it
-        return f"npu_bridge.session.{name}"
     if package not in _PACKAGES:
         return None
     description, places = _PACKAGES[package]

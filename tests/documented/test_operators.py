@@ -41,8 +41,6 @@ MODULES = {
     "npu_bridge.helper": "helper get_gen_ops",
     "npu_bridge.image": "image_ops",
     "npu_bridge.npu_cpu": "npu_cpu_ops lru_cache",
-    "npu_bridge.precision": "from_opt_level AccelerateTrainCallback",
-    "npu_bridge.precision.keras_models": "",
     "npu_bridge.tbe": "npu_cube_ops npu_vector_ops",
     "npu_bridge.tf_adapter": "DT_FLOAT DT_HALF DT_INT64",
 }

@@ -95,12 +95,11 @@ class KerasSettings:
     @classmethod
     def from_config(cls, config: dict) -> KerasSettings:
         """Makes settings from the result of `to_config`; ignores other keys."""
-        fields = dataclasses.fields(cls)  # older files lack some of them
-        arguments = {field.name: config[field.name] for field in fields if field.name in config}
+        arguments = {field.name: config[field.name] for field in dataclasses.fields(cls)}
         manager = config["manager"]
         if manager is not None:
             manager = [_made_from(each) for each in manager] if isinstance(manager, list) else _made_from(manager)
-        stages = tuple(_made_from(stage) for stage in config.get("stages", ()))
+        stages = tuple(_made_from(stage) for stage in config["stages"])
         return cls(**{**arguments, "manager": manager, "stages": stages})
 
 
