@@ -23,8 +23,6 @@ from npu_run.trial import FLOAT32, run_trial
 from npu_run.trials.search import Found, Operator, OutOfRuns, smallest_kept
 from npu_run.trials.trial import Trial
 
-__all__ = ["Bisection", "bisect"]
-
 LOW_MODES = (
     "allow_mix_precision",
     "allow_mix_precision_fp16",

@@ -25,8 +25,6 @@ from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.source_choice import REPORT_FILES, SourceChoice
 
-__all__ = ["check"]
-
 
 @click.command(cls=ScriptCommand)
 @click.option("--run", is_flag=True, help="Run SCRIPT, too, and list at its end the names it met.")

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from tensorflow1_compat.findings import Finding, Survey
     from tensorflow1_compat.journal import Entry
 
-__all__ = ["facts_of", "make_page"]
-
 _TITLES = {
     "cannot work": "cannot work here",
     "needed": "needed, but missing here",

@@ -47,8 +47,6 @@ from npu_run.repeat import WAYS, Repeats
 from npu_run.source_choice import SourceChoice
 from npu_run.timeline import FILES, Recording
 
-__all__ = ["COMMANDS", "main", "run_script"]
-
 _COMPLETION = "_NPU_RUN_COMPLETE"  # set by a shell that asks for completions
 _RANGE = re.compile(r"\s+\[x>=\d+\]$")  # click appends it to the help of a number
 # Headings of the help, and the options below each; all other options come last.

@@ -24,24 +24,6 @@ from npu_bridge.base.terminal import echo, flush_or_silence, in_line, json_text,
 from npu_run.commands import missing_script
 from npu_run.errors import LaunchError
 
-__all__ = [
-    "Command",
-    "ScriptCommand",
-    "announce_settings",
-    "check_script",
-    "ending_on",
-    "fail",
-    "is_quiet",
-    "json_option",
-    "launcher_options",
-    "print_json",
-    "say",
-    "script_arguments",
-    "scripts_like",
-    "settings_option",
-    "source_options",
-]
-
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Version of the `--json` output and of the exit codes' names: rises when a key is removed or changes its meaning.
 SCHEMA = 1

@@ -14,8 +14,6 @@ import click
 
 from npu_bridge.base.errors import nearest
 
-__all__ = ["COMMANDS", "GROUPS", "Entry", "find_command", "missing_script"]
-
 
 class Entry(NamedTuple):
     """A command.

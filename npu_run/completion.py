@@ -9,8 +9,6 @@ from npu_bridge.base.terminal import echo
 from npu_run.command_line import Command, scripts_like
 from npu_run.commands import COMMANDS, GROUPS, find_command
 
-__all__ = ["Everything", "completion"]
-
 
 @add_completion_class
 class _Bash(BashComplete):

@@ -30,8 +30,6 @@ from npu_run.errors import LaunchError
 from npu_run.source_choice import SourceChoice
 from npu_run.table import PlainConsole, print_table
 
-__all__ = ["Row", "effects"]
-
 WORDS = {"works": "works", "recorded": "no effect", "refused": "refused"}  # for the levels of `Effect`
 _TITLES = {"refused": "refused: they end a training at its start", "no effect": "no effect here", "works": "work here"}
 _FROM_FILE = re.compile(r"""\bfrom_file\(\s*['"]([^'"]+)['"]""")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LaunchError"]
-
 
 class LaunchError(RuntimeError):
     """An error for a job that cannot start as asked; the message is one sentence with the reason and the cure."""

@@ -13,8 +13,6 @@ from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.predict.units import parse_count
 
-__all__ = ["explain"]
-
 
 @click.command(cls=Command)
 @click.argument("file")

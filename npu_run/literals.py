@@ -10,8 +10,6 @@ from typing import Any, Callable, NamedTuple, NoReturn
 
 from tensorflow1_compat.reading import FileFacts
 
-__all__ = ["Arguments", "Undecided", "Unknown", "Values", "bound_by", "is_known"]
-
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 from npu_bridge.base.files import NotOursError, check_output
-from npu_bridge.base.own_folders import FolderHeldError, OwnFolder, own_folder
+from npu_bridge.base.held_folders import FolderHeldError
+from npu_bridge.base.own_folders import OwnFolder, own_folder
 from npu_run.errors import LaunchError
-
-__all__ = ["MADE_BY", "check_file", "own_output"]
 
 # The files that each command writes to its folders and may remove; a whole folder is one that is handed to a script.
 MADE_BY = {

@@ -14,8 +14,6 @@ from tensorflow1_compat.findings import Finding
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.reading import FileFacts, Use
 
-__all__ = ["RULES", "Rule", "findings_of"]
-
 _RANKS = {"get_rank_id", "get_npu_rank_id", "get_local_rank_id", "get_npu_local_rank_id"}
 _SIZES = {"get_rank_size", "get_npu_rank_size", "get_local_rank_size", "get_npu_local_rank_size"}
 _OF_HOROVOD = {"rank", "local_rank", "size", "local_size"}

@@ -26,18 +26,6 @@ from npu_bridge.options.rules import HELPER_RULES, RULES, DirectoryError, Settin
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG
 from npu_run.literals import Arguments, Undecided, Unknown, is_known
 
-__all__ = [
-    "AROUND",
-    "as_in_a_run",
-    "broken_rules",
-    "call_alone",
-    "find",
-    "find_of_tensorflow",
-    "make",
-    "missing_in",
-    "refusal_of",
-]
-
 _OURS = ("npu_bridge.", "npu_device.", "hccl.")
 # Modules of which calls check their arguments and do nothing beside; of others the signature alone is looked at.
 _CHECK_ALONE = re.compile(

@@ -19,8 +19,6 @@ from npu_run.outputs import own_output
 from npu_run.trial import FLOAT32, run_trial
 from npu_run.trials.trial import Trial
 
-__all__ = ["record", "replay"]
-
 SNIPPET = "replay_tf1.py"
 _QUIET = ["-q"]
 _ONE_STEP = {"iterations_per_loop": 1}  # with several steps in a run, only the last one could be recorded

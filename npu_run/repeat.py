@@ -16,8 +16,6 @@ from npu_run.outputs import own_output
 from npu_run.trial import arguments_in, variables_of
 from npu_run.trials.trial import Trial
 
-__all__ = ["WAYS", "Repeats", "folder_of"]
-
 WAYS = ("seed", "order", "rounding")
 _NOTE = "trial.json"  # in the folder of a run: what is varied in it
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"

@@ -11,8 +11,6 @@ from npu_run.command_line import Command, ending_on
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 
-__all__ = ["report"]
-
 
 @click.command(cls=Command)
 @click.argument("folder")

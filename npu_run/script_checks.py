@@ -21,8 +21,6 @@ from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.reading import FileFacts
 
-__all__ = ["findings_of"]
-
 _OURS = ("npu_bridge.", "npu_device.", "hccl.")
 _STARTS = ("npu_bridge.npu_init.tf.", "npu_bridge.npu_init.os.")
 _PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")

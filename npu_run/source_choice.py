@@ -17,8 +17,6 @@ from npu_run.errors import LaunchError
 if TYPE_CHECKING:
     from tensorflow1_compat.findings import Survey
 
-__all__ = ["AS_INSTALLED", "REPORT_FILES", "SourceChoice", "take_choice"]
-
 REPORT_FILES = rb'^\{\n "script": .*\n "tensorflow": '  # how migration reports begin
 _CHOICE = "NPU_RUN_SOURCE"
 AS_INSTALLED = 3

@@ -11,8 +11,6 @@ from rich.text import Text
 
 from npu_bridge.base.terminal import in_line, visible
 
-__all__ = ["PlainConsole", "print_table", "print_text"]
-
 
 class PlainConsole(Console):
     """A console without highlighting, which does not end the process when its output is closed."""

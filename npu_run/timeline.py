@@ -12,8 +12,6 @@ from npu_bridge.base.reading import read_json
 from npu_run.errors import LaunchError
 from npu_run.trials.start import watch_training
 
-__all__ = ["FILES", "Recording", "record_sessions", "take_recording"]
-
 _STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
 PICTURE, FACTS, OVERLAP = "tail.svg", "tail.json", "overlap.svg"

@@ -13,8 +13,6 @@ from npu_bridge.base.environment import IMPOSED_OPTIONS
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_run.trials.trial import Trial
 
-__all__ = ["FLOAT32", "FOLDER_MARK", "OUT", "arguments_in", "run_trial", "take_trial", "variables_of"]
-
 OUT = "NPU_RUN_OUT"  # the folder of the run, for scripts that choose their own output folder
 FOLDER_MARK = "{out}"  # stands for this folder in a script's arguments
 # Imposing these options keeps every operator's dtype.

@@ -14,8 +14,6 @@ import types
 from contextlib import AbstractContextManager
 from typing import Any, Callable
 
-__all__ = ["after_import", "importer", "when_loaded"]
-
 
 def after_import(
     name: str,

@@ -16,25 +16,6 @@ from typing import Any, Callable
 
 from npu_bridge.base.errors import message
 
-__all__ = [
-    "UNFINISHED",
-    "NotOursError",
-    "check_home",
-    "check_output",
-    "check_room",
-    "finish",
-    "flush",
-    "new_file",
-    "put_in_place",
-    "remove_own",
-    "remove_text",
-    "remove_unfinished",
-    "replace_list",
-    "temporary_folder",
-    "walk",
-    "write_whole",
-]
-
 UNFINISHED = ".unfinished-"  # prefix of files that have not got their final names yet
 _PROBE_BYTES = 1 << 14
 _HEAD_BYTES = 8192  # the first bytes of a file, which show whether this package made it

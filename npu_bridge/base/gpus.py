@@ -11,8 +11,6 @@ import re
 from npu_bridge.base.environment import VISIBLE_GPUS, visible_gpus
 from npu_bridge.base.reading import read_text
 
-__all__ = ["describe_gpus", "found_gpus", "gpu_of_rank", "shortage"]
-
 _MOST_FILES, _MOST_BYTES = 1000, 1 << 20
 
 

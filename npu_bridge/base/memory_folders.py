@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from npu_bridge.base.environment import MEMORY_FOLDER, read_variable, write_variable
 from npu_bridge.base.files import remove_own
 
-__all__ = ["MemoryFolder", "folder_of_job", "for_job", "free_bytes", "is_kept_by_job", "make_memory_folder", "name_of"]
-
 _ROOT = "/dev/shm"
 _LOCK = ".lock"
 _KEPT_SECS = 3600.0

@@ -19,9 +19,7 @@ from typing import Any
 
 from npu_bridge.base import held_folders
 from npu_bridge.base.files import UNFINISHED, NotOursError, check_home, new_file, remove_own, walk
-from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
-
-__all__ = ["MARKER", "FolderHeldError", "NotOursError", "OwnFolder", "own_folder"]
+from npu_bridge.base.held_folders import Hold, hold_folder
 
 MARKER = ".npu_bridge.json"
 _PURPOSE = "npu_bridge"

@@ -11,8 +11,6 @@ from typing import Any
 
 import tensorflow
 
-__all__ = ["tf"]
-
 _PUBLIC = ("tensorflow._api.", "tensorflow.compat")
 # Namespaces of other types load Keras or Estimators at the first access.
 _LOADED = (types.ModuleType, type(tensorflow.compat.v1))

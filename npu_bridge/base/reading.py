@@ -14,9 +14,6 @@ from typing import Any
 from npu_bridge.base.errors import did_you_mean, message, shortened
 from npu_bridge.base.terminal import in_line
 
-__all__ = ["RefusedFileError", "not_readable", "not_written_in", "open_file", "parse_json", "read_json", "read_text"]
-__all__ += ["whole_number"]
-
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFLNK: "a symbolic link",

@@ -14,8 +14,6 @@ from typing import Any, Callable
 
 from npu_bridge.base.terminal import in_line, logger
 
-__all__ = ["GrowingFile", "Secondary", "describe_failure"]
-
 _LOG = logger(__name__)
 # After a failure, writes pause for a second, after the next for two, and so on: a nearly full disk refuses only some
 # writes, and neither log lines about that nor a slow network disk may delay a training.

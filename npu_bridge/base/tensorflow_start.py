@@ -25,8 +25,6 @@ from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOWS, is_supporte
 from npu_bridge.base.terminal import visible
 from npu_bridge.base.tf_internals import names
 
-__all__ = ["explain_global_step", "watch"]
-
 _OURS = ("npu_bridge", "npu_run", "hccl", "tensorflow1_compat")
 # Packages that run without TensorFlow, and with any version of it.
 _INDEPENDENT = ("npu_bridge.base", "npu_bridge.options", "npu_bridge.run", "npu_run")

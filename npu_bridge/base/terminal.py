@@ -12,8 +12,6 @@ import re
 import sys
 from typing import TextIO
 
-__all__ = ["echo", "flush_or_silence", "in_line", "json_text", "logger", "put", "silence", "visible"]
-
 # C0 except tab and newline, DEL, C1, characters that change the writing direction, those that some terminals take for a
 # newline, and halves of surrogate pairs, which no file and no terminal accepts.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

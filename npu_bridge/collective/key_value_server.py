@@ -16,8 +16,6 @@ import threading
 import time
 from typing import NamedTuple
 
-__all__ = ["KeyValueServer", "Location", "read_host", "read_secret"]
-
 # A request that is not complete by then is refused, so a slow client blocks a thread for no longer than this.
 _HEAD_SECS, _VALUE_SECS = 3.0, 30.0
 _HEAD_BYTES = 8192

@@ -14,8 +14,6 @@ from npu_bridge.options.construction import changed_values, usual_values
 from npu_bridge.options.kinds import Helper
 from npu_bridge.options.table import REQUIRED, RUN_CONFIG
 
-__all__ = ["OPTIONS_FILE", "OPTIONS_FILES", "as_toml"]
-
 OPTIONS_FILE = "run.toml"
 _FIRST_LINE = "# Options that this training changed. NPURunConfig.from_file reads this file."
 OPTIONS_FILES = rb"^# Options that this training changed\."  # the beginning of such files

@@ -21,8 +21,6 @@ from npu_bridge.options.config_file import LONGEST_LINE, TomlReader, parse_toml
 from npu_bridge.options.kinds import Helper
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 
-__all__ = ["announce", "taken", "tell_unread"]
-
 _PYTHON_WORDS = {"True": True, "False": False}
 
 

@@ -17,8 +17,6 @@ from npu_bridge.reporting.history import HISTORY_FILE, Evaluation, History
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_evaluation
 
-__all__ = ["BatchesHook", "report_evaluation"]
-
 
 class BatchesHook(tf.estimator.SessionRunHook):
     """A hook that counts the batches of an evaluation, and the seconds from its first batch to its last.

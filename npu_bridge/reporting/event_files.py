@@ -12,8 +12,6 @@ from npu_bridge.base.files import check_room
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.tf_internals.training import share_event_writer, shared_event_writer
 
-__all__ = ["BeginEventsHook", "EventFiles"]
-
 
 class EventFiles:
     """A writer with the methods of `tf.compat.v1.summary.FileWriter` that drops an entry that cannot be written.

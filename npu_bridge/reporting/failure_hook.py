@@ -18,8 +18,6 @@ from npu_bridge.reporting import page  # its modules are loaded when a page is m
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.output import choose_output
 
-__all__ = ["FailureHook", "report_failure", "stops_training"]
-
 _PLAIN_ENDS = (StopIteration, tf.errors.OutOfRangeError)  # a MonitoredSession and `fit` end by these without an error
 _OF_OTHER_RANKS = (
     *("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer"),

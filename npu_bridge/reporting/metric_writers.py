@@ -21,8 +21,6 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.reporting.errors import imported
 
-__all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]
-
 _NUMBERS = ("loss", "loss_scale", "skipped_steps", "learning_rate", "gradient_norm", "steps_per_sec")
 _COLUMNS = ("step", *_NUMBERS, "precision")
 _FILES = b"^" + ",".join(_COLUMNS[:4]).encode()  # how they begin

@@ -12,8 +12,6 @@ import tensorflow as tf
 from npu_bridge.base.machine import peak_memory
 from npu_bridge.graph.operators import computed_ops
 
-__all__ = ["memory_of_gpu", "parameters_of", "peaks_of_ranks", "samples_of_batch"]
-
 _SAMPLES = ("npu_bridge", "samples_of_batch")  # key of a graph's collection
 _NEXT = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueManyV2", "QueueDequeueUpToV2")
 # Datasets that change the elements of their input dataset.

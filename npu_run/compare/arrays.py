@@ -14,8 +14,6 @@ from npu_bridge.base.reading import RefusedFileError, open_file
 from npu_bridge.reporting.history import for_json
 from npu_run.compare.verdict import CannotTell
 
-__all__ = ["TOLERANCES", "Agreement", "Stored", "compare_arrays", "in_pieces", "open_npy", "choose_tolerance"]
-
 # The largest relative error between two ways of computing the same (ours): some thousand roundings for float32, as in
 # sums of many numbers; some ten for 16 bits, whose products are summed in more bits.
 TOLERANCES = {

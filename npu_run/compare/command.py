@@ -15,8 +15,6 @@ from npu_run.command_line import Command, json_option, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import MADE_BY, check_file, own_output
 
-__all__ = ["compare"]
-
 
 @click.command(cls=Command)
 @click.argument("a")

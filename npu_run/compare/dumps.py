@@ -20,8 +20,6 @@ from npu_run.compare.arrays import Stored, open_npy
 from npu_run.compare.names import plain_name
 from npu_run.compare.verdict import CannotTell, NothingThereError
 
-__all__ = ["Dump", "Key", "Place", "read_dumps", "read_pairs", "write_named"]
-
 _INDEX, _OPERATORS = "index.json", "operators.json"
 _BY_TIME = re.compile(r"(?P<op>.+)\.(?P<slot>\d+)\.(?P<time>\d{4,})\.npy")
 _CONVERTED = re.compile(

@@ -16,8 +16,6 @@ from npu_run.compare.losses import Losses, read_repeats, repeats_in
 from npu_run.compare.tensors import Tensors, compare_dumps
 from npu_run.compare.verdict import CannotTell, NothingThereError, Verdict
 
-__all__ = ["KINDS", "Comparison", "compare_folders"]
-
 KINDS = ("losses", "tensors", "checkpoints")
 
 

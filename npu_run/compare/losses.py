@@ -14,8 +14,6 @@ from npu_run.compare.events import read_scalars
 from npu_run.compare.names import some
 from npu_run.compare.verdict import CannotTell, NothingThereError
 
-__all__ = ["Losses", "read_losses", "read_repeats", "repeats_in"]
-
 _REPEAT = re.compile(r"repeat-(\d+)")
 # Tags of losses, the likeliest first: ours, Estimators', Keras's.
 _TAGS = ("training/loss", "loss", "loss_1", "total_loss", "batch_loss", "epoch_loss", "train/loss")

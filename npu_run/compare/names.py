@@ -7,8 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Matching", "match", "plain_name", "some"]
-
 _LONGEST_FUSED = 4000  # characters
 
 

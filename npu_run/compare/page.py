@@ -17,8 +17,6 @@ from npu_run.compare.losses import Losses
 from npu_run.compare.tensors import Tensors
 from npu_run.compare.verdict import WORDS, Verdict
 
-__all__ = ["render_comparison"]
-
 _TOP, _BOTTOM = 14, 264
 _MOST_PLACES = 800
 _MOST_ROWS = 40

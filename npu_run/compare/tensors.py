@@ -10,8 +10,6 @@ from npu_run.compare.dumps import Dump, Key, Place
 from npu_run.compare.names import Matching, match, some
 from npu_run.compare.verdict import CannotTell, Verdict
 
-__all__ = ["Row", "Tensors", "compare_dumps"]
-
 # The cause of a first difference, by the type of an operator without computed inputs.
 _SOURCES = {
     "Variable": "B starts from other values",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["WORDS", "CannotTell", "NothingThereError", "Verdict"]
-
 WORDS = {True: "inside", False: "outside", None: "cannot be told"}  # for `is_inside`
 
 

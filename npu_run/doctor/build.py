@@ -24,8 +24,6 @@ from npu_bridge.base.memory_folders import free_bytes
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.secondary_files import Secondary, describe_failure
 
-__all__ = ["InstallError", "Installer", "cache_folder"]
-
 _HEARTBEAT_SECS = 20
 _LOG_TAIL_LINES = 30
 # For pip's temporary files (0.4 GB, measured with TensorFlow for CPUs), and for the packages (1.6 to 2.1 GB).

@@ -21,8 +21,6 @@ from npu_run.doctor.page import Page, Problem, Section, print_page
 from npu_run.doctor.ranks import Trial, horovod_section, lacks_horovod, run_trials
 from npu_run.table import PlainConsole
 
-__all__ = ["doctor", "examine"]
-
 
 @click.command(cls=Command)
 @click.option("--config", metavar="FILE", help="A configuration file (TOML): what would it do here?")

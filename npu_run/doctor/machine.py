@@ -11,8 +11,6 @@ from npu_bridge.base.inventory import installed_version, machine_rows, version_r
 from npu_bridge.base.tf_internals import names
 from npu_run.doctor.page import Problem, Section
 
-__all__ = ["machine_section", "versions_section"]
-
 _HOROVOD = "0.28.1"
 
 

@@ -13,8 +13,6 @@ from npu_bridge.options.rank_table import read_rank_table
 from npu_run.doctor.page import Problem, Section
 from npu_run.job.hosts import is_this_machine
 
-__all__ = ["config_section", "configuration", "environment_section", "rank_table_section"]
-
 _VALUE_CHARACTERS = 60
 
 

@@ -11,8 +11,6 @@ from rich.console import Console
 from npu_bridge.base.terminal import in_line
 from npu_run.table import print_table, print_text
 
-__all__ = ["Page", "Problem", "Section", "print_page"]
-
 
 class Section(NamedTuple):
     """A titled table.

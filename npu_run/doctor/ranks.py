@@ -20,8 +20,6 @@ from npu_bridge.base.install import CHOSEN, FIX_HOROVOD, INSTALL_HOROVOD
 from npu_run.doctor.page import Problem, Section
 from npu_run.doctor.trial import MARK
 
-__all__ = ["RunningTrial", "Trial", "horovod_section", "lacks_horovod", "run_trials"]
-
 _INSTALL_TENSORFLOW = f"pip install 'tensorflow-cpu=={CHOSEN}.*' (or 'tensorflow=={CHOSEN}.*' where there is a GPU)"
 _SCRIPT = "import sys\nfrom npu_run.doctor.trial import main\n\nmain(sys.argv[1:])\n"
 # Variables that tell a process its rank; the trial must not inherit them.

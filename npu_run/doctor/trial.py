@@ -14,8 +14,6 @@ from typing import Any, Callable
 from npu_bridge.base.environment import probable_rank
 from npu_bridge.collective.engine_of_ranks import engine
 
-__all__ = ["MARK", "main"]
-
 MARK = "npu-run doctor: "
 _LARGE_BYTES, _RUNS = 4 * 2**20, 20
 

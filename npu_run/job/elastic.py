@@ -20,8 +20,6 @@ from npu_run.errors import LaunchError
 from npu_run.job.hosts import Plan, is_this_machine, read_hosts
 from npu_run.job.supervisor import Outcome
 
-__all__ = ["WAIT_SECS", "Bounds", "HostsFrom", "Members", "check_numbers", "run_elastic"]
-
 WAIT_SECS = 600.0
 # A job is stopped for more ranks only after extra slots have existed for this long.
 STEADY_SECS = 10.0

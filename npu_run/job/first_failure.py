@@ -12,23 +12,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = [
-    "SECONDARY_GRACE_SECS",
-    "SETTLE_SECS",
-    "Ending",
-    "InputEnd",
-    "describe",
-    "describe_short",
-    "describe_survivors",
-    "choose_exit_code",
-    "first_failure",
-    "first_short",
-    "is_consequence",
-    "is_decided",
-    "name_ranks",
-    "ran_short",
-]
-
 # How long to look for the cause after seeing only secondary failures.
 SECONDARY_GRACE_SECS = 3.0
 # How long to wait for reports of failures that happened before the one just seen.

@@ -7,19 +7,6 @@ from typing import Callable, NamedTuple
 
 from npu_run.job.first_failure import Ending, InputEnd, name_ranks
 
-__all__ = [
-    "HANG_EXIT_CODE",
-    "IDLE_LIMIT_SECS",
-    "HangDetector",
-    "Position",
-    "StuckCall",
-    "describe_hang",
-    "idle_since",
-    "is_certain",
-    "short_since",
-    "waiting_since",
-]
-
 # The exit code of timeout(1).
 HANG_EXIT_CODE = 124
 # When to warn about a long wait in a job that will not be ended for it; Horovod's own default.

@@ -14,8 +14,6 @@ from npu_bridge.base.reading import read_text
 from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
 from npu_run.errors import LaunchError
 
-__all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "has_address_here", "is_this_machine", "plan_job", "read_hosts"]
-
 # Longer numbers are mistakes, and Python refuses to read very long ones.
 _HOSTS = re.compile(r"[^\s:,]+:[1-9]\d{0,8}(,[^\s:,]+:[1-9]\d{0,8})*")
 _HOSTFILE_LINE = re.compile(r"(?P<host>[^\s:,]+)(?:\s*:\s*|\s+slots\s*=\s*)(?P<slots>[1-9]\d{0,8})")

@@ -10,8 +10,6 @@ from typing import Any
 
 from npu_run.errors import LaunchError
 
-__all__ = ["FILES_OF_A_RANK", "Limit", "allow_files", "allow_open_files", "describe_no_process", "restore_open_files"]
-
 # For Horovod's libraries, connections to hosts, and files that were open before (our own count).
 _OTHER_FILES = 64
 # A rank's output, errors and link; a connection to a host also has three.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from npu_run.job.watched_rank import WatchedRank
 
-__all__ = ["OrderedStop"]
-
 # Ranks answer at once, from their own thread; a rank that does not answer is stopped, or its host is.
 _ANSWER_SECS = 30.0
 

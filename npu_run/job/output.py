@@ -14,8 +14,6 @@ from typing import BinaryIO, Callable
 from npu_bridge.base.secondary_files import GrowingFile, Secondary, describe_failure
 from npu_run.errors import LaunchError
 
-__all__ = ["LOG_FILES", "TAIL_LINES", "JointStream", "RankLog", "RankOutput", "ReaderGoneError"]
-
 # How many last lines are shown of a rank that could not report how it failed.
 TAIL_LINES = 40
 LOG_FILES = rb"^--- \d{4}-\d\d-\d\d "  # how logs of ranks begin

@@ -20,8 +20,6 @@ from npu_bridge.base.machine import usable_cores
 from npu_run.errors import LaunchError
 from npu_run.job.limits import Limit, describe_no_process, restore_open_files
 
-__all__ = ["RankProcess", "Watch", "rank_command", "rank_defaults"]
-
 _CHUNK_BYTES = 65536
 # How often to check all processes for their end, in case the system has not reported it.
 _ROUND_SECS = 1.0

@@ -17,7 +17,6 @@ from npu_run.job.hosts import Plan, has_address_here, is_this_machine
 from npu_run.remote.address import address_towards, find_interface
 from npu_run.remote.tasks import Tasks
 
-__all__ = ["Slot", "open_slots"]
 _LOCAL = "127.0.0.1"
 
 

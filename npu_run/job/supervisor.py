@@ -55,8 +55,6 @@ from npu_run.job.watched_rank import WatchedRank
 from npu_run.remote.host import RemoteHost, RemoteProcess
 from npu_run.remote.tasks import Tasks
 
-__all__ = ["STOP_SECS", "Outcome", "check_thread", "run_ranks"]
-
 # How long a rank can take to end itself after a polite signal: enough to close files, too short to annoy.
 STOP_SECS = 4.0
 _TICK_SECS = 0.05

@@ -19,8 +19,6 @@ from npu_run.job.first_failure import Ending, InputEnd
 from npu_run.job.hang import Position, StuckCall
 from npu_run.job.output import TAIL_LINES, JointStream, RankLog, RankOutput
 
-__all__ = ["WatchedRank"]
-
 # The exit code of ssh when the connection fails.
 _LOST_EXIT_CODE = 255
 

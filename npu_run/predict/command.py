@@ -14,8 +14,6 @@ from npu_run.outputs import check_file
 from npu_run.predict.page import as_facts, print_plan
 from npu_run.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
 
-__all__ = ["plan"]
-
 _VALUE_BYTES = 4
 _MOST_TENSORS = 1e6
 _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}

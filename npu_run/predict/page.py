@@ -8,8 +8,6 @@ from typing import Any
 from npu_bridge.collective.cost_model import Link, Prediction, Training
 from npu_run.table import PlainConsole, print_table, print_text
 
-__all__ = ["as_facts", "format_secs", "print_plan"]
-
 _HEADINGS = (
     "ranks",
     "sum alone",

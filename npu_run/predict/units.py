@@ -7,8 +7,6 @@ import re
 
 from npu_run.errors import LaunchError
 
-__all__ = ["parse_bytes_per_sec", "parse_count", "parse_ranks", "parse_secs"]
-
 _NUMBER = r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*"
 _COUNT = re.compile(_NUMBER + r"([kKMGBT]?)\s*")
 _RATE = re.compile(_NUMBER + r"([kKMGT]?)(bit|bits|bps|B|Bps)(?:/s)?\s*")

@@ -16,8 +16,6 @@ from npu_bridge.base.after_import import when_loaded
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.names import KERAS_MODEL_MODULES
 
-__all__ = ["watch_input"]
-
 _END = "OutOfRangeError"
 
 

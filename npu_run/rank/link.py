@@ -21,8 +21,6 @@ from npu_bridge.session.elastic import stop_request
 from npu_run.rank.processor_time import name_horovods_threads
 from npu_run.rank.stuck_call import MainThreadSampler
 
-__all__ = ["RankLink"]
-
 _SAMPLE_SECS = 0.5
 _CHUNK_BYTES = 4096
 

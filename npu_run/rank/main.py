@@ -41,8 +41,6 @@ from npu_run.timeline import record_sessions, take_recording
 from npu_run.trial import take_trial
 from npu_run.trials.start import begin_trial
 
-__all__ = ["main"]
-
 _ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
 # Packages that this package needs, and whose names people give to their scripts.
 _HIDEABLE = ("horovod", "keras", "npu_bridge", "npu_run", "numpy", "tensorflow", "tf_keras")

@@ -21,8 +21,6 @@ from npu_bridge.base.after_import import after_import
 from npu_bridge.base.held_folders import THREAD
 from npu_bridge.base.horovod_internals import BASICS_MODULE, change_init
 
-__all__ = ["is_blocked", "name_horovods_threads", "processor_secs"]
-
 _NAME = "horovod"
 _horovods: set[str] = set()  # numbers of the threads with that name that existed when Horovod had started
 _TASKS = "/proc/self/task"

@@ -9,8 +9,6 @@ from typing import Any
 
 from npu_run.rank.trace import trace_of
 
-__all__ = ["report_of"]
-
 # A report fits into the link's buffer, so that sending it never waits for the launcher.
 _TRACE_CHARACTERS = 16_000
 _SUMMARY_CHARACTERS = 1_000

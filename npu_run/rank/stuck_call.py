@@ -19,8 +19,6 @@ from npu_bridge.base.machine import is_installed
 from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR, is_execution
 from npu_run.rank.processor_time import is_blocked, processor_secs
 
-__all__ = ["MainThreadSampler", "frames_of_threads"]
-
 # Shorter calls are normal and not reported.
 _NOTICE_SECS = 2.0
 # Interval for sampling a stuck thread again, and the share of it that a rank must compute to count as busy: sampling

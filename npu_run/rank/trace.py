@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from npu_bridge.base import environment
 from npu_bridge.base.machine import own_packages
 
-__all__ = ["script_frames", "trace_of"]
-
 # Files that an import of a TensorFlow 1 script passes through; a traceback can end in them.
 _BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 
-__all__ = ["address_towards", "find_interface", "own_addresses"]
-
 _ANY_PORT = 9  # nothing is sent to it
 
 

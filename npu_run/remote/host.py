@@ -21,8 +21,6 @@ from npu_run.job.output import JointStream
 from npu_run.job.watched_rank import WatchedRank
 from npu_run.remote.host_agent import LIFE_SIGN_SECS
 
-__all__ = ["SILENCE_SECS", "RemoteHost", "RemoteProcess"]
-
 # How long a host can be silent before it counts as lost. Longer than a short network failure with TCP's recovery;
 # shorter than the 30 s after which Gloo gives up, so that the message names the host and not the rank that waits.
 SILENCE_SECS = 20.0

@@ -26,8 +26,6 @@ from npu_run.job.limits import FILES_OF_A_RANK, Limit, allow_open_files
 from npu_run.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
 from npu_run.remote.address import address_towards, find_interface
 
-__all__ = ["LIFE_SIGN_SECS", "main", "read_messages", "run_job"]
-
 LIFE_SIGN_SECS = 1.0
 _TICK_SECS = 0.05
 _CHUNK_BYTES = 16384

@@ -21,8 +21,6 @@ from npu_run.errors import LaunchError
 from npu_run.remote.host_agent import read_messages, run_job
 from npu_run.remote.tasks import OURS, describe_cores, name_file, prove, read_line, wait_on
 
-__all__ = ["find_task", "serve_first_task"]
-
 # The exit code of ssh when the connection fails.
 _LOST_EXIT_CODE = 255
 _CONNECT_SECS = 3.0

@@ -32,8 +32,6 @@ from npu_run.job.output import JointStream
 from npu_run.remote.address import find_interface, own_addresses
 from npu_run.remote.host import RemoteHost
 
-__all__ = ["OURS", "Tasks", "describe_cores", "leading", "name_file", "prove", "read_line", "wait_on"]
-
 OURS = rb'^\{"made_by": "npu-run"'
 _LOCAL = "127.0.0.1"
 _HANDSHAKE_SECS = 10.0

@@ -16,8 +16,6 @@ from typing import Any
 
 from npu_bridge.base.after_import import after_import
 
-__all__ = ["bring_back"]
-
 _COORDINATOR = "tensorflow.python.distribute.estimator_training"
 # Code in these modules runs only on TPUs.
 _OF_TPU = (

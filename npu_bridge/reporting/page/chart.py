@@ -12,8 +12,6 @@ from npu_bridge.reporting.page.axes import Axis
 from npu_bridge.reporting.page.curves import Bucket, Curves, Range, can_be_drawn, trend_of
 from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
 
-__all__ = ["LEFT", "RIGHT", "WIDTH", "End", "charts", "drawn", "format_tick", "framed"]
-
 WIDTH, LEFT, RIGHT = 1000, 66, 916  # units of the drawing; curves are between LEFT and RIGHT
 _TOP, _BELOW = 14, 26
 _TALL, _LOW = 250, 110

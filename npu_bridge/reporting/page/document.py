@@ -32,8 +32,6 @@ from npu_bridge.reporting.progress_line import (
 from npu_bridge.reporting.stragglers import lost_share, spells
 from npu_bridge.reporting.summary import LAST_LOSS_STEPS, Summary, summarize
 
-__all__ = ["PAGE_FILE", "PAGE_FILES", "render_page", "section", "table", "whole_page", "write_page"]
-
 PAGE_FILE = "report.html"
 _TABLE_ROWS = 20
 _MOST_METRICS, _TIP_METRICS = 8, 4  # in the table of evaluations, and at the pointer

@@ -24,8 +24,6 @@ from npu_bridge.options import OPTIONS
 from npu_bridge.options.as_toml import OPTIONS_FILE, OPTIONS_FILES, as_toml
 from npu_bridge.options.environment_table import VARIABLES
 
-__all__ = ["FACTS_FILE", "command_line", "note_failure", "note_options", "note_run"]
-
 FACTS_FILE = "report.json"
 _FILES = rb'^\{\n "script": .*\n "command": '  # how they begin
 _SECRETS = {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "secret", "token"}

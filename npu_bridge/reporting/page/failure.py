@@ -11,8 +11,6 @@ from typing import Any
 
 from npu_bridge.base.machine import is_installed
 
-__all__ = ["describe", "render_failure", "stopped"]
-
 _MESSAGE_CHARACTERS, _MOST_FRAMES = 2000, 20
 _INTERRUPTED = "KeyboardInterrupt"
 # The message of TensorFlow 2.15 for the failure of a graph: where the node was made, the reason, and both repeated.

@@ -13,8 +13,6 @@ from npu_bridge.options.rank_table import MOST_RANKS
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.facts import FACTS_FILE
 
-__all__ = ["NoRunError", "RunFolder", "Timeline", "read_run_folder"]
-
 _PICTURE, _TAIL = "tail.svg", "tail.json"
 _TEXTS, _ROWS = ("script", "command", "folder", "history"), ("options", "variables", "environment")
 

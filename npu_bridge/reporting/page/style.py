@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from npu_bridge.reporting.picture_style import COLOURS, GRID, INK
 
-__all__ = ["STYLE"]
-
 
 def _of(place: int) -> str:
     return " ".join(f"--{name}: {shades[place]};" for name, shades in COLOURS.items())

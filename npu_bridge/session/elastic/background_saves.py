@@ -15,8 +15,6 @@ from npu_bridge.base.tf_internals.sessions import session_interface
 from npu_bridge.session.checkpoints import CarefulSaver, copy_checkpoint, write_beside
 from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
 
-__all__ = ["BackgroundSaver", "BackgroundWriter", "size_of_variables"]
-
 
 class BackgroundWriter:
     """A thread that writes copies in memory to the disk, one at a time."""

@@ -23,8 +23,6 @@ from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 from npu_bridge.session.elastic.memory_checkpoints import take_memory_checkpoint
 
-__all__ = ["GlobalBatches"]
-
 _OWNER = "GlobalBatches"
 _GLOBAL_STEP = tf.compat.v1.GraphKeys.GLOBAL_STEP
 UPDATES_DEALT = "updates_dealt"  # the variable's name, also in checkpoints

@@ -29,8 +29,6 @@ from npu_bridge.collective.apart import GraphApart
 from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
 from npu_bridge.session.damaged_checkpoints import go_on_from_copy
 
-__all__ = ["CopyInterval", "MemoryCheckpoints", "memory_checkpoints", "take_memory_checkpoint"]
-
 _LOG = logger(__name__)
 _NAME = "model.ckpt"
 # Free memory needed, in sizes of a copy: an old copy, a new one, and as much for others.

@@ -15,8 +15,6 @@ from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.background_saves import size_of_variables
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
 
-__all__ = ["MemoryCheckpointHook"]
-
 
 class MemoryCheckpointHook(tf.estimator.SessionRunHook):
     """A hook that keeps a copy of all variables in memory, so that the loss of a rank or host costs few steps.

@@ -21,8 +21,6 @@ from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
 from npu_bridge.session.elastic.stop_request import of_this_process
 
-__all__ = ["ResumableLoop"]
-
 _OWNER = "ResumableLoop"
 _KEPT = 2  # checkpoints
 

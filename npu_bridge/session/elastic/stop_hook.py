@@ -15,8 +15,6 @@ from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.elastic.stop_request import of_this_process
 
-__all__ = ["StopHook"]
-
 # An update of several batches is completed first; if it takes more runs than this, it is saved incomplete.
 _MOST_RUNS_MORE = 1000
 

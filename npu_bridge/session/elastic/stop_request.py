@@ -16,8 +16,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Callable
 
-__all__ = ["STOPPED_EXIT_CODE", "StopRequest", "of_this_process"]
-
 # EX_TEMPFAIL: the job can be started again, and resumes.
 STOPPED_EXIT_CODE = 75
 
