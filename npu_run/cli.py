@@ -33,13 +33,12 @@ from npu_run.command_line import (
     source_options,
 )
 from npu_run.commands import COMMANDS, GROUPS, find_command, missing_script
-from npu_run.errors import LaunchError
+from npu_run.errors import LaunchError, check_thread
 from npu_run.job.elastic import WAIT_SECS, Bounds, check_numbers
 from npu_run.job.hosts import Plan, plan_job
 from npu_run.job.output import LOG_FILES
 from npu_run.job.rank_process import rank_command, rank_defaults
 from npu_run.job.starts import RestartableJob
-from npu_run.job.supervisor import check_thread
 from npu_run.outputs import check_file, own_output
 from npu_run.remote.task_agent import find_task, serve_first_task
 from npu_run.remote.tasks import leading

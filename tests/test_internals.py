@@ -23,6 +23,7 @@ from npu_bridge.base.tf_internals import (
     functions,
     graphs,
     keras3,
+    savers,
     servers,
     sessions,
     training,
@@ -72,6 +73,7 @@ MODULES = {
     servers: of_servers,
     sessions: of_sessions,
     callers: of_training,
+    savers: of_training,
     training: of_training,
     horovod_internals: of_horovod,
 }

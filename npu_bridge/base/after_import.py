@@ -6,6 +6,7 @@ A script can set variables before it imports TensorFlow or Horovod, so this pack
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -38,6 +39,17 @@ def when_loaded(name: str, change: Callable[[types.ModuleType], None]) -> None:
         change(sys.modules[name])
     else:
         after_import(name, change)
+
+
+def put_around(owner: Any, name: str, function: Callable) -> None:
+    """Lets `function(inner, *arguments)` stand in place of the function `inner` of a class or a module."""
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def outer(*arguments, **keywords):
+        return function(inner, *arguments, **keywords)
+
+    setattr(owner, name, outer)
 
 
 def importer() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.tf_internals.training import restored_and_unused, was_restored
+from npu_bridge.base.tf_internals.savers import restored_and_unused, was_restored
 from npu_bridge.gradients import kept_state
 from npu_bridge.gradients.rank_values import RankValues
 

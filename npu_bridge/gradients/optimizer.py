@@ -10,7 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tensorflow_start import explain_global_step
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.training import track
+from npu_bridge.base.tf_internals.savers import track
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids

@@ -17,13 +17,13 @@ import numpy as np
 from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
-from npu_bridge.base.tf_internals.training import (
-    hyper_variables,
+from npu_bridge.base.tf_internals.savers import (
     keys_in_object_checkpoint,
     put_around_restore,
     saved_as,
     variables_by_key,
 )
+from npu_bridge.base.tf_internals.training import hyper_variables
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.gradients import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in

@@ -15,7 +15,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_reference as is_reference_dtype
 from npu_bridge.base.tf_internals.graphs import stand_in
-from npu_bridge.base.tf_internals.training import track
+from npu_bridge.base.tf_internals.savers import track
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import building_graph, initialise_with_keras, value_before_update
 

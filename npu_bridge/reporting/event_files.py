@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.base.files import check_room
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.base.tf_internals.training import share_event_writer, shared_event_writer
+from npu_bridge.base.tf_internals.savers import share_event_writer, shared_event_writer
 
 
 class EventFiles:

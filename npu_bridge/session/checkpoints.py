@@ -18,12 +18,13 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.base.after_import import put_around
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.files import finish, flush, remove_unfinished
 from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
 from npu_bridge.base.session_wrapper import Place, SessionEngine
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.training import folder_of
+from npu_bridge.base.tf_internals.savers import folder_of
 from npu_bridge.collective.exchanges import wait_for_ranks
 from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.session.damaged_checkpoints import find_damage
@@ -95,28 +96,25 @@ def hold_for_saver_hooks() -> None:
     Estimators and MonitoredTrainingSessions save with this hook. After an error `end` is not called: the folder is
     released with the hook or the process. A hook with an attribute `holds_its_folder` holds and releases it itself.
     """
-    kind = tf.estimator.CheckpointSaverHook
-    begin, end = kind.begin, kind.end
     releases: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
 
     def release(hook):
         releases.pop(hook, lambda: None)()
 
-    @functools.wraps(begin)
-    def begin_and_hold(self):
-        if not getattr(self, "holds_its_folder", False):
-            release(self)
-            releases[self] = weakref.finalize(self, hold_model_dir(folder_of(self)).release)
-        begin(self)
+    def begin_and_hold(begin, hook):
+        if not getattr(hook, "holds_its_folder", False):
+            release(hook)
+            releases[hook] = weakref.finalize(hook, hold_model_dir(folder_of(hook)).release)
+        begin(hook)
 
-    @functools.wraps(end)
-    def end_and_release(self, session):
+    def end_and_release(end, hook, session):
         try:
-            end(self, session)
+            end(hook, session)
         finally:
-            release(self)
+            release(hook)
 
-    kind.begin, kind.end = begin_and_hold, end_and_release
+    put_around(tf.estimator.CheckpointSaverHook, "begin", begin_and_hold)
+    put_around(tf.estimator.CheckpointSaverHook, "end", end_and_release)
 
 
 @functools.cache
@@ -128,17 +126,15 @@ def watch_savers() -> None:
     """
     if place_in_job()[1] == 1:
         return
-    save = tf.compat.v1.train.Saver.save
-    signature = inspect.signature(save)
+    signature = inspect.signature(tf.compat.v1.train.Saver.save)
 
-    @functools.wraps(save)
-    def save_and_look(self, *arguments, **keywords):
-        bound = signature.bind(self, *arguments, **keywords).arguments
+    def save_and_look(save, *arguments, **keywords):
+        bound = signature.bind(*arguments, **keywords).arguments
         if bound.get("write_state", True):
             _tell_of_shared_folder(os.path.dirname(bound["save_path"]) or ".")
-        return save(self, *arguments, **keywords)
+        return save(*arguments, **keywords)
 
-    tf.compat.v1.train.Saver.save = save_and_look
+    put_around(tf.compat.v1.train.Saver, "save", save_and_look)
 
 
 @functools.cache

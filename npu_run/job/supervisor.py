@@ -11,7 +11,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Callable, NamedTuple
@@ -20,7 +19,7 @@ from npu_bridge.base.environment import VERBOSE, is_flag_on
 from npu_bridge.base.terminal import silence, visible
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
-from npu_run.errors import LaunchError
+from npu_run.errors import check_thread
 from npu_run.job.first_failure import (
     SECONDARY_GRACE_SECS,
     Ending,
@@ -143,19 +142,6 @@ def run_ranks(
             job.close()
 
 
-def check_thread() -> None:
-    """Refuses to start a job in a thread that gets no signals, which could then not stop it.
-
-    Raises:
-      LaunchError: this is not the main thread.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise LaunchError(
-            f"a job is started in the thread {threading.current_thread().name!r}. Expected the main thread, which "
-            f"alone gets the signals that stop a job. Start npu-run there, or as a process of its own."
-        )
-
-
 class _Job:
     """The running ranks and the one loop that watches them."""
 
@@ -231,7 +217,7 @@ class _Job:
             if len(endings) == len(self.ranks) and not first_failure(endings):
                 self._drain()
                 self._say_who_was_refused()
-                return self._conclude(endings)
+                return self._stopped_as_asked() if any(ending.is_stopped for ending in endings) else Outcome(0, False)
             is_leaving = self._ordered_stop.has_told
             if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
                 code = self._end_hung()
@@ -265,12 +251,6 @@ class _Job:
             self.say(f"{name_ranks(silent)} did not answer")
             self._signals.append(signal.SIGTERM)
         return bool(self._signals)
-
-    def _conclude(self, endings: list[Ending]) -> Outcome:
-        """Returns the outcome of a job whose ranks have all ended without a failure."""
-        if not any(ending.is_stopped for ending in endings):
-            return Outcome(0, has_failed=False)
-        return self._stopped_as_asked()
 
     def _stopped_as_asked(self) -> Outcome:
         if not self._resize:
@@ -384,14 +364,12 @@ class _Job:
         # Secondary failures are expected, and shown only if verbose.
         told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]
         short = ran_short(cause, input_ends, size)
+        # Where a rank ran short, the other ranks did nothing wrong where their exceptions were raised.
+        for line in describe_survivors(cause if short is None else cause._replace(rank=short), told):
+            self.say(line)
         if short is not None:
-            # The other ranks did nothing wrong where their exceptions were raised.
-            for line in describe_survivors(cause._replace(rank=short), told):
-                self.say(line)
             self.say(describe_short(short, input_ends, size, choose_exit_code(cause)))
             return choose_exit_code(cause)
-        for line in describe_survivors(cause, told):
-            self.say(line)
         lines = cause.trace.splitlines()[0 if is_flag_on(VERBOSE) else -_TRACE_LINES :]
         if lines:
             kind = "traceback" if cause.summary else "last output"

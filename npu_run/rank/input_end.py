@@ -7,12 +7,11 @@ the end of a script that has trained by sessions. It withdraws the report if tra
 from __future__ import annotations
 
 import contextlib
-import functools
 import types
 import weakref
 from typing import Any, Callable
 
-from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.after_import import put_around, when_loaded
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.names import KERAS_MODEL_MODULES
 
@@ -59,10 +58,8 @@ class _Watch(SessionEngine):
 
     def change_fit(self, module: types.ModuleType) -> None:
         """Watches `fit` of the models of a module."""
-        fit = module.Model.fit
 
-        @functools.wraps(fit)
-        def watched(model, *arguments, **keywords):
+        def watched(fit, model, *arguments, **keywords):
             self._take_back(self._ended)
             result = fit(model, *arguments, **keywords)
             steps = None
@@ -73,7 +70,7 @@ class _Watch(SessionEngine):
             self._tell(model, steps, of_fit=True)
             return result
 
-        module.Model.fit = watched
+        put_around(module.Model, "fit", watched)
 
     def _note_run(self, session, asked, kind):
         from npu_bridge.graph.run import run_of

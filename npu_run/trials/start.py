@@ -10,7 +10,7 @@ import sys
 import types
 from typing import Any, Callable
 
-from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.after_import import put_around, when_loaded
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.names import ESTIMATOR_MODULE, KERAS, KERAS_MODEL_MODULES
@@ -141,11 +141,9 @@ def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
 
 
 def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
-    fit = module.Model.fit
-    signature = inspect.signature(fit)
+    signature = inspect.signature(module.Model.fit)
 
-    @functools.wraps(fit)
-    def watched(*arguments, **keywords):
+    def watched(fit, *arguments, **keywords):
         from npu_run.trials.hooks import CallbackOfTrial
 
         if imposed_options():
@@ -171,7 +169,7 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
 
         return [(RecordFit if trial.record else ReplayFit)(bound.arguments["self"], trial, rank)]
 
-    module.Model.fit = watched
+    put_around(module.Model, "fit", watched)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Canaries of `npu_bridge/base/tf_internals/training.py`, `names.py` and `inherited.py`."""
+"""Canaries of `npu_bridge/base/tf_internals/training.py`, `savers.py`, `names.py` and `inherited.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import types
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.tf_internals import callers, names, training
+from npu_bridge.base.tf_internals import callers, names, savers, training
 from tests.canaries import canary_of, expect, of_keras3
 
 v1 = tf.compat.v1
@@ -121,22 +121,22 @@ def _():
     expect(float(training.rate_at(optimizer, tf.constant(3))) == 0.5, "the schedule gives something else")
 
 
-@canary_of(training.track, eagerly=True)
+@canary_of(savers.track, eagerly=True)
 def _():
     owner = tf.Module()
-    training.track(owner, tf.Variable(3.0), "part")
-    training.track(owner, tf.Variable(4.0), "part", overwrite=True)
+    savers.track(owner, tf.Variable(3.0), "part")
+    savers.track(owner, tf.Variable(4.0), "part", overwrite=True)
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(owner=owner).write(f"{folder}/canary")
         value = tf.train.load_checkpoint(path).get_tensor("owner/part/.ATTRIBUTES/VARIABLE_VALUE")
     expect(value == 4.0, "the checkpoint does not hold the part")
 
 
-@canary_of(training.delegating_trackable, eagerly=True)
+@canary_of(savers.delegating_trackable, eagerly=True)
 def _():
     inner = tf.Module()
     inner.part = tf.Variable(3.0)
-    outer = type("Outer", (training.delegating_trackable(), tf.saved_model.Asset), {})(inner)
+    outer = type("Outer", (savers.delegating_trackable(), tf.saved_model.Asset), {})(inner)
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(owner=outer).write(f"{folder}/canary")
         value = tf.train.load_checkpoint(path).get_tensor("owner/part/.ATTRIBUTES/VARIABLE_VALUE")
@@ -305,12 +305,12 @@ def _():
         kind._train_with_estimator_spec = train
 
 
-@canary_of(training.expect_steps_per_run)
+@canary_of(savers.expect_steps_per_run)
 def _():
     with tf.Graph().as_default(), tempfile.TemporaryDirectory() as folder:
         step = v1.train.create_global_step()
         hook = tf.estimator.CheckpointSaverHook(folder, save_steps=100)
-        training.expect_steps_per_run(hook, 2)
+        savers.expect_steps_per_run(hook, 2)
         asked = []
         context = types.SimpleNamespace(session=types.SimpleNamespace(run=lambda _: asked.append(1) or 0))
         with v1.train.MonitoredSession(hooks=[hook]) as session:
@@ -328,24 +328,24 @@ def _():
     expect(config.train_distribute is strategy and config.eval_distribute is strategy, "there is another strategy")
 
 
-@canary_of(training.folder_of)
+@canary_of(savers.folder_of)
 def _():
     hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1)
-    expect(training.folder_of(hook) == "folder", "it saves to another folder")
+    expect(savers.folder_of(hook) == "folder", "it saves to another folder")
 
 
-@canary_of(training.has_listeners)
+@canary_of(savers.has_listeners)
 def _():
     hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1, listeners=[v1.train.CheckpointSaverListener()])
-    expect(training.has_listeners(hook), "its listeners are elsewhere")
+    expect(savers.has_listeners(hook), "its listeners are elsewhere")
     hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1)
-    expect(not training.has_listeners(hook), "it has listeners by itself")
+    expect(not savers.has_listeners(hook), "it has listeners by itself")
 
 
-@canary_of(training.bulk_saver_builder)
+@canary_of(savers.bulk_saver_builder)
 def _():
     variable_and_loss()
-    own = type("Own", (training.bulk_saver_builder(),), {})()
+    own = type("Own", (savers.bulk_saver_builder(),), {})()
     with tempfile.TemporaryDirectory() as folder, v1.Session() as session:
         session.run(v1.global_variables_initializer())
         expect(v1.train.Saver(builder=own).save(session, f"{folder}/canary"), "nothing was saved")
@@ -456,36 +456,36 @@ def _begun_logging_hook():
         return hook
 
 
-@canary_of(training.keys_in_object_checkpoint, eagerly=True)
+@canary_of(savers.keys_in_object_checkpoint, eagerly=True)
 def _():
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(part=tf.Variable([1.0], name="own")).write(f"{folder}/objects")
         reader = tf.train.load_checkpoint(path)
-        keys = training.keys_in_object_checkpoint(reader)
+        keys = savers.keys_in_object_checkpoint(reader)
         expect(reader.get_tensor(keys["own"]) == [1.0], "the variable is not found by its name")
         with tf.Graph().as_default(), v1.Session() as session:
             variable = v1.get_variable("own", [])
             session.run(variable.initializer)
             path = v1.train.Saver([variable]).save(session, f"{folder}/names", write_meta_graph=False)
-        expect(training.keys_in_object_checkpoint(tf.train.load_checkpoint(path)) == {}, "names are taken for objects")
+        expect(savers.keys_in_object_checkpoint(tf.train.load_checkpoint(path)) == {}, "names are taken for objects")
 
 
-@canary_of(training.was_restored, training.restored_and_unused, eagerly=True)
+@canary_of(savers.was_restored, savers.restored_and_unused, eagerly=True)
 def _():
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(part=tf.Variable(1.0), more=tf.Variable(2.0)).write(f"{folder}/objects")
         part, other = tf.Variable(0.0), tf.Variable(0.0)
         checkpoint = tf.train.Checkpoint(part=part, other=other)
         checkpoint.read(path)
-        expect(training.was_restored(part) and not training.was_restored(other), "restored parts are not known")
-        expect(training.restored_and_unused(checkpoint) == ["more"], "what is left over is not known")
+        expect(savers.was_restored(part) and not savers.was_restored(other), "restored parts are not known")
+        expect(savers.restored_and_unused(checkpoint) == ["more"], "what is left over is not known")
 
 
-@canary_of(training.put_around_restore, training.saved_as, training.variables_by_key)
+@canary_of(savers.put_around_restore, savers.saved_as, savers.variables_by_key)
 def _():
     asked = []
     saver_class, restore = v1.train.Saver, v1.train.Saver.restore
-    training.put_around_restore(lambda inner, saver, session, path: asked.append((saver, session, path)))
+    savers.put_around_restore(lambda inner, saver, session, path: asked.append((saver, session, path)))
     try:
         plain = v1.get_variable("plain", [2])
         whole = v1.get_variable("whole", [4], partitioner=v1.fixed_size_partitioner(2))
@@ -494,10 +494,10 @@ def _():
     finally:
         saver_class.restore = restore
     expect(asked == [(saver, "session", "path")], "savers restore by themselves")
-    expect(training.variables_by_key(saver) == {"called": plain}, "a saver does not tell what it was given")
-    expect(training.variables_by_key(saver_class([plain])) is None, "a list is taken for a dictionary")
-    expect(training.saved_as(plain) == ("plain", ""), "a variable is saved by another name")
-    expect([training.saved_as(part) for part in whole] == [("whole", "4 0,2"), ("whole", "4 2,2")], "slices differ")
+    expect(savers.variables_by_key(saver) == {"called": plain}, "a saver does not tell what it was given")
+    expect(savers.variables_by_key(saver_class([plain])) is None, "a list is taken for a dictionary")
+    expect(savers.saved_as(plain) == ("plain", ""), "a variable is saved by another name")
+    expect([savers.saved_as(part) for part in whole] == [("whole", "4 0,2"), ("whole", "4 2,2")], "slices differ")
 
 
 @canary_of(training.hyper_variables)
@@ -518,12 +518,12 @@ def _():
     expect(arguments["loss"] is tf.keras.losses.mse and arguments["metrics"] == ["mae"], "they are others")
 
 
-@canary_of(training.share_event_writer, training.shared_event_writer)
+@canary_of(savers.share_event_writer, savers.shared_event_writer)
 def _():
     with tempfile.TemporaryDirectory() as folder:
         writer = object()
-        expect(training.shared_event_writer(folder) is None, "a folder has a writer that nobody has made")
-        training.share_event_writer(folder, writer)
-        expect(training.shared_event_writer(folder) is writer, "a writer is not kept")
+        expect(savers.shared_event_writer(folder) is None, "a folder has a writer that nobody has made")
+        savers.share_event_writer(folder, writer)
+        expect(savers.shared_event_writer(folder) is writer, "a writer is not kept")
         expect(v1.summary.FileWriterCache.get(folder) is writer, "TensorFlow makes a writer of its own")
         v1.summary.FileWriterCache._cache.pop(folder)

@@ -9,6 +9,7 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
+from npu_bridge.base.after_import import put_around
 from npu_bridge.base.tf_internals.names import KERAS
 
 if TYPE_CHECKING:
@@ -28,14 +29,11 @@ def accept_whole_floats() -> None:
     """Allows whole floats as sizes, `[3, 64 / 2]`, as in TensorFlow 1.15 (`tensor_shape.Dimension`, TF 2.15)."""
     from tensorflow.python.framework import tensor_shape
 
-    original = tensor_shape.Dimension.__init__
-    if getattr(original, "__wrapped__", None) is None:
+    def whole(init: Callable, dimension: Any, value: Any) -> None:
+        init(dimension, int(value) if isinstance(value, float) and value.is_integer() else value)
 
-        @functools.wraps(original)
-        def whole(self: Any, value: Any) -> None:
-            original(self, int(value) if isinstance(value, float) and value.is_integer() else value)
-
-        tensor_shape.Dimension.__init__ = whole
+    if not hasattr(tensor_shape.Dimension.__init__, "__wrapped__"):
+        put_around(tensor_shape.Dimension, "__init__", whole)
 
 
 def add_larger_epsilons() -> None:

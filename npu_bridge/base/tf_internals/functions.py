@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
+from npu_bridge.base.after_import import put_around
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -53,16 +55,13 @@ def rename_calls(rename: Callable[[str], str] | None) -> None:
 def _wrap_calls() -> None:
     from tensorflow.python.eager.context import Context
 
-    call = Context.call_function
-
-    @functools.wraps(call)
-    def call_function(self, name, *arguments, **keywords):
+    def call_function(call, context, name, *arguments, **keywords):
         rename = getattr(_RENAMING, "rename", None)
         if rename is not None:
             name = rename(name.decode() if isinstance(name, bytes) else name).encode()
-        return call(self, name, *arguments, **keywords)
+        return call(context, name, *arguments, **keywords)
 
-    Context.call_function = call_function
+    put_around(Context, "call_function", call_function)
 
 
 def rewritten_graph(graph: tf.Graph, fetches: Sequence[str], session_config: tf.compat.v1.ConfigProto) -> Any:

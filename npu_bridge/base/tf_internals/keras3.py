@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import os
@@ -10,7 +9,7 @@ import sys
 import types
 from typing import Any, Callable
 
-from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.after_import import put_around, when_loaded
 from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.names import KERAS
 
@@ -137,21 +136,17 @@ def watch_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list],
     Seen in Keras 3.15: `BaseOptimizer._backend_apply_gradients`, which gets all gradients at once.
     """
 
+    def init(method, optimizer, *arguments, **keywords):
+        method(optimizer, *arguments, **keywords)
+        made(optimizer)
+
+    def apply_told(apply, optimizer, grads, trainable_variables):
+        updating(optimizer, list(zip(grads, trainable_variables)))
+        return apply(optimizer, grads, trainable_variables)
+
     def change(module):
-        base = module.BaseOptimizer
-        method, apply = base.__init__, base._backend_apply_gradients
-
-        @functools.wraps(method)
-        def __init__(self, *arguments, **keywords):
-            method(self, *arguments, **keywords)
-            made(self)
-
-        @functools.wraps(apply)
-        def told(self, grads, trainable_variables):
-            updating(self, list(zip(grads, trainable_variables)))
-            return apply(self, grads, trainable_variables)
-
-        base.__init__, base._backend_apply_gradients = __init__, told
+        put_around(module.BaseOptimizer, "__init__", init)
+        put_around(module.BaseOptimizer, "_backend_apply_gradients", apply_told)
 
     if KERAS != _MODULE:
         when_loaded(_OPTIMIZER_MODULE, change)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import TYPE_CHECKING, Any, Callable
 
-from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.after_import import put_around, when_loaded
 from npu_bridge.base.tf_internals.names import CONTEXT_MODULE
 
 if TYPE_CHECKING:
-    import types
-
     import tensorflow as tf
 
 
@@ -26,23 +23,17 @@ def serve_from_the_start(describe: Callable[[tf.compat.v1.ConfigProto], Any], se
       see_started: called once, right after the start.
     """
 
-    def change(module: types.ModuleType) -> None:
-        stock = module.Context.ensure_initialized
+    def ensure_initialized(stock, context):
+        is_first = context._context_handle is None and context._collective_ops_server_def is None
+        if is_first:
+            context.enable_collective_ops(describe(context.config))
+        stock(context)
+        if is_first:
+            # A server cannot be ended, and TensorFlow prints a line where Python frees it at its own end.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(context._context_handle))
+            see_started()
 
-        @functools.wraps(stock)
-        def ensure_initialized(context):
-            is_first = context._context_handle is None and context._collective_ops_server_def is None
-            if is_first:
-                context.enable_collective_ops(describe(context.config))
-            stock(context)
-            if is_first:
-                # A server cannot be ended, and TensorFlow prints a line where Python frees it at its own end.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(context._context_handle))
-                see_started()
-
-        module.Context.ensure_initialized = ensure_initialized
-
-    when_loaded(CONTEXT_MODULE, change)
+    when_loaded(CONTEXT_MODULE, lambda module: put_around(module.Context, "ensure_initialized", ensure_initialized))
 
 
 def start_serving() -> None:

@@ -1,4 +1,4 @@
-"""Wraps private parts of optimizers, models, estimators and savers. TensorFlow 2.15.1, Keras and Estimator 2.15.0."""
+"""Wraps private parts of optimizers, models and estimators. TensorFlow 2.15.1, Keras and Estimator 2.15.0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.after_import import put_around, when_loaded
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import KERAS_LEGACY_OPTIMIZER_MODULE, KERAS_OPTIMIZER_MODULE
 
@@ -90,18 +90,6 @@ def rate_at(optimizer: tf.keras.optimizers.Optimizer, step: tf.Tensor) -> tf.Ten
     return optimizer._learning_rate(step)
 
 
-def track(owner: Any, part: Any, name: str, overwrite: bool = False) -> None:
-    """Makes an object part of another object's checkpoints (`Trackable._track_trackable`, TF 2.15)."""
-    owner._track_trackable(part, name, overwrite=overwrite)
-
-
-def delegating_trackable() -> type:
-    """Returns a class whose objects save and restore another object (`tf.__internal__.tracking`, TF 2.15)."""
-    import tensorflow as tf
-
-    return tf.__internal__.tracking.DelegatingTrackableMixin
-
-
 def initialise_in_keras_session(variable: tf.Variable) -> None:
     """Makes Keras sessions of a TF 1 graph initialise a variable (`tf.keras.__internal__.backend`, Keras 2.15)."""
     import tensorflow as tf
@@ -144,84 +132,11 @@ def set_session_config(run_config: tf.estimator.RunConfig, config: tf.compat.v1.
     run_config._session_config = config
 
 
-def expect_steps_per_run(hook: tf.estimator.CheckpointSaverHook, steps: int) -> None:
-    """Tells a hook the steps of a run (`CheckpointSaverHook._set_steps_per_run`, Estimator 2.15)."""
-    hook._set_steps_per_run(steps)
-
-
 def distribute_config(strategy: tf.distribute.Strategy) -> Any:
     """Returns the part of a RunConfig for training and evaluating under a strategy (`DistributeConfig`, TF 2.15)."""
     from tensorflow.python.distribute.distribute_config import DistributeConfig
 
     return DistributeConfig(strategy, strategy)
-
-
-def bulk_saver_builder() -> type:
-    """Returns the class that builds the operators of a saver (`training.saver.BulkSaverBuilder`, TF 2.15)."""
-    from tensorflow.python.training.saver import BulkSaverBuilder
-
-    return BulkSaverBuilder
-
-
-def folder_of(hook: tf.estimator.CheckpointSaverHook) -> str:
-    """Returns the folder that a hook saves to (`CheckpointSaverHook._checkpoint_dir`, TF 2.15)."""
-    return hook._checkpoint_dir
-
-
-def has_listeners(hook: tf.estimator.CheckpointSaverHook) -> bool:
-    """Returns whether a hook's checkpoints have listeners (`CheckpointSaverHook._listeners`, TF 2.15)."""
-    return bool(hook._listeners)
-
-
-def put_around_restore(function: Callable) -> None:
-    """Makes TF 1 `Saver.restore` call `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
-    from tensorflow.python.training.saver import Saver
-
-    restore = Saver.restore
-
-    @functools.wraps(restore)
-    def restored(self, sess, save_path):
-        return function(restore, self, sess, save_path)
-
-    Saver.restore = restored
-
-
-def saved_as(variable: tf.Variable) -> tuple[str, str]:
-    """Returns the key and the slice under which TF 1 savers keep a variable (`_save_slice_info`, TF 2.15)."""
-    part = getattr(variable, "_save_slice_info", None)
-    return (part.full_name, part.spec) if part is not None else (variable.name.partition(":")[0], "")
-
-
-def variables_by_key(saver: tf.compat.v1.train.Saver) -> dict | None:
-    """Returns a saver's dictionary of variables; None if it keeps them by name (`_var_list`, TF 2.15)."""
-    given = saver._var_list
-    return given if isinstance(given, dict) else None
-
-
-def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
-    """Returns the keys of an object-based checkpoint by variable name; empty for another kind of checkpoint.
-
-    Seen in TF 2.15: the message `TrackableObjectGraph` under the key `_CHECKPOINTABLE_OBJECT_GRAPH`.
-    """
-    from tensorflow.core.protobuf import trackable_object_graph_pb2
-
-    key = "_CHECKPOINTABLE_OBJECT_GRAPH"
-    if not reader.has_tensor(key):
-        return {}
-    objects = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(key))
-    parts = [part for node in objects.nodes for part in node.attributes]
-    return {part.full_name: part.checkpoint_key for part in parts if part.full_name}
-
-
-def was_restored(part: Any) -> bool:
-    """Returns whether an object-based checkpoint had values for an object (`Trackable._update_uid`, TF 2.15)."""
-    return getattr(part, "_self_update_uid", -1) >= 0
-
-
-def restored_and_unused(part: Any) -> list[str]:
-    """Returns restored names below an object that nothing has claimed (`_deferred_dependencies`)."""
-    waiting = getattr(part, "_self_unconditional_deferred_dependencies", None) or {}  # seen in TF 2.15
-    return [name for name, restores in waiting.items() if restores]
 
 
 def compile_arguments(model: tf.keras.Model) -> dict:
@@ -237,15 +152,12 @@ def watch_gradients(note: Callable[[Any, Any], None]) -> None:
     """
     from tensorflow.python.ops import gradients_util
 
-    take = gradients_util._GradientsHelper
-
-    @functools.wraps(take)
-    def noted(ys, *arguments, **keywords):
+    def noted(take, ys, *arguments, **keywords):
         gradients = take(ys, *arguments, **keywords)
         note(ys, gradients)
         return gradients
 
-    gradients_util._GradientsHelper = noted
+    put_around(gradients_util, "_GradientsHelper", noted)
 
 
 def watch_keras_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
@@ -259,39 +171,27 @@ def watch_keras_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, 
       updating: called with the optimizer and its (gradient, variable) pairs, right before they are applied.
     """
 
-    def after_init(base):
-        method = base.__init__
+    def init(method, optimizer, *arguments, **keywords):
+        method(optimizer, *arguments, **keywords)
+        made(optimizer)
 
-        @functools.wraps(method)
-        def __init__(self, *arguments, **keywords):
-            method(self, *arguments, **keywords)
-            made(self)
+    def apply_current(apply, optimizer, grads_and_vars):
+        pairs = list(grads_and_vars)
+        updating(optimizer, pairs)
+        return apply(optimizer, pairs)
 
-        base.__init__ = __init__
+    def apply_legacy(apply, optimizer, distribution, grads_and_vars, *arguments, **keywords):
+        pairs = list(grads_and_vars)
+        updating(optimizer, pairs)
+        return apply(optimizer, distribution, pairs, *arguments, **keywords)
 
     def change_current(module):
-        after_init(module._BaseOptimizer)
-        apply = module.Optimizer._internal_apply_gradients
-
-        @functools.wraps(apply)
-        def told(self, grads_and_vars):
-            pairs = list(grads_and_vars)
-            updating(self, pairs)
-            return apply(self, pairs)
-
-        module.Optimizer._internal_apply_gradients = told
+        put_around(module._BaseOptimizer, "__init__", init)
+        put_around(module.Optimizer, "_internal_apply_gradients", apply_current)
 
     def change_legacy(module):
-        after_init(module.OptimizerV2)
-        apply = module.OptimizerV2._distributed_apply
-
-        @functools.wraps(apply)
-        def told(self, distribution, grads_and_vars, *arguments, **keywords):
-            pairs = list(grads_and_vars)
-            updating(self, pairs)
-            return apply(self, distribution, pairs, *arguments, **keywords)
-
-        module.OptimizerV2._distributed_apply = told
+        put_around(module.OptimizerV2, "__init__", init)
+        put_around(module.OptimizerV2, "_distributed_apply", apply_legacy)
 
     when_loaded(KERAS_OPTIMIZER_MODULE, change_current)
     when_loaded(KERAS_LEGACY_OPTIMIZER_MODULE, change_legacy)
@@ -317,16 +217,13 @@ def seed_all_operators(seed: int) -> None:
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import image_ops_impl, stateful_random_ops
 
-    make = ops.Graph._create_op_internal
-
-    @functools.wraps(make)
-    def made(self, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, *others, **keywords):
+    def made(make, graph, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, *others, **keywords):
         seeds = [attrs[key] for key in ("seed", "seed2") if attrs and key in attrs]
         if len(seeds) == 2 and not any(each.i for each in seeds):
-            seeds[0].i, seeds[1].i = seed, len(self.get_operations()) + 1
-        return make(self, op_type, inputs, dtypes, input_types, name, attrs, *others, **keywords)
+            seeds[0].i, seeds[1].i = seed, len(graph.get_operations()) + 1
+        return make(graph, op_type, inputs, dtypes, input_types, name, attrs, *others, **keywords)
 
-    ops.Graph._create_op_internal = made
+    put_around(ops.Graph, "_create_op_internal", made)
     for module in (image_ops_impl, stateful_random_ops):
         module.config = types.SimpleNamespace(is_op_determinism_enabled=lambda: False)
 
@@ -340,14 +237,12 @@ def change_folders_of_estimators(module: types.ModuleType, choose: Callable[[str
       module: the one that defines Estimators (`names.ESTIMATOR_MODULE`).
       choose: returns the folder for an Estimator's own folder.
     """
-    settle = module.maybe_overwrite_model_dir_and_session_config
 
-    @functools.wraps(settle)
-    def settled(config, model_dir):
+    def settled(settle, config, model_dir):
         config = settle(config, model_dir)
         return module.run_config.RunConfig.replace(config, model_dir=choose(config.model_dir))
 
-    module.maybe_overwrite_model_dir_and_session_config = settled
+    put_around(module, "maybe_overwrite_model_dir_and_session_config", settled)
 
 
 def converts_optimizers() -> bool:
@@ -391,12 +286,10 @@ def let_write(kind: type, may_write: Callable[[], bool], leave: Callable[[], Non
     import tensorflow as tf
 
     base = tf.compat.v1.estimator.Estimator  # the base of tf.estimator.Estimator, too
-    train = base._train_with_estimator_spec
-    if hasattr(train, "__wrapped__"):
+    if hasattr(base._train_with_estimator_spec, "__wrapped__"):
         return
 
-    @functools.wraps(train)
-    def trained(self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
+    def trained(train, self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
         arguments = self, estimator_spec, worker_hooks, hooks, global_step_tensor
         config = self._config
         if not isinstance(config, kind):
@@ -420,22 +313,4 @@ def let_write(kind: type, may_write: Callable[[], bool], leave: Callable[[], Non
         leave()
         return loss
 
-    base._train_with_estimator_spec = trained
-
-
-def shared_event_writer(folder: str) -> Any:
-    """Returns the cached writer of `FileWriterCache.get` for a folder, or None (`FileWriterCache._cache`, TF 2.15)."""
-    import tensorflow as tf
-
-    cache = tf.compat.v1.summary.FileWriterCache
-    with cache._lock:
-        return cache._cache.get(folder)
-
-
-def share_event_writer(folder: str, writer: Any) -> None:
-    """Makes `FileWriterCache.get`, and so TensorFlow's hooks, use a writer (`FileWriterCache._cache`, TF 2.15)."""
-    import tensorflow as tf
-
-    cache = tf.compat.v1.summary.FileWriterCache
-    with cache._lock:
-        cache._cache[folder] = writer
+    put_around(base, "_train_with_estimator_spec", trained)

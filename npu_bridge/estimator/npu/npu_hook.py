@@ -14,7 +14,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.held_folders import FolderHeldError
 from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.training import expect_steps_per_run, has_listeners
+from npu_bridge.base.tf_internals.savers import expect_steps_per_run, has_listeners
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.rank_values import without_rows
@@ -70,7 +70,6 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
 
     def __init__(self, root_rank=None, index=None):
         self._root_rank = root_rank
-        self._index = index
         self._broadcast = None
         self._remote_slots = None
         self._saves = None
@@ -202,11 +201,10 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self._hold = None
         self._release = None
         self._background = None
-        self._runs, self._last_seen, self._widest = 0, None, 0  # how far the global step moves in a run
 
     def begin(self):
         self.let_go()
-        self._runs, self._last_seen, self._widest = 0, None, 0
+        self._runs, self._last_seen, self._widest = 0, None, 0  # how far the global step moves in a run
         self._hold = hold_model_dir(self._checkpoint_dir)
         self._release = weakref.finalize(self, self._hold.release)  # `end` is not called after an error
         self._background = BackgroundSaver(memory_checkpoints(self._checkpoint_dir), self._hold)
@@ -348,7 +346,6 @@ class NPUInfeedOutfeedSessionHook(HostCallHook):
     def __init__(self, dequeue_ops: Any, channel_name: str):
         super().__init__()
         self._dequeue_ops = dequeue_ops
-        self._channel_name = channel_name
 
     def before_run(self, run_context):
         return tf.estimator.SessionRunArgs(self._dequeue_ops)
@@ -363,7 +360,6 @@ class NPULogOutfeedSessionHook(tf.estimator.SessionRunHook):
     """
 
     def __init__(self, output_stream: str | TextIO):
-        self._output_stream = output_stream
         say_once(logging.INFO, "NPULogOutfeedSessionHook: has no effect: tf.print writes to standard error by itself.")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
-from npu_bridge.base.tf_internals.training import delegating_trackable, track
+from npu_bridge.base.tf_internals.savers import delegating_trackable, track
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras

@@ -18,7 +18,7 @@ from npu_bridge.base.errors import did_you_mean, message, nearest, shown
 from npu_bridge.base.files import check_output, new_file, write_whole
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.reading import open_file, read_json
-from npu_bridge.base.tf_internals.training import keys_in_object_checkpoint
+from npu_bridge.base.tf_internals.savers import keys_in_object_checkpoint
 from npu_bridge.optimizers.groups import name_of
 
 _EXTRA_DIRECTIONS = 10

@@ -1,0 +1,107 @@
+"""Wraps private parts of savers, checkpoints and event files. TensorFlow 2.15.1, Estimator 2.15.0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+from npu_bridge.base.after_import import put_around
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+def track(owner: Any, part: Any, name: str, overwrite: bool = False) -> None:
+    """Makes an object part of another object's checkpoints (`Trackable._track_trackable`, TF 2.15)."""
+    owner._track_trackable(part, name, overwrite=overwrite)
+
+
+def delegating_trackable() -> type:
+    """Returns a class whose objects save and restore another object (`tf.__internal__.tracking`, TF 2.15)."""
+    import tensorflow as tf
+
+    return tf.__internal__.tracking.DelegatingTrackableMixin
+
+
+def bulk_saver_builder() -> type:
+    """Returns the class that builds the operators of a saver (`training.saver.BulkSaverBuilder`, TF 2.15)."""
+    from tensorflow.python.training.saver import BulkSaverBuilder
+
+    return BulkSaverBuilder
+
+
+def folder_of(hook: tf.estimator.CheckpointSaverHook) -> str:
+    """Returns the folder that a hook saves to (`CheckpointSaverHook._checkpoint_dir`, TF 2.15)."""
+    return hook._checkpoint_dir
+
+
+def has_listeners(hook: tf.estimator.CheckpointSaverHook) -> bool:
+    """Returns whether a hook's checkpoints have listeners (`CheckpointSaverHook._listeners`, TF 2.15)."""
+    return bool(hook._listeners)
+
+
+def expect_steps_per_run(hook: tf.estimator.CheckpointSaverHook, steps: int) -> None:
+    """Tells a hook the steps of a run (`CheckpointSaverHook._set_steps_per_run`, Estimator 2.15)."""
+    hook._set_steps_per_run(steps)
+
+
+def put_around_restore(function: Callable) -> None:
+    """Makes TF 1 `Saver.restore` call `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
+    from tensorflow.python.training.saver import Saver
+
+    put_around(Saver, "restore", lambda restore, saver, sess, save_path: function(restore, saver, sess, save_path))
+
+
+def saved_as(variable: tf.Variable) -> tuple[str, str]:
+    """Returns the key and the slice under which TF 1 savers keep a variable (`_save_slice_info`, TF 2.15)."""
+    part = getattr(variable, "_save_slice_info", None)
+    return (part.full_name, part.spec) if part is not None else (variable.name.partition(":")[0], "")
+
+
+def variables_by_key(saver: tf.compat.v1.train.Saver) -> dict | None:
+    """Returns a saver's dictionary of variables; None if it keeps them by name (`_var_list`, TF 2.15)."""
+    given = saver._var_list
+    return given if isinstance(given, dict) else None
+
+
+def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
+    """Returns the keys of an object-based checkpoint by variable name; empty for another kind of checkpoint.
+
+    Seen in TF 2.15: the message `TrackableObjectGraph` under the key `_CHECKPOINTABLE_OBJECT_GRAPH`.
+    """
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    key = "_CHECKPOINTABLE_OBJECT_GRAPH"
+    if not reader.has_tensor(key):
+        return {}
+    objects = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(key))
+    parts = [part for node in objects.nodes for part in node.attributes]
+    return {part.full_name: part.checkpoint_key for part in parts if part.full_name}
+
+
+def was_restored(part: Any) -> bool:
+    """Returns whether an object-based checkpoint had values for an object (`Trackable._update_uid`, TF 2.15)."""
+    return getattr(part, "_self_update_uid", -1) >= 0
+
+
+def restored_and_unused(part: Any) -> list[str]:
+    """Returns restored names below an object that nothing has claimed (`_deferred_dependencies`)."""
+    waiting = getattr(part, "_self_unconditional_deferred_dependencies", None) or {}  # seen in TF 2.15
+    return [name for name, restores in waiting.items() if restores]
+
+
+def shared_event_writer(folder: str) -> Any:
+    """Returns the cached writer of `FileWriterCache.get` for a folder, or None (`FileWriterCache._cache`, TF 2.15)."""
+    import tensorflow as tf
+
+    cache = tf.compat.v1.summary.FileWriterCache
+    with cache._lock:
+        return cache._cache.get(folder)
+
+
+def share_event_writer(folder: str, writer: Any) -> None:
+    """Makes `FileWriterCache.get`, and so TensorFlow's hooks, use a writer (`FileWriterCache._cache`, TF 2.15)."""
+    import tensorflow as tf
+
+    cache = tf.compat.v1.summary.FileWriterCache
+    with cache._lock:
+        cache._cache[folder] = writer
