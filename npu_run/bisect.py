@@ -19,9 +19,8 @@ from npu_run.command_line import ScriptCommand, ending_on, launcher_options, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
 from npu_run.repeat import folder_of
-from npu_run.trial import FLOAT32, run_trial
 from npu_run.trials.search import Found, Operator, OutOfRuns, smallest_kept
-from npu_run.trials.trial import Trial
+from npu_run.trials.trial import FLOAT32, Trial, run_trial
 
 LOW_MODES = (
     "allow_mix_precision",

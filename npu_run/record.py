@@ -16,8 +16,7 @@ from npu_bridge.base.terminal import echo
 from npu_run.command_line import ScriptCommand, ending_on, is_quiet, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
-from npu_run.trial import FLOAT32, run_trial
-from npu_run.trials.trial import Trial
+from npu_run.trials.trial import FLOAT32, Trial, run_trial
 
 SNIPPET = "replay_tf1.py"
 _QUIET = ["-q"]

@@ -13,8 +13,7 @@ from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
-from npu_run.trial import arguments_in, variables_of
-from npu_run.trials.trial import Trial
+from npu_run.trials.trial import Trial, arguments_in, variables_of
 
 WAYS = ("seed", "order", "rounding")
 _NOTE = "trial.json"  # in the folder of a run: what is varied in it

@@ -15,8 +15,7 @@ from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.command_line import ScriptCommand, ending_on, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
-from npu_run.trial import run_trial
-from npu_run.trials.trial import Trial
+from npu_run.trials.trial import Trial, run_trial
 
 __all__: list[str] = []
 

@@ -38,8 +38,8 @@ from npu_run.rank.report import report_of
 from npu_run.rank.trace import script_frames, trace_of
 from npu_run.source_choice import SourceChoice, take_choice
 from npu_run.timeline import record_sessions, take_recording
-from npu_run.trial import take_trial
 from npu_run.trials.start import begin_trial
+from npu_run.trials.trial import take_trial
 
 _ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
 # Packages that this package needs, and whose names people give to their scripts.

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from npu_run.doctor.build import _BEFORE_SOURCES, Installer, InstallError, _build_environment, cache_folder
-from npu_run.doctor.machine import machine_section, versions_section
+from npu_run.doctor.command import machine_section, versions_section
 from npu_run.doctor.options import config_section, environment_section, rank_table_section
 from npu_run.doctor.page import Page, Problem, Section, print_page
 from npu_run.doctor.ranks import Trial, horovod_section

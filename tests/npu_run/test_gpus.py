@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npu_bridge.base.gpus import describe_gpus, found_gpus, gpu_of_rank
-from npu_run.doctor.machine import machine_section
+from npu_run.doctor.command import machine_section
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 SAYS = """

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from npu_run.errors import LaunchError
 from npu_run.predict import units
-from npu_run.predict.command import plan
-from npu_run.predict.page import format_secs
+from npu_run.predict.command import format_secs, plan
 from tests.npu_run.launching import npu_run
 
 BASE = ["--params", "110M", "--bandwidth", "10Gbit", "--latency", "50us"]

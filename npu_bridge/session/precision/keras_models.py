@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_bridge.base.arguments import check_instance
-from npu_bridge.base.classes import change_class
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.training import is_graph_network, set_dtype_policy
 from npu_bridge.session.precision import rewriter
@@ -196,7 +195,7 @@ def _in_place(model, dtypes, owner):
         is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
         set_dtype_policy(layer, dtypes.policy_of(layer.name, type(layer).__name__, is_batchnorm))
         if is_batchnorm and type(layer) in (*_OURS, _BATCH_NORMALIZATION):
-            change_class(layer, _layer_of_batchnorm(dtypes))
+            layer.__class__ = _layer_of_batchnorm(dtypes)
             layer.output_dtype = dtypes.compute
     if dtypes.outputs is not None:
         model.call = _casting(model.call, dtypes.outputs)

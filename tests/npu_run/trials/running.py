@@ -7,7 +7,7 @@ import os
 import pathlib
 import textwrap
 
-from npu_run.trial import arguments_in, variables_of
+from npu_run.trials.trial import arguments_in, variables_of
 
 RANK = "import sys\nfrom npu_run.rank.main import main\nmain(sys.argv[1:])\n"
 
