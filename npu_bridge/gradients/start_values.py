@@ -25,7 +25,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import builds_evaluation
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.base.tf_internals.training import create_all_weights
-from npu_bridge.collective import agreement, first_run, wire_names
+from npu_bridge.collective import agreement, exchanges, first_run, wire_names
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.gradients import remote_slots, same_batches
 from npu_bridge.gradients.graph_mode import building_graph
@@ -261,18 +261,18 @@ def _start_alike(owner, variables, read, write, line):
     ]
     kinds = [f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables]
     whole = [len(kinds), _hash(";".join(kinds).encode()), _hash(str(hashes).encode())]
-    of_ranks = np.reshape(_all_gather(ranks, whole), [ranks.size, -1])
+    of_ranks = exchanges.gather_values(whole, _MEETING)
     for rank, (count, of_kinds, _) in enumerate(of_ranks):
-        if tuple(of_ranks[0][:2]) != (count, of_kinds):
+        if of_ranks[0][:2] != [count, of_kinds]:
             raise agreement.RanksDisagreeError(
                 f"{owner}: rank {rank} and rank 0 train other variables. Expected the {of_ranks[0][0]} variables of "
                 f"rank 0, slots included, in their shapes, dtypes and order; got {count}. Build the same model and "
                 f"optimizer on every rank."
             )
-    if len(set(of_ranks[:, 2])) == 1:
+    if len({of_values for *_, of_values in of_ranks}) == 1:
         return False
-    hashes_of_ranks = np.reshape(_all_gather(ranks, hashes), [ranks.size, -1])
-    differing = [position for position, column in enumerate(hashes_of_ranks.T) if len(set(column)) > 1]
+    hashes_of_ranks = zip(*exchanges.gather_values(hashes, _MEETING))
+    differing = [position for position, column in enumerate(hashes_of_ranks) if len(set(column)) > 1]
     # Until now only rank 0 has rows for all ranks (`rank_values`), even if another rank restored them.
     names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
     if ranks.rank == 0 and names and line:
@@ -288,7 +288,7 @@ def _start_alike(owner, variables, read, write, line):
     for batch in _batches(differing, variables):
         values = read(batch)
         if not all(variables[position].shape.is_fully_defined() for position in batch):
-            values = _shaped_as_on_rank_0(ranks, values)
+            values = _shaped_as_on_rank_0(values)
         write(batch, _of_rank_0(ranks, values))
     return True
 
@@ -303,8 +303,8 @@ def _spread(variables, read, write):
         return
     ranks = collective.current()
     held = [int(np.any(value)) for batch in _batches(range(len(variables)), variables) for value in read(batch)]
-    of_ranks = np.reshape(_all_gather(ranks, held), [ranks.size, -1])
-    missed = [position for position, column in enumerate(of_ranks.T) if column[0] and not column.all()]
+    of_ranks = zip(*exchanges.gather_values(held, _MEETING))
+    missed = [position for position, column in enumerate(of_ranks) if column[0] and not all(column)]
     for batch in _batches(missed, variables):
         sent = [pair for pair in zip(batch, _of_rank_0(ranks, read(batch))) if not held[pair[0]]]
         write([position for position, _ in sent], [value for _, value in sent])
@@ -335,15 +335,9 @@ def _batches(positions, variables):
         yield batch
 
 
-def _all_gather(ranks, numbers):
-    return run_apart(lambda own: ranks.all_gather(own, _MEETING), np.array(numbers, np.int64))
-
-
-def _shaped_as_on_rank_0(ranks, values):
+def _shaped_as_on_rank_0(values):
     """Replaces values by zeros where their shapes differ from rank 0's, which sends the values."""
-    lengths = [length for value in values for length in np.shape(value)]
-    there = iter(np.reshape(_all_gather(ranks, lengths), [ranks.size, -1])[0])
-    shapes = [tuple(int(next(there)) for _ in np.shape(value)) for value in values]
+    shapes = map(tuple, exchanges.gather_values([np.shape(value) for value in values], _MEETING)[0])
     return [value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import socket
 import sys
@@ -11,14 +10,13 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, TextIO
 
-import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
 from npu_bridge.options.as_toml import OPTIONS_FILE
@@ -34,9 +32,6 @@ from npu_bridge.reporting.summary import StepTimes, format_ending
 from npu_bridge.reporting.tensorboard import TensorBoardCallback, TensorBoardHook
 from npu_bridge.reporting.thinning import Thinning
 from npu_bridge.session import steps_per_run
-
-# The longest description of a rank's place.
-_RANK_BYTES = 256
 
 
 class ReportHook(tf.estimator.SessionRunHook):
@@ -319,14 +314,7 @@ def places_of_ranks() -> list[dict[str, Any]]:
 
     Ranks: collective; every rank gets the whole list.
     """
-    ranks = collective.current()
-    if ranks.size == 1:
-        return [_this_place()]
-    own = json.dumps(_this_place()).encode("utf-8")
-    own = (own if len(own) <= _RANK_BYTES else b"{}").ljust(_RANK_BYTES)
-    numbers = np.array([list(own)], np.int32)
-    found = run_apart(lambda row: ranks.all_gather(row, name="report_places_of_ranks"), numbers)
-    return [json.loads(bytes(row.tolist()).decode("utf-8")) for row in found]
+    return gather_values(_this_place(), "report_places_of_ranks")
 
 
 def _this_place() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective import exchanges
+from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.same_batches import FirstBatchOfFit
@@ -92,7 +92,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         if tf.executing_eagerly():
             kept = set(map(id, own))
             variables = [variable for variable in variables_in_training(self.model) if id(variable) not in kept]
-            _check_alike(variables, lambda tensor: tensor.numpy())
+            _check_alike(variables)
             _assignments(variables, self._root_rank)
             renew_adapted_layers(self.model, self._root_rank)
             return
@@ -122,7 +122,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
         variables = tf.compat.v1.global_variables()
         are_ready = session.run([tf.compat.v1.is_variable_initialized(variable) for variable in variables])
         ready = [variable for variable, is_ready in zip(variables, are_ready) if is_ready]
-        _check_alike(ready, session.run)
+        _check_alike(ready)
         return tf.group(*_assignments(ready, root_rank))
 
 
@@ -135,18 +135,14 @@ def _assignments(variables, root_rank):
     ]
 
 
-def _check_alike(variables, run):
+def _check_alike(variables):
     """Checks that ranks have the same variables: otherwise a broadcast would wait forever, or mix variables up."""
-    communicator = collective.current()
     text = ";".join(f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables)
-    own = [communicator.rank, len(variables), zlib.crc32(text.encode())]
-    with exchanges.uncounted():
-        answers = run(communicator.all_gather(tf.constant([own], tf.int64), "keras_variables_alike"))
-    root = answers[0]
-    for rank, count, digest in answers:
-        if (count, digest) != (root[1], root[2]):
+    answers = gather_values([len(variables), zlib.crc32(text.encode())], "keras_variables_alike")
+    for rank, answer in enumerate(answers):
+        if answer != answers[0]:
             raise ValueError(
-                f"NPUBroadcastGlobalVariablesCallback: rank {rank} trains other variables. Expected the {root[1]} "
-                f"variables of rank 0, with their shapes and dtypes; got {count}. Build and compile the same model on "
-                f"every rank; if one loads a saved model, the others need its optimizer too."
+                f"NPUBroadcastGlobalVariablesCallback: rank {rank} trains other variables. Expected the "
+                f"{answers[0][0]} variables of rank 0, with their shapes and dtypes; got {answer[0]}. Build and "
+                f"compile the same model on every rank; if one loads a saved model, the others need its optimizer too."
             )

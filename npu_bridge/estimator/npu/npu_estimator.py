@@ -8,7 +8,6 @@ import sys
 import time
 import weakref
 
-import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective, session
@@ -16,7 +15,6 @@ from npu_bridge.base.errors import message, shown
 from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire_names
-from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import accept_tpu_keywords, as_npu_config, check_model_dir, resolve_model_dir
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
@@ -86,7 +84,6 @@ class NPUEstimator(tf.estimator.Estimator):
       warm_start_from: as in `tf.estimator.Estimator`. By default the checkpoint that `job_start_file` names, or without
         such a file the environment variable `LOCAL_CHECKPOINT_DIR`, else `RESTORE_FROM`.
       **of_tpu: arguments of a `TPUEstimator`, such as `use_tpu` and `train_batch_size`, left over in scripts;
-        accepted with a warning, without effect.
         accepted with a warning, without effect.
     Raises:
       ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, the two model
@@ -348,14 +345,12 @@ class NPUEstimator(tf.estimator.Estimator):
         self._has_trained = True
 
     def _reached_step_of_rank_0(self):
-        ranks, reached = collective.current(), 0
-        checkpoint = tf.train.latest_checkpoint(self.model_dir) if ranks.rank == 0 else None
+        reached = 0
+        checkpoint = tf.train.latest_checkpoint(self.model_dir) if collective.current().rank == 0 else None
         if checkpoint is not None:
             reader = tf.train.load_checkpoint(checkpoint)
             reached = next((int(reader.get_tensor(name)) for name in _STEP_NAMES if reader.has_tensor(name)), 0)
-        if ranks.size == 1:
-            return reached
-        return int(run_apart(lambda own: ranks.broadcast(own, 0, "npu_estimator_reached_step"), np.int64(reached)))
+        return gather_values(reached, "npu_estimator_reached_step")[0]
 
     def _evaluate_run(self, checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir):
         with contextlib.ExitStack() as stack:

@@ -23,7 +23,6 @@ class Adasum(AllReduce):
     """Combines the gradients or the updates of all ranks by Adasum, in place of the all-reduce that averages gradients.
 
     Two tensors a and b of one variable become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
-    Two tensors a and b of one variable become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
     orthogonal, their mean where they are equal. More than two are combined in a binary tree of neighbouring ranks,
     or of neighbouring groups of ranks whose gradients are averaged first.
 

@@ -19,12 +19,10 @@ import hashlib
 import json
 import os
 
-import numpy as np
-
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import brought_into, control_flow_context, control_outputs, update_input
 from npu_bridge.collective import Communicator, fragments, groups
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnknownCheckError
 from npu_bridge.gradients.tailing.report import NO_GRADIENTS, Fragment, TailingReport
@@ -64,7 +62,7 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     report.unchanged_because, report.advice = _reason_against(transfers, index, communicator)
     dependent = index.followers([transfer.op for transfer in transfers])
     decisions = _decisions(index, dependent)
-    if not report.unchanged_because and not _are_alike_on_ranks(decisions, transfers, communicator):
+    if not report.unchanged_because and not _are_alike_on_ranks(decisions, transfers):
         report.unchanged_because = "ranks would decide about different things"
         report.advice = "Build the same operators on every rank, also those that look at reduced gradients"
     if report.unchanged_because:
@@ -122,7 +120,7 @@ def _decisions(index, dependent):
     return [predicate for predicate in found.values() if predicate.op.type not in ("Merge", *_PREDICATE_POSITION)]
 
 
-def _are_alike_on_ranks(decisions, transfers, communicator):
+def _are_alike_on_ranks(decisions, transfers):
     """Returns whether all ranks have the same decisions: each gets an all-reduce, for which all ranks must come.
 
     Ranks: collective, in a graph and a session of its own.
@@ -131,10 +129,8 @@ def _are_alike_on_ranks(decisions, transfers, communicator):
     scopes = len(os.path.commonprefix([name[:-1] for name in names]))  # a scope around the model can be each rank's own
     told = [[decision.op.type, name[scopes:]] for decision, name in zip(decisions, names)]
     told += [[transfer.op.type, transfer.size_bytes] for transfer in transfers]
-    digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8).digest()
-    number = np.array([int.from_bytes(digest, "big", signed=True)])
-    digests = run_apart(lambda own: communicator.all_gather(own, f"{_SCOPE}_decisions"), number)
-    return len(set(digests)) == 1
+    digest = hashlib.blake2b(json.dumps(told).encode()).hexdigest()
+    return len(set(gather_values(digest, f"{_SCOPE}_decisions"))) == 1
 
 
 def _behind_identities(tensor):

@@ -12,7 +12,6 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
-from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.fragments import lossless_prescale
 from npu_bridge.gradients.explanation import list_pipelines
@@ -170,9 +169,7 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
         names = sorted(reader.get_variable_to_shape_map())
         found = [name for name in names if UPDATES_DEALT in name or "dealt/updates/" in name] or [_GLOBAL_STEP]
         dealt = max(int(reader.get_tensor(name)) for name in found if reader.has_tensor(name))
-    if ranks.size == 1:
-        return dealt
-    return int(run_apart(lambda own: ranks.broadcast(own, 0, "updates_dealt"), np.int64(dealt)))
+    return gather_values(dealt, "updates_dealt")[0]
 
 
 def _steps_so_far() -> tf.Tensor:
