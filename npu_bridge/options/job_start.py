@@ -6,13 +6,13 @@ The file has `device_info` with the `Index` of this process, `rank_table_file`, 
 
 from __future__ import annotations
 
-import json
 import os
 from typing import NamedTuple
 
 from npu_bridge.base import environment
+from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, shown
-from npu_bridge.base.reading import open_file
+from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import logger
 
 _LOG = logger(__name__)
@@ -59,18 +59,18 @@ def _read(path: str | os.PathLike) -> tuple[int, str | None] | None:
     """Returns the number of ranks and the checkpoint; None when there is no such file."""
     where = f"job start file {os.fspath(path)}"
     try:
-        with open_file(path) as file:
-            content = json.load(file)
+        content = read_json(path)
     except OSError as error:
         problem, fix = "it cannot be read", "The environment is asked instead; correct the path or leave it out."
         _LOG.warning("%s", message(where, problem, "a JSON file", error, fix))
         return None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(message(where, "it is not JSON", "a JSON object", error, "Correct it.")) from error
     device = _field(content, "device_info", where)
-    _number(device, "Index", 0, f"{where}, device_info")
+    in_device = f"{where}, device_info"
+    check_count(in_device, "Index", _field(device, "Index", in_device), "Correct it.", at_least=0)
     _field(content, "rank_table_file", where)
-    rank_size = _number(content, "rank_size", 1, where)
+    rank_size = check_count(where, "rank_size", _field(content, "rank_size", where), "Correct it.")
     checkpoint = content.get("local_checkpoint_dir")
     if not isinstance(checkpoint, (str, type(None))):
         problem, fix = "local_checkpoint_dir is not a path", "Write it as text."
@@ -82,13 +82,3 @@ def _field(parent, name, where):
     if not isinstance(parent, dict) or parent.get(name) is None:
         raise ValueError(message(where, f"{name} is missing", f"an object with {name}", shown(parent), "Add it."))
     return parent[name]
-
-
-def _number(parent, name, least, where):
-    value = _field(parent, name, where)
-    expected = f"an integer of at least {least}"
-    if not isinstance(value, int):
-        raise TypeError(message(where, f"{name} is not an integer", expected, shown(value), "Correct it."))
-    if value < least:
-        raise ValueError(message(where, f"{name} is too small", expected, shown(value), "Correct it."))
-    return value

@@ -12,7 +12,7 @@ import os
 from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
-from npu_bridge.base.reading import open_file, parse_json
+from npu_bridge.base.reading import parse_json, read_text
 
 # The documentation's maximum of ranks, and a file large enough to list them.
 MOST_RANKS = 32768
@@ -91,11 +91,7 @@ def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
         return None
     where = f"rank table {os.fspath(chosen)}"
     try:
-        with open_file(chosen, "rb") as file:
-            text = file.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES >> 20} MiB")
-        content = parse_json(text.decode("utf-8-sig"))
+        content = parse_json(read_text(chosen, most_bytes=_MOST_BYTES).removeprefix("\ufeff"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{where}: it cannot be read. Expected a JSON file; got {error}. Correct the path.") from error
     table = parse_rank_table(content, where)
