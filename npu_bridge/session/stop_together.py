@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 
 
@@ -36,7 +35,6 @@ class StopTogether(tf.estimator.SessionRunHook):
         self._hooks = tuple(hooks)
         self._asks = self.was_asked = False
         self.step: int | None = None
-        self._trains: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
 
     @property
     def has_hooks(self) -> bool:
@@ -74,10 +72,8 @@ class StopTogether(tf.estimator.SessionRunHook):
             feeds.update(answer.feed_dict or {})
             options = answer.options or options
         run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
-        if run not in self._trains:
-            self._trains[run] = run.trains and self._goes_on is not None
         fetches = [[] if answer.fetches is None else answer.fetches for answer in answers]
-        goes_on = self._goes_on if self._trains[run] else []
+        goes_on = self._goes_on if self._goes_on is not None and run.trains else []
         return tf.estimator.SessionRunArgs({"hooks": fetches, "goes_on": goes_on}, feeds or None, options)
 
     def after_run(self, run_context, run_values):
