@@ -9,11 +9,12 @@ cure, for cases in which the check itself cannot know it.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Callable
 
 from npu_bridge.base.errors import did_you_mean, message, shown
 
@@ -140,3 +141,13 @@ def check_pattern(owner: str, name: str, value: Any, fix: str = "Escape special 
         problem = f"{name} cannot be read ({error})"
         raise ValueError(message(owner, problem, "a regular expression", shown(value), fix)) from error
     return value
+
+
+def needs_argument(function: Callable) -> bool:
+    """Returns whether a function must be called with a positional argument; False where Python does not know."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(parameter.default is parameter.empty and parameter.kind in positional for parameter in parameters)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from typing import Any, Callable
 
+from npu_bridge.base.arguments import needs_argument
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
@@ -23,7 +23,7 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
     Args:
       apply: updates the pairs that it is called with; without an argument, only where all variables are trained.
     """
-    takes_pairs = _takes_pairs(apply)
+    takes_pairs = needs_argument(apply)
     if step.group is None:
         return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
     if not takes_pairs:
@@ -37,13 +37,6 @@ def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
 
     branches = [functools.partial(branch, number) for number in range(len(step.group.frozen))]
     return lambda: run_one(step.group.number, branches)
-
-
-def _takes_pairs(apply):
-    """Returns True for a function that must be called with an argument."""
-    parameters = inspect.signature(apply).parameters.values()
-    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(parameter.kind in needed and parameter.default is parameter.empty for parameter in parameters)
 
 
 class BranchResults:

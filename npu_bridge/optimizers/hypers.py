@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
+from npu_bridge.base.arguments import needs_argument
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
@@ -44,21 +44,11 @@ def values_at(
 def as_tensor(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns the value of a hyper-parameter after some updates, in whichever form it was given."""
     if callable(value):
-        value = value(updates_done) if _takes_step(value) else value()
+        is_schedule = isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule)
+        value = value(updates_done) if is_schedule or needs_argument(value) else value()
     if is_number(value):
         return tf.constant(float(value), dtype)
     return tf.cast(value, dtype)
-
-
-def _takes_step(value):
-    if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
-        return True
-    try:
-        parameters = inspect.signature(value).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(parameter.default is parameter.empty and parameter.kind in positional for parameter in parameters)
 
 
 def to_config(rule: Any) -> dict:

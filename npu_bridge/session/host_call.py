@@ -53,18 +53,14 @@ def check_host_call(host_call: Any) -> None:
             f"NPUEstimatorSpec: the second element of host_call holds no arguments. Expected a list, tuple or dict of "
             f"tensors; got {tensors!r}. Pass [tensor] for a single one."
         )
-    parameters = inspect.signature(function).parameters.values()
-    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    names = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if not isinstance(tensors, dict) and not takes_any and len(names) != len(tensors):
+    positional, named = ((), tensors) if isinstance(tensors, dict) else (tensors, {})
+    try:
+        inspect.signature(function).bind(*positional, **named)
+    except TypeError as error:
         raise RuntimeError(
-            f"NPUEstimatorSpec: host_call does not fit its function. Expected {len(names)} tensors, one for each of "
-            f"{names}; got {len(tensors)}. Pass as many tensors as the function takes."
-        )
+            f"NPUEstimatorSpec: host_call does not fit its function. Expected tensors for its arguments "
+            f"{inspect.signature(function)}; got {len(tensors)}: {error}. Pass as many tensors as the function takes."
+        ) from None
 
 
 class HostCallHook(tf.estimator.SessionRunHook):
