@@ -28,7 +28,6 @@ from npu_bridge.base.tf_internals import (
     sessions,
     training,
 )
-from npu_bridge.base.tf_internals.inherited import INHERITED
 from tests.canaries import (
     CANARIES,
     RANK_CANARIES,
@@ -42,6 +41,7 @@ from tests.canaries import (
     of_sessions,
     of_training,
 )
+from tests.canaries.inherited import INHERITED
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 HOMES = ("npu_bridge/base/tf_internals/", "npu_bridge/base/horovod_internals.py")
@@ -163,7 +163,7 @@ def test_private_modules_are_imported_in_their_homes_only():
 
 
 def test_private_attributes_are_touched_in_their_homes_only():
-    """A subclass may use what its base class has; `tf_internals/inherited.py` says what that is."""
+    """A subclass may use what its base class has; `tests/canaries/inherited.py` says what that is."""
     wrong, everywhere = [], {each for tree in sources().values() for each in own_names(tree)}
     reached = (names_reached_at_home() | INHERITED_NAMES) - OF_PYTHON
     for name, tree in sources().items():
@@ -196,7 +196,7 @@ def test_what_subclasses_override_is_listed():
                 overridden = {name for name in vars(own) if is_private(name) and name in vars(base)}
                 overridden -= {name for name in overridden if name.startswith(("_abc_", "_tf_api_", "_keras_api_"))}
                 missing |= {f"{own.__name__}.{name} of {base.__name__}" for name in overridden - INHERITED_NAMES}
-    assert not missing, f"npu_bridge/base/tf_internals/inherited.py does not list {sorted(missing)}"
+    assert not missing, f"tests/canaries/inherited.py does not list {sorted(missing)}"
 
 
 def test_every_function_has_a_canary():

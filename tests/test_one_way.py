@@ -45,13 +45,12 @@ READ_OTHERWISE = {
 # JSON, which is ASCII, read by Python 2 as well.
 ENCODED_OTHERWISE = {"npu_run/trials/replay_tf1.py"}
 READING = (*BESIDE, "boost", "options", "optimizers", "tensorflow1_compat")
-# The way itself, then: a tool that writes a page of the docs, the module that is copied, what a process of the doctor
-# tells the one that has started it, and prints of scripts for TensorFlow 1 and of numpy's functions that print.
+# The way itself, then: the module that is copied, what a process of the doctor tells the one that has started it, and
+# prints of scripts for TensorFlow 1 and of numpy's functions that print.
 PRINT_OTHERWISE = {
     "base/terminal.py",
     "npu_run/doctor/trial.py",
     "npu_run/trials/replay_tf1.py",
-    "options/docs_page.py",
     "tensorflow1_compat/old_python/old_numpy.py",
 }
 

@@ -1,4 +1,4 @@
-"""Canaries of `npu_bridge/base/tf_internals/training.py`, `savers.py`, `names.py` and `inherited.py`."""
+"""Canaries of `npu_bridge/base/tf_internals/training.py`, `savers.py` and `names.py`, and of `inherited.py` here."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from npu_bridge.options.docs_page import row
 from tests.reporting.chromium import CHROMIUM, visit
+from tools.options_pages import row
 
 pytestmark = pytest.mark.slow("builds the site; the pages themselves are looked at in tests/documented")
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -50,8 +50,8 @@ def words_of(text, separator):
 
 def test_search_finds_every_option_message_and_command(site):
     """Each on its own page: the words of a query stand there together."""
-    from npu_bridge.options.docs_page import PAGES
     from npu_run.cli import COMMANDS
+    from tools.options_pages import PAGES
 
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     separator = index["config"]["separator"]
@@ -75,7 +75,7 @@ def test_search_finds_every_option_message_and_command(site):
 
 def test_options_can_be_filtered(site, tmp_path):
     """The first page has the rows of all pages. In a browser, if there is one, its field keeps those with the words."""
-    from npu_bridge.options.docs_page import PAGES
+    from tools.options_pages import PAGES
 
     text = (site / "options.html").read_text(encoding="utf-8")
     assert "options_filter.js" in text

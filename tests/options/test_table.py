@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.options import OPTIONS, docs_page, make_session_config, read_run_config, read_session_config
+from npu_bridge.options import OPTIONS, make_session_config, read_run_config, read_session_config
 from npu_bridge.options.construction import declared
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.kinds import Integer
 from npu_bridge.options.table import RUN_CONFIG, Option, OptionTable, recorded
+from tools import options_pages
 
 FAKE = Option(89, "fake_level", Integer(0, 3), "A made-up level.", recorded("Made up."), default=1)
 
@@ -30,7 +31,7 @@ def test_one_entry_is_enough_for_a_new_option():
     assert config._fake_level == 2
     assert read_run_config(config).fake_level == 2
     assert read_session_config(make_session_config(config), table) == read_run_config(config)
-    assert docs_page.row(FAKE)[:2] == ("`fake_level` `.i`", "an integer in 0..3; `1`")
+    assert options_pages.row(FAKE)[:2] == ("`fake_level` `.i`", "an integer in 0..3; `1`")
     with pytest.raises(ValueError, match="fake_level"):
         Extended(fake_level=4)
 
@@ -64,14 +65,14 @@ def test_every_option_has_an_honest_effect_and_a_line():
 
 def test_documentation_pages_equal_the_table():
     docs = Path(__file__).parents[2] / "docs"
-    pages = docs_page.render()
+    pages = options_pages.render()
     assert {path.name for path in docs.glob("options*.md")} == set(pages)
     changed = [name for name, text in pages.items() if (docs / name).read_text(encoding="utf-8") != text]
-    assert changed == [], "run python -m npu_bridge.options.docs_page docs/options.md"
+    assert changed == [], "run python tools/options_pages.py docs/options.md"
 
 
 def test_pages_have_a_row_for_every_option():
-    lines = "\n".join(docs_page.render().values()).splitlines()
+    lines = "\n".join(options_pages.render().values()).splitlines()
     rows = [line.split("`")[1] for line in lines if line.startswith("| `")]
     assert sorted(rows) == sorted([option.name for option in OPTIONS] + [variable.name for variable in VARIABLES])
 

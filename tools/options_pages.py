@@ -1,4 +1,7 @@
-"""Generates `docs/options.md` and the pages beside it: `python -m npu_bridge.options.docs_page docs/options.md`."""
+"""Generates `docs/options.md` and the pages beside it from the option table.
+
+python tools/options_pages.py docs/options.md
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,17 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from npu_bridge.options import table_compiler, table_device, table_observation, table_precision, table_training
-from npu_bridge.options.environment_table import VARIABLES, Variable
-from npu_bridge.options.table import REQUIRED, RUN_CONFIG, SESSION, Option
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from npu_bridge.options import (  # noqa: E402
+    table_compiler,
+    table_device,
+    table_observation,
+    table_precision,
+    table_training,  # noqa: E402
+)
+from npu_bridge.options.environment_table import VARIABLES, Variable  # noqa: E402
+from npu_bridge.options.table import REQUIRED, RUN_CONFIG, SESSION, Option  # noqa: E402
 
 _INTRODUCTION = """# Options
 
@@ -75,8 +86,8 @@ all options.
 - Without an entry, a session is a plain session of TensorFlow. After the import of `npu_bridge.npu_init` it has soft
   placement, so `tf.device("/gpu:0")` runs everywhere.
 
-`python -m npu_bridge.options.docs_page docs/options.md` generates these pages from the table of options. Do not edit
-them.
+These pages are generated from the option table by `python tools/options_pages.py docs/options.md`. Do not
+edit them.
 """
 _SUBJECTS = {
     "Training and ranks": table_training.OPTIONS,
