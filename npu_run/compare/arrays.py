@@ -12,6 +12,7 @@ import numpy as np
 
 from npu_bridge.base.reading import RefusedFileError, open_file
 from npu_bridge.reporting.history import for_json
+from npu_run.compare.checkpoint_files import Saved
 from npu_run.compare.verdict import CannotTell
 
 # The largest relative error between two ways of computing the same (ours): some thousand roundings for float32, as in
@@ -125,9 +126,13 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
     return Stored(path, offset, f"{kind.str.lstrip('|')}|{dtype or kind.name}", shape, is_fortran, folder)
 
 
-def in_pieces(array: Stored) -> Iterator[np.ndarray]:
+def in_pieces(array: Stored | Saved) -> Iterator[np.ndarray]:
     """Yields the elements in the order of the last dimension, flat, at most a million at a time."""
     if array.size == 0:
+        return
+    if isinstance(array, Saved):
+        whole = array.read()
+        yield from (whole[first : first + _PIECE] for first in range(0, array.size, _PIECE))
         return
     name = array.dtype.partition("|")[0]
     if array.is_fortran and len(array.shape) > 1:

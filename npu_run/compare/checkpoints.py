@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_bridge.reporting.history import for_json
-from npu_run.compare.arrays import Stored, in_pieces
-from npu_run.compare.checkpoint_files import read_checkpoint
+from npu_run.compare.arrays import in_pieces
+from npu_run.compare.checkpoint_files import Saved, read_checkpoint
 from npu_run.compare.names import match
 from npu_run.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
 from npu_run.compare.spread import t_quantile
@@ -58,8 +58,8 @@ class Variable(NamedTuple):
 class _Files(NamedTuple):
     """The tensors of all repeats of both sides at one step."""
 
-    a: list[dict[str, Stored]]
-    b: list[dict[str, Stored]]
+    a: list[dict[str, Saved]]
+    b: list[dict[str, Saved]]
 
 
 def compare_checkpoints(
@@ -129,7 +129,7 @@ def _judged(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None
 
 
 def _files_at(a, b, step: int) -> _Files:
-    return _Files(*([read_checkpoint(run[step])[0] for run in side] for side in (a, b)))
+    return _Files(*([read_checkpoint(run[step]) for run in side] for side in (a, b)))
 
 
 def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
@@ -158,7 +158,7 @@ def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
     return names, notes, ""
 
 
-def _is_float(one: Stored) -> bool:
+def _is_float(one: Saved) -> bool:
     return "float" in one.computed_in and one.size > 0
 
 
@@ -207,7 +207,7 @@ def _sizes_between(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> 
     for side, of_b in ((a, False), (b, True)):
         moved.append([])
         for run in side:
-            before, after = (read_checkpoint(run[step])[0] for step in stretch)
+            before, after = (read_checkpoint(run[step]) for step in stretch)
             own_names = {name: other if of_b else name for name, other in names.items()}
             moved[-1].append(
                 {

@@ -1,4 +1,4 @@
-"""Reads the losses of a training step by step, from its history or from event files, without TensorFlow."""
+"""Reads the losses of a training step by step, from its history or from event files."""
 
 from __future__ import annotations
 

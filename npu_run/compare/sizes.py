@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_run.compare.arrays import Stored, in_pieces
+from npu_run.compare.checkpoint_files import Saved
 from npu_run.compare.spread import t_quantile
 
 # The most parts of a variable, the least elements of a part, and the fewest parts of a variable that counts (ours).
@@ -58,7 +59,7 @@ def is_slot(name: str, tensors: Mapping[str, Stored]) -> bool:
     return ".OPTIMIZER_SLOT" in name or (parent is not None and parent.shape == tensors[name].shape)
 
 
-def update_sizes(before: Stored, after: Stored) -> np.ndarray | None:
+def update_sizes(before: Stored | Saved, after: Stored | Saved) -> np.ndarray | None:
     """Computes the logarithm of the root mean square of a variable's update, in each of its parts.
 
     Returns:

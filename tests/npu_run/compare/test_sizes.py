@@ -94,5 +94,5 @@ def test_parts_are_the_same_however_a_file_is_read(tmp_path, monkeypatch):
 
 
 def test_slots_are_told_from_variables_by_their_names(tmp_path):
-    tensors, _ = read_checkpoint(trained(tmp_path, 0)[0])
+    tensors = read_checkpoint(trained(tmp_path, 0)[0])
     assert [name for name in tensors if not is_slot(name, tensors)] == sorted(SHAPES)
