@@ -527,3 +527,13 @@ def _():
         expect(savers.shared_event_writer(folder) is writer, "a writer is not kept")
         expect(v1.summary.FileWriterCache.get(folder) is writer, "TensorFlow makes a writer of its own")
         v1.summary.FileWriterCache._cache.pop(folder)
+
+
+@canary_of(training.marks_loss_scaling, eagerly=True)
+def _():
+    for made in (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD):
+        optimizer = made(0.1)
+        before = set(vars(optimizer))
+        tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
+        marks = [name for name in set(vars(optimizer)) - before if training.marks_loss_scaling(name)]
+        expect(len(marks) == 1, "Keras' loss scaling sets another attribute on the optimizer inside")

@@ -317,3 +317,11 @@ def test_overlapping_steps_are_refused_in_one_sentence(caplog, monkeypatch):
         npu_keras_optimizer(tf.keras.optimizers.SGD(0.1))
         assert told in caplog.text if told else not caplog.text
         assert caplog.text.count("\n") == bool(told)
+
+
+@pytest.mark.parametrize("kind", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD])
+def test_loss_scaling_of_keras_is_refused_around_stages(kind):
+    """It would skip and update without them; around the all-reduce alone it is right."""
+    with pytest.raises(ValueError, match="Pass a loss_scale_manager to npu_keras_optimizer"):
+        tf.keras.mixed_precision.LossScaleOptimizer(npu_keras_optimizer(kind(0.1), stages=[ClipByGlobalNorm(1.0)]))
+    assert tf.keras.mixed_precision.LossScaleOptimizer(npu_keras_optimizer(kind(0.1))).initial_scale == 2**15

@@ -314,3 +314,8 @@ def let_write(kind: type, may_write: Callable[[], bool], leave: Callable[[], Non
         return loss
 
     put_around(base, "_train_with_estimator_spec", trained)
+
+
+def marks_loss_scaling(name: str) -> bool:
+    """Returns whether Keras 2 sets this attribute on an optimizer around which it puts its own loss scaling."""
+    return name == "_is_wrapped_by_loss_scale_optimizer"

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.plain_config import plain
+from npu_bridge.base.tf_internals import training
 from npu_bridge.base.tf_internals.savers import delegating_trackable, track
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.backward_passes import BackwardPasses
@@ -170,12 +172,25 @@ class PipelineMixin(delegating_trackable()):
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name, value):
+        if training.marks_loss_scaling(name):
+            self._refuse_foreign_scaling()
         # Hyper-parameters are the inner optimizer's; a method replaced on this object stays here.
         is_own = name in _OWN_ATTRIBUTES
         if is_own or isinstance(inspect.getattr_static(type(self), name, None), types.FunctionType):
             object.__setattr__(self, name, value)
         else:
             setattr(self._optimizer, name, value)
+
+    def _refuse_foreign_scaling(self):
+        """Raises an error where Keras' own loss scaling would apply updates of which the stages know nothing."""
+        pipeline = self._pipeline.pipeline
+        if not pipeline.stages or pipeline.only_communicates:
+            return
+        problem = "stages must be inside loss scaling, which Keras puts around the whole optimizer"
+        expected = "npu_keras_optimizer(opt, loss_scale_manager, stages=[...])"
+        got = f"{self!r} in LossScaleOptimizer, which compile adds in mixed_float16"
+        fix = "Pass a loss_scale_manager to npu_keras_optimizer, like npu_bridge.amp.DynamicLossScaleManager.keras()."
+        raise ValueError(message(self._settings.documented_name, problem, expected, got, fix))
 
     def __dir__(self):
         # Keras saves the optimizers it finds among the attributes; the inner one is saved as this one.
