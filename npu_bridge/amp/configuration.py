@@ -14,6 +14,7 @@ from npu_bridge.amp.casts import registered_casts
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager, check_apex
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, say_once, shown, unknown_keyword
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
@@ -149,8 +150,11 @@ class Configuration:
         """Casts a Keras model to the level's dtypes; returns a new one with the same weights, or the same if unchanged.
 
         Raises:
-          TypeError, ValueError: it is not a model, or cannot be cast.
+          TypeError, ValueError: it is not a model of Keras 2, or cannot be cast.
         """
+        if keras3.is_model(model):
+            fix = "Call keras.mixed_precision.set_global_policy before you make the model, and pass model=None."
+            raise TypeError(message(_OWNER, "levels change models of Keras 2", "tf.keras.Model", "one of Keras 3", fix))
         if self._casts.layers and self.properties.patch_functions:
             names = ", ".join(sorted(self._casts.layers))
             say_once(

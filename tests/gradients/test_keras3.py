@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge import amp
 from npu_bridge.amp import GroupLossScaleManager
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
@@ -410,3 +411,8 @@ def test_groups_of_loss_scales_are_layers_and_variables():
     manager = GroupLossScaleManager(members, init=[2.0**12, 2.0**8], growth_factor=2.0)
     model, _ = fit(npu_keras_optimizer(sgd(), manager), make_data(1), model)
     assert model.optimizer.loss_scale.numpy().tolist() == [2.0**13, 2.0**9]
+
+
+def test_levels_name_the_policy_for_models_of_keras_3():
+    with pytest.raises(TypeError, match="Call keras.mixed_precision.set_global_policy"):
+        amp.configure("O1", model=make_model())
