@@ -74,7 +74,8 @@ class _Sparsified(AllReduce, abc.ABC):
                 if isinstance(grad, tf.IndexedSlices)
             }
             cut = self.fragments(step.grads_and_vars)
-            sizes_bytes = [0 if isinstance(grad, tf.IndexedSlices) else static_bytes(grad) for grad in wide]
+            # Rows are averaged above; what is frozen has no gradient.
+            sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in wide]
             for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, ranks.size)):
                 pairs = [(wide[position], variables[position]) for position in positions]
                 means.update(zip(positions, self._means(pairs, step, ranks, f"{self.transfer_name}_values_{number}")))
