@@ -105,7 +105,7 @@ PROMISES = {
         "Levels O0 to O3 for Keras": "amp/test_levels.py::test_a_keras_model",
         "Levels O0 to O3 for a session": "amp/test_levels.py::test_a_session",
         "Loss scales of amp move as their rule says": "amp/test_loss_scale.py::test_the_scale_moves_as_the_rule_says",
-        "Each loss has its own scale": "amp/test_several_losses.py::test_each_loss_has_its_own_scale_as_in_numpy",
+        "Each loss has its own scale": "gradients/test_goldens.py::test_training_is_that_of_the_model_in_numpy[graph-two losses]",
         "Overflow is found by value, and its first operator is named": "session/test_overflow.py::test_first_operator_is_named_and_dumped",
     },
     "What options do to sessions": {
@@ -117,10 +117,10 @@ PROMISES = {
         "A folder is trained in by one job at a time": "session/test_held_folders.py::test_of_many_at_once_one_has_it_also_when_holders_are_killed",
     },
     "Stages and optimizers": {
-        "Every stage does what numpy does, alone": "gradients/test_stages.py::test_every_stage_does_what_numpy_does",
-        "Every stage does what numpy does, on ranks": "ranks/test_stages.py::test_every_stage_does_what_numpy_does",
+        "Every stage does what numpy does, alone": "gradients/test_goldens.py::test_training_is_that_of_the_model_in_numpy",
+        "Every stage does what numpy does, on ranks": "ranks/test_goldens.py::test_training_of_two_is_that_of_the_model_in_numpy",
         "Stages stand in one order, whoever lists them": "gradients/test_stage_order.py::test_every_pair_and_every_rotation_gives_the_one_order",
-        "Freezing layers trains as the model in numpy": "gradients/test_freezing.py::test_training_is_that_of_the_model_in_numpy",
+        "Freezing layers trains as the model in numpy": "gradients/test_goldens.py::test_training_is_that_of_the_model_in_numpy[graph-frozen, in windows]",
         "Adasum of ranks is as documented": "ranks/test_synchronising_stages.py::test_adasum_is_a_sum_of_orthogonal_gradients_and_the_mean_of_the_same",
         "What travels in 16 bits stays near whole gradients": "ranks/test_wire.py::test_training_stays_near_that_of_whole_gradients",
         "Every rule of an optimizer follows its formula": "optimizers/test_rules.py::test_every_face_follows_the_formula",

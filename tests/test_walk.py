@@ -13,7 +13,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from tests.training import in_graph
+from tests.goldens.two_layers import in_graph
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 MOST_FILES = 15

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,30 +13,32 @@ from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
-from npu_bridge.stages import Accumulate, ClipByGlobalNorm
-from tests import group_cases
-from tests.training import assert_same_bits
+from npu_bridge.stages import ClipByGlobalNorm
+from tests.goldens.cases import GOLDENS, TABLES, dynamic
+from tests.goldens.problems import Layers
+from tests.goldens.two_layers import assert_same_bits
+from tests.goldens.ways import InGraph
 
 tf1 = tf.compat.v1
 
 
-@pytest.mark.parametrize("way", group_cases.WAYS)
-def test_each_group_has_its_own_scale_as_in_numpy(way):
-    group_cases.assert_equals_model([group_cases.WAYS[way]()])
+def of_variables(patterns, _):
+    """A manager that is given variables in place of patterns, and moves as plain loss scaling does."""
+    groups = [[each for each in tf1.trainable_variables() if re.search(pattern, each.name)] for pattern in patterns]
+    return GroupLossScaleManager(groups, 2.0**10, 2.0, 0.5, 4)
 
 
-@pytest.mark.parametrize("stages", [(), (Accumulate(2),), (Accumulate(2, exchange="batch"), ClipByGlobalNorm(0.01))])
+@pytest.mark.parametrize("stages", [(), ("accumulate two",), ("accumulate reduced", "clip layers by norm")])
 def test_groups_with_equal_scales_are_plain_loss_scaling_bit_for_bit(stages):
-    grouped = group_cases.in_graph(
-        lambda variables: GroupLossScaleManager(variables, 2.0**10, 2.0, 0.5, 4), stages, group_cases.clean_batches()
+    problem = Layers(12, is_poisonable=True)
+    grouped = GOLDENS["groups"]._replace(
+        problem=problem, stages=tuple(TABLES[stage] for stage in stages), managers=(of_variables,)
     )
-    plain = group_cases.in_graph(
-        lambda variables: DynamicLossScaleManager(2.0**10, growth_interval=4), stages, group_cases.clean_batches()
-    )
-    for (values, _, scales), (expected, _, scale) in zip(grouped, plain):
-        assert_same_bits(values, expected)
+    plain = grouped._replace(groups=(), managers=(dynamic,), scales=((2.0**10, 4),))
+    for ours, expected in zip(*(InGraph(golden).train(problem.fed_to(0)) for golden in (grouped, plain))):
+        assert_same_bits(ours.values, expected.values)
         # With sums of a window plain loss scaling moves with each window, groups with each batch.
-        assert set(scales) == {scale} or stages and "exchange" not in stages[0].get_config()
+        assert set(ours.scales) == {expected.scales} or "accumulate two" in stages
 
 
 def gradients_at(scales, marks):

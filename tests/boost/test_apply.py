@@ -10,7 +10,7 @@ from npu_bridge import amp, boost, collective, stages
 from npu_bridge.boost.subspace_model import make_basis
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.gradients import AllReduce
-from tests.stage_models import adasum_tree
+from tests.goldens.models import adasum_tree
 
 tf1 = tf.compat.v1
 layers = tf.keras.layers

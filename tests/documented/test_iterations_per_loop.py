@@ -22,8 +22,8 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.options import with_entry
 from npu_bridge.reporting import History, HistoryHook, ProgressHook
 from npu_bridge.session import steps_per_run
+from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
 from tests.reporting.stepping import Clock
-from tests.training import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1
 LOOP = 4

@@ -25,7 +25,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.stages import ClipByGlobalNorm
-from tests.keras_models import fit, make_data
+from tests.goldens.keras_models import fit, make_data
 
 tf1 = tf.compat.v1
 KerasLossScaling = tf.keras.mixed_precision.LossScaleOptimizer

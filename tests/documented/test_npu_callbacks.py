@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu import npu_callbacks
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append
-from tests.keras_models import OPTIMIZERS, fit, make_data, make_model
+from tests.goldens.keras_models import OPTIMIZERS, fit, make_data, make_model
 
 
 def test_documented_names():

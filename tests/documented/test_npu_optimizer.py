@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
-from tests.training import (
+from tests.goldens.two_layers import (
     OPTIMIZERS,
     TF1_OPTIMIZERS,
     TwoLayers,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from lamb import LAMBOptimizer, WarmupThenLinearDecay
 
-from tests.training import beside_addons, tfa
+from tests.goldens.two_layers import beside_addons, tfa
 
 if tfa is not None:
     from tfa_lamb import TfaLAMBOptimizer

@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.reporting import HistoryHook, ProgressHook
-from tests.training import OPTIMIZERS
+from tests.goldens.two_layers import OPTIMIZERS
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.slow("for a GPU that most machines do not have")

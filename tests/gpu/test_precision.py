@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from npu_bridge import amp
 from npu_bridge.session.precision.rewriter import IMITATION
-from tests.keras_models import fit, make_data, make_model
+from tests.goldens.keras_models import fit, make_data, make_model
 from tests.session.precision.small_models import Dense, dtypes_of, kernels_of, precision_of, run_with_graph, session_of
 
 pytestmark = pytest.mark.slow("minutes on a GPU that most machines do not have")

@@ -11,11 +11,10 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED
-from tests import keras3_models, keras_models
+from tests.goldens import cases, checks, keras3_models, keras_models
+from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, train
 from tests.session.models import session_config
 from tests.session.precision.small_models import Dense, precision_of, session_of
-from tests.stage_cases import CHAINS, WAYS, assert_equals_numpy, trained
-from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, train
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.slow("for a GPU that most machines do not have")
@@ -51,10 +50,9 @@ def test_overflows_of_float16_move_the_scale_and_reach_no_variable():
     assert 3 < sum(is_skipped for _, is_skipped in seen) < 50
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("chain", CHAINS, ids=" + ".join)
-def test_every_stage_does_what_numpy_does(way, chain):
-    assert_equals_numpy(way, chain, [trained(way, chain)])
+@pytest.mark.parametrize("way, name", [*cases.plan(1, False), *cases.plan(1, True)])
+def test_training_is_that_of_the_model_in_numpy(way, name):
+    checks.assert_equals_numpy([checks.trained([(way, name)])])
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "lamb"])

@@ -6,44 +6,18 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import stages
+from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from tests import accumulation_forms as forms
-from tests.training import OPTIMIZERS, assert_same_bits, train
+from tests.goldens.cases import GOLDENS
+from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, train
+from tests.goldens.ways import InGraph
 
 tf1 = tf.compat.v1
 
 
-@pytest.mark.few_fast(1, "other ways to train")
-@pytest.mark.parametrize("way", forms.WAYS)
-def test_each_form_does_what_numpy_does(way):
-    for (_, form), trace in forms.trained([way]).items():
-        forms.assert_equals_numpy(form, [trace])
-
-
-def test_the_forms_differ():
-    """In windows, updates and scales, where something overflows."""
-    ends = [forms.in_numpy(form, 1)[-1] for form in forms.FORMS]
-    assert len({str((updates, values["kernel"])) for values, _, updates in ends}) == 3
-
-
-@pytest.mark.parametrize("form", forms.FORMS)
-def test_training_resumes_in_the_middle_of_a_window(form, tmp_path):
-    """After a batch that was left out, too."""
-    fed, stop = forms.fed_twice(0)[:11], 5
-    whole, before, after = (forms.InGraph(form) for _ in range(3))
-    whole.train(fed)
-    before.train(fed[:stop])
-    assert any("accumulated" in name and value.any() for name, value in before.everything().items())
-    after.restore(before.save(str(tmp_path / "model")))
-    after.train(fed[stop:])
-    assert_same_bits(after.everything(), whole.everything())
-
-
 def test_a_batch_that_is_left_out_leaves_every_bit_but_the_scale():
-    training = forms.InGraph("boost")
-    fed = forms.fed_twice(0)
-    bad = next(step for loss, rank, step in forms.POISONS if (loss, rank) == (0, 0))
+    training, fed, bad = InGraph(GOLDENS["boost"]), GOLDENS["boost"].problem.fed_to(0), 3
     training.train(fed[:bad])
     before = training.everything()
     training.train(fed[bad : bad + 1])
@@ -58,7 +32,7 @@ def test_batches_that_are_reduced_one_by_one_train_as_a_window_does(name):
     of_window, _ = train(lambda: NPUOptimizer(OPTIMIZERS[name](), stages=[stages.Accumulate(4)]), 12)
     expected = {key: value for key, value in of_window.items() if "of_ranks/" not in key}  # here all ranks are alike
     for scaled in (False, True):
-        manager = (lambda: forms.DynamicLossScaleManager(2.0**4)) if scaled else (lambda: None)
+        manager = (lambda: DynamicLossScaleManager(2.0**4)) if scaled else (lambda: None)
         ours, _ = train(
             lambda manager=manager, scaled=scaled: NPUOptimizer(
                 OPTIMIZERS[name](), manager(), True, scaled, stages=[stages.Accumulate(4, exchange="batch")]
@@ -94,7 +68,7 @@ def test_what_the_forms_say_of_themselves():
         assert type(made).from_config(made.get_config()).get_config() == made.get_config()
     optimizer = NPUOptimizer(
         OPTIMIZERS["sgd"](),
-        forms.DynamicLossScaleManager(),
+        DynamicLossScaleManager(),
         True,
         True,
         stages=[stages.Accumulate(4, exchange="batch")],

@@ -14,30 +14,20 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
-from tests import freeze_cases, freeze_models
-from tests.training import assert_same_bits
+from tests.goldens.cases import GOLDENS, exponential
+from tests.goldens.checks import assert_close
+from tests.goldens.models import in_numpy
+from tests.goldens.two_layers import assert_same_bits
+from tests.goldens.ways import InFit
+from tests.ranks.test_freezing import assert_frozen_layers_cost_nothing, executed
 
 tf1 = tf.compat.v1
 SHORT = {"groups": [["first"], ["second"]], "kind": "explicit", "sequence": [0, 1, 1]}
 
 
-@pytest.mark.few_fast(2, "other ways to train take minutes")
-@pytest.mark.parametrize("way", freeze_cases.WAYS)
-def test_training_is_that_of_the_model_in_numpy(way):
-    """With overflows, and with the number of times that each layer's backward pass is computed."""
-    for chain in freeze_cases.CHAINS_OF_WAYS[way]:
-        freeze_cases.assert_equals_numpy(way, chain, [freeze_cases.trained(way, chain)])
-
-
-@pytest.mark.few_fast(1, "the graph in the same way")
-@pytest.mark.parametrize("way", ["graph", "function"])
-def test_training_resumes_in_the_middle_of_a_window(way, tmp_path):
-    assert_same_bits(*freeze_cases.resumed(way, tmp_path)[::-1])
-
-
 def test_a_session_runs_no_operator_of_a_frozen_layer():
     """Of its backward pass and its update; its variables and slots keep their bits."""
-    freeze_cases.assert_frozen_layers_cost_nothing([freeze_cases.executed("alone")])
+    assert_frozen_layers_cost_nothing([executed()])
 
 
 def awkward_loss(variables, rows):
@@ -99,12 +89,12 @@ def test_models_with_loops_conditions_functions_and_embeddings_freeze_too():
 @pytest.mark.few_fast(1, "three trainings each")
 @pytest.mark.parametrize("settings", [{"steps_per_execution": 2}, {"run_eagerly": True}, {"jit_compile": True}])
 def test_other_ways_to_run_a_keras_step_do_the_same(settings):
-    training = freeze_cases.InFit("clipped", is_counted=not settings.get("jit_compile"), **settings)
-    training.train(*freeze_models.batches_of(0, 20))
-    values, _, groups = freeze_models.in_numpy("clipped", 1, 20)
-    assert training.updates() == len(groups)
-    for name, value in values.items():
-        np.testing.assert_allclose(training.values()[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
+    golden = GOLDENS["frozen, clipped"]
+    training = InFit(golden, is_counted=not settings.get("jit_compile"), **settings)
+    training.train(golden.problem.fed_to(0, 20))
+    after = in_numpy(golden, 1).trace[19]
+    assert training.updates() == after.updates
+    assert_close(training.values(), after.values[0], settings, golden.problem)
 
 
 def test_keras_in_a_graph_freezes(keras_batches):
@@ -138,7 +128,7 @@ def model_fn(features, labels, mode):
         x = tf.tanh(tf.matmul(x, kernel))
     loss = tf.reduce_mean(tf.square(x - labels))
     inner = tf1.train.AdamOptimizer(0.1)
-    optimizer = NPUOptimizer(inner, freeze_cases.dynamic(), True, True, stages=[stages.Freeze(SHORT)])
+    optimizer = NPUOptimizer(inner, exponential(2.0**8, 5), True, True, stages=[stages.Freeze(SHORT)])
     return tf.estimator.EstimatorSpec(
         mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_or_create_global_step())
     )
@@ -251,7 +241,7 @@ def test_a_table_of_a_file_makes_a_schedule_and_is_explained(tmp_path):
     config = NPURunConfig.from_file(path)
     with tf.Graph().as_default():
         inner = tf1.train.GradientDescentOptimizer(0.1)
-        told = stages.explain(NPUOptimizer(inner, freeze_cases.dynamic(), True, True, stages=config.stages), ranks=2)
+        told = stages.explain(NPUOptimizer(inner, exponential(2.0**8, 5), True, True, stages=config.stages), ranks=2)
     lines = told.splitlines()
     assert "freeze" in lines[1] and "'full_share': 0.5" in lines[1] and "depend on the training" in lines[1]
     assert "reduce" in lines[2]

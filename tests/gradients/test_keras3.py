@@ -22,9 +22,9 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.stages import Accumulate, CentralizeGradients, ClipByGlobalNorm
-from tests.keras3_models import OPTIMIZERS, Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
-from tests.keras_models import make_data
-from tests.training import assert_same_bits
+from tests.goldens.keras3_models import OPTIMIZERS, Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
+from tests.goldens.keras_models import make_data
+from tests.goldens.two_layers import assert_same_bits
 
 pytestmark = beside_keras3
 

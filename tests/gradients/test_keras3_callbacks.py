@@ -13,10 +13,10 @@ from npu_bridge.npu_init import npu_callbacks_append
 from npu_bridge.reporting import CsvWriter, MetricsCallback, ReportCallback, TensorBoardCallback
 from npu_bridge.session import EndTogetherCallback, ResumeCallback
 from npu_bridge.session.precision import AccelerateTrainCallback, Policy
-from tests.keras3_models import beside_keras3, dynamic, fit, make_model, state_of
-from tests.keras_models import make_data
+from tests.goldens.keras3_models import beside_keras3, dynamic, fit, make_model, state_of
+from tests.goldens.keras_models import make_data
+from tests.goldens.two_layers import assert_same_bits
 from tests.ranks.test_resume_callback import SCORES, fit_by_scores
-from tests.training import assert_same_bits
 
 pytestmark = beside_keras3
 BATCHES = 6

@@ -20,7 +20,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage, Step
 from npu_bridge.gradients.stages.accumulation import Accumulate
-from tests.training import OPTIMIZERS, in_graph
+from tests.goldens.two_layers import OPTIMIZERS, in_graph
 
 HOOKS = (
     "create_variables",

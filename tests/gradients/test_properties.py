@@ -13,7 +13,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.stages.overflow import has_finite_norm
-from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits
+from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits
 
 tf1 = tf.compat.v1
 DTYPES = {"half": tf.float16, "brain": tf.bfloat16, "single": tf.float32, "double": tf.float64}

@@ -13,7 +13,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline
-from tests.training import in_graph
+from tests.goldens.two_layers import in_graph
 
 tf1 = tf.compat.v1
 

@@ -1,4 +1,4 @@
-"""Stages on one rank, in every way to train, against a model in numpy."""
+"""Stages on one rank: what they refuse, what they leave alone, and how they are saved."""
 
 from __future__ import annotations
 
@@ -16,22 +16,11 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.stage import Step
 from npu_bridge.gradients.stages.partial_sync import partitions
-from tests import stage_cases
+from tests.goldens.cases import exponential
+from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, token_batches, train
 from tests.loose_code import REPOSITORY, run_pieces_of
-from tests.training import OPTIMIZERS, TwoLayers, assert_same_bits, token_batches, train
 
 tf1 = tf.compat.v1
-
-
-@pytest.mark.parametrize("way", stage_cases.WAYS)
-def test_every_stage_does_what_numpy_does(way):
-    for chain in stage_cases.CHAINS_OF_WAYS[way]:
-        stage_cases.assert_equals_numpy(way, chain, [stage_cases.trained(way, chain)])
-
-
-def test_stages_that_keep_ranks_together_do_nothing_on_one_rank():
-    for chain in stage_cases.ADASUM_CHAINS[-1:] + stage_cases.PARTIAL_SYNC_CHAINS:
-        stage_cases.assert_equals_numpy("graph", chain, [stage_cases.trained("graph", chain)])
 
 
 def test_two_stages_that_keep_ranks_together_are_refused():
@@ -48,7 +37,7 @@ def test_two_stages_that_keep_ranks_together_are_refused():
             NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[kind])
     with pytest.raises(ValueError, match="inside"):
         distributed = NPUDistributedOptimizer(inner, stages=[stages.PartialSync()])
-        NPULossScaleOptimizer(distributed, stage_cases.dynamic(), is_distributed=True)
+        NPULossScaleOptimizer(distributed, exponential(2.0**10, 4), is_distributed=True)
     with pytest.raises(ValueError, match="an optimizer with PartialSync"):
         stages.sync_all(NPUDistributedOptimizer(inner))
 
@@ -112,18 +101,11 @@ def test_without_stages_a_graph_has_the_nodes_it_has_without_the_argument():
     for make in (NPUOptimizer, NPUDistributedOptimizer):
         assert nodes(make) == nodes(lambda inner, make=make: make(inner, stages=[])) == plain
     scaled = [
-        nodes(lambda inner, more=more: NPUOptimizer(inner, stage_cases.dynamic(), True, True, True, **more))
+        nodes(lambda inner, more=more: NPUOptimizer(inner, exponential(2.0**10, 4), True, True, True, **more))
         for more in ({}, {"stages": []})
     ]
     assert scaled[0] == scaled[1]
     assert len(scaled[0]) > len(plain)
-
-
-@pytest.mark.few_fast(1, "every stage trains twice")
-@pytest.mark.parametrize("way", ["graph", "function", "fit, current"])
-def test_training_resumes_in_the_middle_of_a_window(way, tmp_path):
-    whole, resumed, _ = stage_cases.resumed(way, ("accumulate", "clip by norm"), tmp_path)
-    assert_same_bits(resumed, whole)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
@@ -135,7 +117,7 @@ def test_batches_of_a_window_train_as_one_large_batch(name):
     makers = [
         lambda inner: NPUOptimizer(inner, stages=[stages.Accumulate(4)]),
         lambda inner: NPUDistributedOptimizer(inner, stages=[stages.Accumulate(4)]),
-        lambda inner: NPUOptimizer(inner, stage_cases.dynamic(), True, True, stages=[stages.Accumulate(4)]),
+        lambda inner: NPUOptimizer(inner, exponential(2.0**10, 4), True, True, stages=[stages.Accumulate(4)]),
     ]
     for make in makers:
         ours, _ = train(lambda make=make: make(OPTIMIZERS[name]()), batches=small)
@@ -162,7 +144,7 @@ def test_a_keras_model_is_saved_with_its_stages_in_the_middle_of_a_window(tmp_pa
         model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[3], kernel_initializer="ones")])
         added = [stages.Accumulate(3), stages.ClipByValue(0.5), stages.CentralizeGradients()]
         optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)  # of legacy ones such a file holds no state
-        model.compile(npu_keras_optimizer(optimizer, stage_cases.dynamic(), stages=added), loss="mse")
+        model.compile(npu_keras_optimizer(optimizer, exponential(2.0**10, 4), stages=added), loss="mse")
         return model
 
     random = np.random.RandomState(0)
@@ -194,7 +176,7 @@ def test_gradients_without_variables_are_refused():
     others = [stages.TopK(0.1, error_feedback=False), stages.ClipByGlobalNorm(1.0), stages.ClipByValue(1.0)]
     for stage in [*needing, *others]:
         for generation in (tf.keras.optimizers, tf.keras.optimizers.legacy):
-            optimizer = npu_keras_optimizer(generation.SGD(), stage_cases.dynamic(), stages=[stage])
+            optimizer = npu_keras_optimizer(generation.SGD(), exponential(2.0**10, 4), stages=[stage])
             optimizer.get_scaled_loss(tf.constant(1.0))
             if stage in others:
                 (grad,) = optimizer.get_unscaled_gradients([tf.ones([2]) * optimizer.loss_scale])
@@ -249,7 +231,7 @@ def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
         variable = tf1.get_variable("variable", initializer=[0.0])
         slope = tf1.placeholder(tf.float32, [])
         optimizer = NPUOptimizer(
-            tf1.train.GradientDescentOptimizer(1.0), stage_cases.dynamic(), True, True, stages=[Squared()]
+            tf1.train.GradientDescentOptimizer(1.0), exponential(2.0**10, 4), True, True, stages=[Squared()]
         )
         train_op = optimizer.minimize(tf.reduce_sum(variable) * slope)
         with tf1.Session() as session:

@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, list_stages
 from npu_bridge.session.precision import rewriter
 from npu_run.explain import explain
-from tests.training import in_graph
+from tests.goldens.two_layers import in_graph
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = REPOSITORY / "configs" / "stages.toml"

@@ -8,8 +8,8 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.graph.races import find_races
 from npu_bridge.graph.run import note_gradients, run_of
+from tests.goldens.two_layers import OPTIMIZERS
 from tests.session.precision.small_models import tf1
-from tests.training import OPTIMIZERS
 
 
 def model(use_resource):

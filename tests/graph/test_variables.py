@@ -16,8 +16,8 @@ from npu_bridge.graph.variables import (
     variable_behind,
     variables_updated_from,
 )
+from tests.goldens.two_layers import OPTIMIZERS, TwoLayers
 from tests.session.precision.small_models import Dense, tf1
-from tests.training import OPTIMIZERS, TwoLayers
 
 
 def trained_by(graph, *ops):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.goldens.models import adasum_tree
 from tests.hosts import train_by_adasum
 from tests.npu_run.launching import LIMIT_SECS, needs_horovod, read_until, wait_for, write_script
-from tests.stage_models import adasum_tree
 
 pytestmark = [
     pytest.mark.slow("two hosts, whose link is shaped and cut; make test-hosts"),

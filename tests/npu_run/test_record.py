@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.keras3_models import beside_keras3
+from tests.goldens.keras3_models import beside_keras3
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 TRAIN = """

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.optimizers import keras
-from tests.training import beside_addons, tfa
+from tests.goldens.two_layers import beside_addons, tfa
 
 _DECAYING = tf.keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
 _v1 = tf.compat.v1.train

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from npu_bridge.optimizers import keras as rules_of_keras2
 from npu_bridge.optimizers import rules
-from tests.keras3_models import beside_keras3, dynamic, fit, make_model, state_of
-from tests.keras_models import make_data
-from tests.training import assert_same_bits
+from tests.goldens.keras3_models import beside_keras3, dynamic, fit, make_model, state_of
+from tests.goldens.keras_models import make_data
+from tests.goldens.two_layers import assert_same_bits
 
 pytestmark = beside_keras3
 RULES = [rule.__name__ for rule in rules.ALL]

@@ -10,7 +10,7 @@ from npu_bridge import optimizers
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
-from tests.training import beside_addons, tfa
+from tests.goldens.two_layers import beside_addons, tfa
 
 Halving = tf.keras.optimizers.schedules.ExponentialDecay
 

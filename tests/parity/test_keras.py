@@ -15,8 +15,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     FixedLossScaleManager,
 )
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUOptimizer
-from tests.keras_models import OPTIMIZERS, fit, make_data, make_model, state_of
-from tests.training import assert_same_bits
+from tests.goldens.keras_models import OPTIMIZERS, fit, make_data, make_model, state_of
+from tests.goldens.two_layers import assert_same_bits
 
 tf1 = tf.compat.v1
 KerasLossScaling = tf.keras.mixed_precision.LossScaleOptimizer

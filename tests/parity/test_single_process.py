@@ -13,8 +13,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
-from tests import training
-from tests.training import OPTIMIZERS, TF1_OPTIMIZERS, assert_same_bits, token_batches, train
+from tests.goldens import two_layers
+from tests.goldens.two_layers import OPTIMIZERS, TF1_OPTIMIZERS, assert_same_bits, token_batches, train
 
 tf1 = tf.compat.v1
 
@@ -76,7 +76,7 @@ def test_without_loss_scale_the_graph_is_that_of_the_bare_optimizer(name, wrap):
 
     def graph_of(optimizer):
         with tf.Graph().as_default() as graph:
-            model = training.TwoLayers()
+            model = two_layers.TwoLayers()
             wrapped = optimizer()
             wrapped.apply_gradients(wrapped.compute_gradients(model.loss), tf1.train.get_or_create_global_step())
         return graph.as_graph_def()
@@ -146,7 +146,7 @@ def test_dynamic_scale_follows_the_numpy_model_over_200_steps(wrap):
         model.bad,
     )
     assert variables["global_step:0"] == np.isfinite(poisons).sum()
-    training.assert_all_finite(variables)
+    two_layers.assert_all_finite(variables)
 
 
 @pytest.mark.few_fast(3, "other optimizers are judged alike")
@@ -186,7 +186,7 @@ def test_clipping_does_not_hide_an_overflow(clip, poison):
         fetch=[collections.STEP_SKIPPED],
     )
     assert [bool(skipped) for (skipped,) in trace] == [False, True, False]
-    training.assert_all_finite(variables)
+    two_layers.assert_all_finite(variables)
 
 
 def test_clipping_acts_on_unscaled_gradients():

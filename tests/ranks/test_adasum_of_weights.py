@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from tests.stage_models import adasum_tree
+from tests.goldens.models import adasum_tree
 
 tf1 = tf.compat.v1
 RATE, BETA_1, BETA_2, EPSILON, STEPS = 0.1, 0.9, 0.999, 1e-3, 6

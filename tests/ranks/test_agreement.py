@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline
-from tests.training import in_graph
+from tests.goldens.two_layers import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

@@ -15,7 +15,7 @@ from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
 from npu_bridge.session import EndTogether, EndTogetherCallback
 from npu_bridge.session.end_together import with_look_ahead
-from tests.training import assert_same_bits, in_graph
+from tests.goldens.two_layers import assert_same_bits, in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

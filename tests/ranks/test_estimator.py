@@ -19,7 +19,7 @@ from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, N
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import collections
-from tests.training import OPTIMIZERS, assert_same_bits
+from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

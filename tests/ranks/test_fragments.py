@@ -13,7 +13,7 @@ from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
-from tests.training import in_graph
+from tests.goldens.two_layers import in_graph
 from tests.transfers import sums_fragment
 
 tf1 = tf.compat.v1

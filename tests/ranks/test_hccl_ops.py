@@ -21,7 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.hccl import checks, hccl_ops
-from tests.training import in_graph
+from tests.goldens.two_layers import in_graph
 
 SIZES = (4, 3, 2, 1)
 NUMPY = {

@@ -13,8 +13,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.arithmetic import map_values
+from tests.goldens.two_layers import in_graph
 from tests.ranks.ways import open_session
-from tests.training import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)

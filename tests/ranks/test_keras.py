@@ -24,9 +24,9 @@ from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, npu
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.session import ResumableLoop
 from npu_bridge.stages import Accumulate
-from tests.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
+from tests.goldens.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
+from tests.goldens.two_layers import assert_same_bits
 from tests.once import forget_what_was_said
-from tests.training import assert_same_bits
 from tests.transfers import sums_fragment
 
 pytestmark = pytest.mark.ranks(2)

@@ -31,11 +31,11 @@ from npu_bridge.stages import (
     TopK,
     sync_all,
 )
-from tests.keras3_models import Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
-from tests.keras_models import BATCH_SIZE, make_data
+from tests.goldens.keras3_models import Trace, beside_keras3, dynamic, fit, loop, make_model, state_of
+from tests.goldens.keras_models import BATCH_SIZE, make_data
+from tests.goldens.two_layers import assert_same_bits
 from tests.once import forget_what_was_said
 from tests.ranks.test_keras import STEPS, adapted_on_rank_0, outputs_after_loading, rates_said, share_of
-from tests.training import assert_same_bits
 from tests.transfers import sums_fragment
 
 pytestmark = [pytest.mark.ranks(2), beside_keras3]

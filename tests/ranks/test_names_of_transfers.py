@@ -20,8 +20,8 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.hccl import hccl_ops
+from tests.goldens.two_layers import in_graph
 from tests.rank_pool import REPOSITORY
-from tests.training import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)

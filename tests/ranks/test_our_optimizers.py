@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUO
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.optimizers import fused as fused_module
 from npu_bridge.optimizers import tf1 as ours
-from tests.training import token_batches
+from tests.goldens.two_layers import token_batches
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

@@ -21,7 +21,7 @@ from npu_bridge.graph.overlapped_loop import put_in_overlapped_loop
 from npu_bridge.optimizers import tf1 as ours
 from npu_bridge.session.iterations import _Loops, name_step, train_in_loops
 from npu_bridge.stages import Accumulate
-from tests.training import OPTIMIZERS, as_built_by_many, assert_all_finite, assert_same_bits, in_graph
+from tests.goldens.two_layers import OPTIMIZERS, as_built_by_many, assert_all_finite, assert_same_bits, in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(4)

@@ -7,6 +7,7 @@ import pytest
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
@@ -17,7 +18,6 @@ from tests.session.precision.small_models import (
     tf1,
     values_of,
 )
-from tests.training import assert_same_bits
 
 pytestmark = pytest.mark.ranks(2)
 

@@ -11,7 +11,7 @@ import pytest
 
 from npu_bridge import collective
 from npu_bridge.base import errors
-from tests.stage_sets import SETS, assert_settled, kinds_of, training
+from tests.goldens.sets import SETS, assert_settled, kinds_of, training
 
 STOP, END = 4, 8  # inside a window of three
 # On one rank most stages do nothing, and four ranks on two cores are slow: there, the sets in which most is kept.

@@ -12,8 +12,8 @@ from npu_bridge import collective
 from npu_bridge.base import errors
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
+from tests.goldens.two_layers import in_graph
 from tests.once import forget_what_was_said
-from tests.training import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.gradients import collections, sharding
-from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches
+from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

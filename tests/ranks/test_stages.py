@@ -1,4 +1,4 @@
-"""Stages on two ranks, in every way to train, against the same model in numpy as on one rank."""
+"""What ranks keep for themselves is saved, restored and never lost; and sums that are sent as a whole."""
 
 from __future__ import annotations
 
@@ -8,46 +8,35 @@ import tensorflow as tf
 
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
-from tests import stage_cases
-from tests.training import assert_same_bits
+from tests.goldens import checks
+from tests.goldens.cases import GOLDENS, TABLES
+from tests.goldens.problems import Fed
+from tests.goldens.two_layers import assert_same_bits
+from tests.goldens.ways import InGraph
 
 pytestmark = pytest.mark.ranks(2)
 
 
-# TF 1 graphs are those of test_chains_of_stages.py.
-OF_TWO = [
-    *((way, chain) for way in ("function", "fit, legacy", "fit, current") for chain in stage_cases.CHAINS_OF_WAYS[way]),
-    *((way, ("clip by norm", "accumulate", "clip locally", "top k")) for way in ("function", "fit, current")),
-    ("function", ("top k of a fragment",)),
-]
+KEEPING = "accumulate + clip by norm + top k"
 
 
-def trained_by_two():
-    """On a rank: what `stage_cases.trained` gives."""
-    return {case: stage_cases.trained(*case) for case in OF_TWO}
+def fed_to(rank, steps):
+    return GOLDENS[KEEPING].problem.fed_to(rank, steps)
 
 
-def test_every_stage_does_what_numpy_does(on_ranks):
-    results = on_ranks(2, trained_by_two)
-    for way, chain in OF_TWO:
-        stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
-
-
-KEEPING = ("accumulate", "clip by norm", "top k")
-
-
-def resumed_in(ways, folder):
+def resumed_in(names, folder):
     """On a rank: every variable after training in one go and after a restart, and before the restart."""
     assert collective.current().size == 2
-    return [stage_cases.resumed(way, KEEPING, folder) for way in ways]
+    return [checks.resumed(way, name, folder) for way, name in names]
 
 
 @pytest.mark.slow("every stage trains twice and resumes")
 def test_each_rank_resumes_its_own_window_from_rank_0s_checkpoint_bit_for_bit(on_ranks, tmp_path):
     """Sums, and what was not sent, are each rank's own."""
-    ways = ("graph", "function", "fit, legacy", "fit, current")
-    results = on_ranks(2, resumed_in, ways, str(tmp_path))
-    for number, way in enumerate(ways):
+    names = [(way, KEEPING) for way in ("graph", "function", "fit, legacy", "fit, current")]
+    names.append(("graph", "frozen, in windows"))
+    results = on_ranks(2, resumed_in, names, str(tmp_path))
+    for number, way in enumerate(names):
         for whole, resumed, _ in (result[number] for result in results):
             assert_same_bits(resumed, whole)
         first, second = (result[number][2] for result in results)
@@ -57,8 +46,8 @@ def test_each_rank_resumes_its_own_window_from_rank_0s_checkpoint_bit_for_bit(on
 def resumed_on_rank_0_alone(is_broadcast, folder):
     """On a rank: what is kept before and after a restore that happens on rank 0 alone, and steps after it."""
     ranks = collective.current()
-    fed = stage_cases.gradients_of(ranks.rank, 16)
-    before, after = (stage_cases.InGraph(KEEPING) for _ in range(2))
+    fed = fed_to(ranks.rank, 16)
+    before, after = (InGraph(GOLDENS[KEEPING]) for _ in range(2))
     before.train(fed[:10])
     before.sync()
     if ranks.rank == 0:
@@ -80,8 +69,8 @@ def test_what_each_rank_keeps_gets_to_it_from_a_restore_on_rank_0_alone(on_ranks
 def saved_and_kept(folder):
     """On a rank: what is kept when rank 0 writes a checkpoint."""
     ranks = collective.current()
-    training = stage_cases.InGraph(KEEPING)
-    training.train(stage_cases.gradients_of(ranks.rank, 10))
+    training = InGraph(GOLDENS[KEEPING])
+    training.train(fed_to(ranks.rank, 10))
     training.sync()
     if ranks.rank == 0:
         training.save(f"{folder}/of_two")
@@ -90,9 +79,9 @@ def saved_and_kept(folder):
 
 def restored_and_kept(folder):
     """What is left of that after a step in which nothing is sent and nothing added."""
-    training = stage_cases.InGraph(KEEPING)
+    training = InGraph(GOLDENS[KEEPING])
     training.restore(f"{folder}/of_two")
-    nothing = {name: 0 * value for name, value in stage_cases.gradients_of(0, 1)[0].items()}
+    nothing = {name: 0 * value for name, value in fed_to(0, 1)[0].items()}
     training.train([nothing])
     return training.everything()
 
@@ -109,26 +98,24 @@ def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(on_ranks
             np.testing.assert_allclose(everything[name], means[name], rtol=1e-6, err_msg=name)
 
 
-CONSERVING = (("top k",), ("threshold",))
+CONSERVING = ("top k", "threshold")
 
 
 def conserved():
     """On a rank: by chain all that was applied in 200 steps, what is left to send, and all that this rank had."""
     rank, found = collective.current().rank, {}
-    bad = {
-        (step, step % 2): ("kernel", value) for step, value in ((3, np.inf), (50, np.nan), (51, -np.inf), (199, 1e25))
-    }
-    fed = stage_cases.gradients_of(rank, 200, 7, bad)
-    used = [grads for step, grads in enumerate(fed) if not any(step == number for number, _ in bad)]
+    bad = {(step, step % 2, "kernel"): value for step, value in ((3, np.inf), (50, np.nan), (51, -np.inf), (199, 1e25))}
+    fed = Fed(200, 7, bad).fed_to(rank)
+    used = [grads for step, grads in enumerate(fed) if not any(step == number for number, *_ in bad)]
     for chain in CONSERVING:
-        training = stage_cases.InGraph(chain)
+        training = InGraph(GOLDENS[KEEPING]._replace(stages=(TABLES[chain],)))
         training.train(fed)
-        values, kept = training.values(), stage_cases.kept_in(training.everything(), "not_sent")
-        start = stage_cases.start_values()
+        values, kept = training.values(), checks.kept_in(training.everything(), "not_sent")
+        start = Fed().start_values()
         assert training.updates() == len(used) == 196
         found[chain] = {
             name: (
-                (start[name].astype(float) - values[name]) / stage_cases.LEARNING_RATE,
+                (start[name].astype(float) - values[name]) / GOLDENS[KEEPING].rate,
                 kept[name].astype(float),
                 sum(grads[name].astype(float) for grads in used),
             )
@@ -147,36 +134,19 @@ def test_nothing_that_was_not_sent_is_lost(on_ranks):
             assert np.linalg.norm(applied + kept - had) <= 1e-5 * np.linalg.norm(had), f"{chain}, {name}"
 
 
-LONG = ("accumulate", "clip locally", "clip by value", "clip by norm", "centralise")
-OF_FOUR = [
-    ("graph", (*LONG, "top k")),
-    ("graph", ("threshold",)),
-    ("graph, tailed", (*LONG, "partial sync")),
-    ("function", (*LONG, "threshold")),
-    ("fit, legacy", (*LONG, "top k")),
-    ("fit, current", (*LONG, "adasum")),
-]
+def after_each_step(steps):
+    """On a rank: the variables after each step of partial synchronisation."""
+    training = InGraph(GOLDENS["partial sync"])
+    return [seen.values for seen in training.train(fed_to(collective.current().rank, steps))]
 
 
-def trained_by_four():
-    """On a rank: what `stage_cases.trained` gives, and the variables after each step of partial synchronisation."""
-    training, values = stage_cases.InGraph(("partial sync",)), []
-    for grads in stage_cases.gradients_of(collective.current().rank, 6):
-        training.train([grads])
-        values.append(training.values())
-    return {case: stage_cases.trained(*case) for case in OF_FOUR}, values
-
-
-@pytest.mark.slow("four ranks; the same on two is fast")
+@pytest.mark.slow("four ranks share two cores")
 @pytest.mark.ranks(4)
-def test_every_stage_does_on_four_ranks_what_numpy_does(on_ranks):
-    results = on_ranks(4, trained_by_four)
-    for way, chain in OF_FOUR:
-        stage_cases.assert_equals_numpy(way, chain, [trained[way, chain] for trained, _ in results])
-    partitions = 2
-    for name in stage_cases.start_values():
-        of_ranks = [np.stack([values[name] for values in of_rank]) for _, of_rank in results]
-        alike = [all((value[step] == of_ranks[0][step]).all() for value in of_ranks) for step in range(6)]
+def test_four_ranks_have_one_partition_alike_after_each_step(on_ranks):
+    of_ranks, partitions = on_ranks(4, after_each_step, 6), 2
+    for name in Fed.shapes:
+        of_steps = [np.stack([of_rank[step][name] for of_rank in of_ranks]) for step in range(6)]
+        alike = [(of_step == of_step[0]).all() for of_step in of_steps]
         assert all(any(alike[step : step + partitions]) for step in range(5)) and not all(alike), f"{name}: {alike}"
 
 

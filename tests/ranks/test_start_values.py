@@ -24,7 +24,7 @@ from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.gradients import start_values
 from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_init import npu_callbacks_append, npu_keras_optimizer
-from tests.training import as_built_by_many, in_graph
+from tests.goldens.two_layers import as_built_by_many, in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)

@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
 from npu_bridge.session import AverageMetricsCallback, BestCheckpoint, StopTogether
 from npu_bridge.session.stop_together import may_stop
-from tests.training import in_graph
+from tests.goldens.two_layers import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

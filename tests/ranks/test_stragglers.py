@@ -23,10 +23,10 @@ from npu_bridge.reporting import History, HistoryHook, ProgressHook, StragglerHo
 from npu_bridge.reporting.straggler_hook import latest_comparison
 from npu_bridge.session import run_with_hooks
 from npu_bridge.stages import Accumulate
+from tests.goldens.sets import SETS, Training
+from tests.goldens.two_layers import in_graph
 from tests.ranks.test_tailing_bits import train_op_of
 from tests.ranks.ways import WAYS, control_flow, open_session
-from tests.stage_sets import SETS, Training
-from tests.training import in_graph
 from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1

@@ -10,7 +10,7 @@ from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from tests.training import assert_same_bits
+from tests.goldens.two_layers import assert_same_bits
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

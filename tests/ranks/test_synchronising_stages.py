@@ -1,4 +1,4 @@
-"""Adasum and partial synchronisation on real ranks, against the same formulas in numpy."""
+"""Adasum and partial synchronisation on real ranks: hostile gradients, refusals, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,38 +8,10 @@ import tensorflow as tf
 
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from tests import stage_cases
+from tests.goldens.cases import GOLDENS
+from tests.goldens.ways import WAYS
 
 tf1 = tf.compat.v1
-ADASUM, PARTIAL = stage_cases.ADASUM_CHAINS, stage_cases.PARTIAL_SYNC_CHAINS
-WEIGHTS = stage_cases.ADASUM_OF_WEIGHTS_CHAINS
-
-
-def trained_in(chains_of_ways):
-    """On a rank: what `stage_cases.trained` gives."""
-    return {(way, chain): stage_cases.trained(way, chain) for way, chains in chains_of_ways for chain in chains}
-
-
-def compare(results):
-    for way, chain in results[0]:
-        stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
-
-
-@pytest.mark.slow("every stage in every way to train")
-@pytest.mark.ranks(2)
-def test_they_do_what_numpy_does(on_ranks):
-    """In TF 1 graphs test_chains_of_stages.py looks at that."""
-    of_adasum = [("function", ADASUM[-1:]), ("fit, legacy", ADASUM[:1]), ("fit, current", ADASUM[:1])]
-    of_partial_sync = [("function", PARTIAL[-1:]), ("fit, legacy", PARTIAL[:1]), ("fit, current", PARTIAL[:1])]
-    of_weights = [("function", WEIGHTS[1:]), ("fit, current", WEIGHTS[1:])]
-    compare(on_ranks(2, trained_in, [*of_adasum, *of_partial_sync, *of_weights]))
-
-
-@pytest.mark.slow("four ranks share two cores")
-@pytest.mark.ranks(4)
-def test_adasum_of_four_ranks_is_a_tree_and_of_means(on_ranks):
-    of_weights = ("adasum of weights, of means", "clip by norm")
-    compare(on_ranks(4, trained_in, [("graph", [("adasum",), ("adasum of means",), of_weights])]))
 
 
 def hostile_gradients():
@@ -114,16 +86,17 @@ def test_adasum_in_groups_that_do_not_divide_the_ranks_is_refused(on_ranks):
 def synchronised(ways, folder):
     """On a rank: variables before and after `sync_all`, and after the steps that follow, also from rank 0's file."""
     rank, found = collective.current().rank, []
-    fed = stage_cases.gradients_of(rank, 9)
+    golden = GOLDENS["partial sync"]
+    fed = golden.problem.fed_to(rank, 9)
     for way in ways:
-        training = stage_cases.WAYS[way](("partial sync",))
+        training = WAYS[way](golden)
         training.train(fed[:5])  # an odd number of updates, of two partitions
         apart = training.values()
         training.sync()
         alike = training.values()
         path = training.save(f"{folder}/{way}_{rank}")
         collective.current().exchange([0], f"saved_{len(found)}")
-        after = stage_cases.WAYS[way](("partial sync",))
+        after = WAYS[way](golden)
         after.restore(path.replace(f"{way}_{rank}", f"{way}_0"))
         for other in (training, after):
             other.train(fed[5:])

@@ -12,6 +12,7 @@ from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.tailing_hook import report_of
+from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, in_graph
 from tests.gradients.tailing.waiting import (
     computed_from,
     is_counter,
@@ -23,7 +24,6 @@ from tests.gradients.tailing.waiting import (
     waiting_for,
 )
 from tests.ranks.ways import WAYS, control_flow, open_session
-from tests.training import OPTIMIZERS, TwoLayers, in_graph
 from tests.transfers import sums_fragment
 
 tf1 = tf.compat.v1

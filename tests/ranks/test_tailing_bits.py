@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.session.tailing_hook import report_of
+from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, in_graph
 from tests.ranks.ways import WAYS, WIRES, control_flow, open_session
-from tests.training import OPTIMIZERS, assert_all_finite, in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)

@@ -21,9 +21,9 @@ from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients.tailing import free_the_tail
 from npu_bridge.gradients.tailing.report import NO_GRADIENTS
 from npu_bridge.session.tailing_hook import TailingHook, report_of
+from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph
 from tests.gradients.tailing.waiting import computed_from, is_update, nodes_of_run, waiting_for
 from tests.ranks.ways import control_flow
-from tests.training import OPTIMIZERS, assert_same_bits, in_graph
 from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1

@@ -21,7 +21,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 )
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
 from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
-from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
+from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 from tests.transfers import is_transfer, sums_fragment
 
 tf1 = tf.compat.v1

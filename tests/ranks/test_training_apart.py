@@ -25,8 +25,8 @@ from npu_bridge.npu_init import NPUBroadcastGlobalVariablesCallback, npu_keras_o
 from npu_bridge.optimizers import keras as keras_optimizers
 from npu_bridge.optimizers import keras_legacy as keras_legacy_optimizers
 from npu_bridge.stages import Accumulate, Adasum, PartialSync
+from tests.goldens.two_layers import in_graph
 from tests.npu_run.launching import npu_run, write_script
-from tests.training import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

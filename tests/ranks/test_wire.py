@@ -18,7 +18,7 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.tailing import free_the_tail
 from npu_bridge.gradients.tailing.transfers import find_transfers
 from npu_bridge.npu_init import npu_keras_optimizer
-from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
+from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

@@ -16,8 +16,8 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.collections import LEARNING_RATE
 from npu_bridge.reporting import ProgressHook
 from npu_bridge.session.precision import PrecisionSummaryHook
+from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, tf1, token_batches
 from tests.reporting.stepping import Clock
-from tests.training import OPTIMIZERS, TwoLayers, tf1, token_batches
 
 
 def model_fn(features, labels, mode, params):

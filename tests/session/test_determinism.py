@@ -14,8 +14,8 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import close_session, init_resource
 from npu_bridge.session.determinism import FALLBACK_SEED
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.models import dataset, session_config
-from tests.training import assert_same_bits
 
 tf1 = tf.compat.v1
 

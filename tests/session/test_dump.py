@@ -13,6 +13,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_config import DumpConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.models import (
     FEATURES,
     build,
@@ -26,7 +27,6 @@ from tests.session.models import (
     train_in_session,
     train_monitored,
 )
-from tests.training import assert_same_bits
 
 tf1 = tf.compat.v1
 

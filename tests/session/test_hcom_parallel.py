@@ -9,8 +9,8 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.models import dataset
-from tests.training import assert_same_bits
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)

@@ -17,7 +17,7 @@ from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.graph.loop import NotLoopableError, put_in_loop
 from npu_bridge.session import iterations, name_step
 from npu_bridge.session.iterations import CALLER, POOL, LoopThreads
-from tests.training import OPTIMIZERS, assert_same_bits
+from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.filterwarnings("ignore:`tf.layers")

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_config import DumpConfig
 from npu_bridge.session import overflow_hook
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.models import (
     build,
     index_of,
@@ -18,7 +19,6 @@ from tests.session.models import (
     train_in_session,
     train_npu_estimator,
 )
-from tests.training import assert_same_bits
 
 tf1 = tf.compat.v1
 

@@ -12,8 +12,8 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2  # what TensorBoard's pr
 from npu_bridge.estimator.npu.npu_config import NPURunConfig, ProfilingConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.session import profiling
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.models import dataset, model_fn, session_config, train_in_session, train_npu_estimator
-from tests.training import assert_same_bits
 
 tf1 = tf.compat.v1
 

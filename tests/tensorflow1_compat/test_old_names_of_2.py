@@ -7,9 +7,9 @@ import textwrap
 import pytest
 
 from npu_bridge.base.tf_internals.names import KERAS
+from tests.goldens.two_layers import beside_addons
 from tests.npu_run.launching import npu_run, write_script
 from tests.tensorflow1_compat.test_plain_python import run
-from tests.training import beside_addons
 
 SCRIPT = """
     import numpy as np, sys

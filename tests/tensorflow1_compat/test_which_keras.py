@@ -9,7 +9,7 @@ import pytest
 
 from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat.era import evidence_of
-from tests.keras3_models import beside_keras3
+from tests.goldens.keras3_models import beside_keras3
 from tests.npu_run.launching import ROOT, npu_run, write_script
 from tests.tensorflow1_compat.test_plain_python import run
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.session.precision import ORIGINAL, AccelerateTrainCallback, Policy, list_builds, policy_of_last_step
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import dtypes_of, precision_of, session_of, tf1
-from tests.training import assert_same_bits
 
 LOW = Policy("mixed", "float16")
 BATCHES = 4

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.session.precision import ORIGINAL, Policy, attach, list_builds, policy_of_last_step
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
@@ -21,7 +22,6 @@ from tests.session.precision.small_models import (
     tf1,
     values_of,
 )
-from tests.training import assert_same_bits
 
 ACCELERATED = [
     ("fast|step|0.5", {}, "float16"),

@@ -14,8 +14,8 @@ from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
 from npu_bridge.options import with_entry
+from tests.goldens.two_layers import assert_same_bits
 from tests.session.precision.small_models import Dense, dtypes_of, tf1
-from tests.training import assert_same_bits
 
 
 def model_fn(features, labels, mode):

@@ -9,7 +9,8 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from tests.canaries import of_keras3
-from tests.keras_models import BATCH_SIZE
+from tests.goldens import keras_models
+from tests.goldens.keras_models import BATCH_SIZE
 
 beside_keras3 = pytest.mark.skipif(not of_keras3.IS_BESIDE, reason=of_keras3.REASON)
 
@@ -21,17 +22,8 @@ OPTIMIZERS = {
 
 
 def make_model():
-    """An embedding under two dense layers, whose weights are the same in every process."""
-    keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [
-            keras.layers.Input([3], dtype="int32"),
-            keras.layers.Embedding(10, 4, name="embedding"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(5, activation="tanh", name="hidden", kernel_constraint="max_norm"),
-            keras.layers.Dense(2, dtype="float32", name="output"),
-        ]
-    )
+    """With a constraint, too."""
+    return keras_models.make_model(keras, kernel_constraint="max_norm")
 
 
 def dynamic(optimizer, init=2.0**10, growth=3, **arguments):
@@ -50,14 +42,9 @@ class Trace(keras.callbacks.Callback):
         self.values.append(self._read(self.model.optimizer))
 
 
-def fit(optimizer, data, model=None, batch_size=BATCH_SIZE, callbacks=(), **compile_arguments):
-    """Trains one epoch, batch after batch in order; returns the model and the losses Keras shows after each batch."""
-    model = make_model() if model is None else model
-    losses = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
-    model.compile(optimizer, loss="mse", **compile_arguments)
-    model.fit(*data, batch_size=batch_size, shuffle=False, verbose=0, callbacks=[note, *callbacks])
-    return model, losses
+def fit(optimizer, data, model=None, **arguments):
+    """Trains one epoch as `keras_models.fit` does."""
+    return keras_models.fit(optimizer, data, model or make_model(), library=keras, **arguments)
 
 
 def loop(optimizer, data, decorate=tf.function, scales=True, batch_size=BATCH_SIZE):

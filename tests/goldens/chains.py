@@ -1,22 +1,25 @@
-"""Chains of stages drawn at random, and real training with many of them in one graph."""
+"""Chains of stages in which every two stages meet, and real training with many of them in one graph."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge import collective, stages
+from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from tests.stage_cases import dynamic, kept_in, loss_of
-from tests.stage_models import LEARNING_RATE, SHAPES, SYNCHRONISING, TABLES, gradients_of, start_values
-from tests.training import as_built
+from tests.goldens.cases import TABLES, Golden
+from tests.goldens.checks import kept_in
+from tests.goldens.problems import Fed
+from tests.goldens.two_layers import as_built
 
 tf1 = tf.compat.v1
 STEPS, MOMENTUM = 24, 0.9
+SYNCHRONISING = ("TopK", "Threshold", "Adasum", "PartialSync")  # at most one: each keeps ranks together by itself
 # What a stage of each kind can be given. Bounds of single gradients are sums of powers of two, so that values that are
 # equal in exact arithmetic are equal in float32, too: of equal ones TopK sends the first.
 _PARTS = [["table"], ["kernel"], ["vector"]]
@@ -45,34 +48,26 @@ ARGUMENTS = {
 
 
 class Case(NamedTuple):
-    """One chain to train with.
+    """One chain to train with; the decision about a step is taken early where it `is_tailed`."""
 
-    Attributes:
-      chain: tables of stages, in the order in which an optimizer gets them.
-      momentum: that of the optimizer inside, 0 for plain gradient descent.
-      is_tailed: the decision about a step is taken early.
-      seed: of the gradients.
-      bad: what is not finite, or has no finite square, as for `gradients_of`.
-    """
-
-    chain: tuple
-    momentum: float
+    golden: Golden
     is_tailed: bool
-    seed: int
-    bad: dict
-
-    def fed(self, rank):
-        """The gradients of one rank."""
-        return gradients_of(rank, STEPS, self.seed, self.bad)
 
     def refused(self):
         """The names of two stages of which only one can be there, or None."""
-        names = [table["stage"] for table in self.chain]
+        names = [table["stage"] for table in self.golden.stages]
         pairs = list(itertools.combinations(names, 2))
         together = [pair for pair in pairs if set(pair) <= set(SYNCHRONISING)]
         equal = [pair for pair in pairs if pair[0] == pair[1]]
-        needing = [table["stage"] for table in self.chain if _needs_all_variables(table)] if "Freeze" in names else []
-        return next(iter([*together, *equal, *(("Freeze", name) for name in needing)]), None)
+        needing = filter(_needs_all_variables, self.golden.stages if "Freeze" in names else ())
+        return next(iter([*together, *equal, *(("Freeze", table["stage"]) for table in needing)]), None)
+
+    def met(self):
+        """Which stages meet in it each argument of another one, and tailing or momentum."""
+        own = {("is_tailed", self.is_tailed), ("momentum", self.golden.momentum)}
+        for table in self.golden.stages:
+            own |= {(table["stage"], key, json.dumps(value)) for key, value in table.items() if key != "stage"}
+        return {(table["stage"], *argument) for table in self.golden.stages for argument in own}
 
 
 def _needs_all_variables(table):
@@ -81,23 +76,23 @@ def _needs_all_variables(table):
     return keeps or table["stage"] == "PartialSync"
 
 
-def cases(accepted, seed=15):
-    """Every pair of stages, and chains drawn at random until so many of these are accepted."""
+def cases(seed=15):
+    """Every pair of stages alone, and then longer chains until in these, too, every two things have met that can."""
     source = random.Random(seed)
-    plain = {table["stage"]: table for table in reversed(TABLES.values())}
-    drawn = [_case(source, pair) for pair in itertools.combinations_with_replacement(plain.values(), 2)]
-    while accepted:
-        drawn.append(_case(source, _chain(source)))
-        accepted -= drawn[-1].refused() is None
-    return drawn
+    plain = {table["stage"]: table for table in reversed(TABLES.values()) if "exchange" not in table}
+    taken = [_case(source, pair) for pair in itertools.combinations_with_replacement(plain.values(), 2)]
+    drawn = [case for case in (_case(source, _chain(source)) for _ in range(2000)) if case.refused() is None]
+    missing = set().union(*(case.met() for case in drawn))
+    while missing:
+        taken.append(max(drawn, key=lambda case: len(case.met() & missing)))
+        missing -= taken[-1].met()
+    return taken
 
 
 def _chain(source):
     shares = {name: 0.25 if name == "Freeze" else 0.5 for name in ARGUMENTS if name not in SYNCHRONISING}
     names = [name for name, share in shares.items() if source.random() < share]
-    names += source.sample(SYNCHRONISING, source.choice([0, 1, 1, 1, 1, 1, 2]))
-    if names and source.random() < 0.05:
-        names.append(source.choice(names))
+    names += source.sample(SYNCHRONISING, source.choice([0, 1, 1, 1]))
     source.shuffle(names)
     return [{"stage": name, **ARGUMENTS[name](source.choice)} for name in names]
 
@@ -105,13 +100,14 @@ def _chain(source):
 def _case(source, chain):
     places = [(source.randrange(STEPS), source.randrange(2)) for _ in range(4)]
     values = [np.inf, -np.inf, np.nan, 1e25]
-    bad = {place: (source.choice(list(SHAPES)), source.choice(values)) for place in places}
+    bad = {(*place, source.choice(list(Fed.shapes))): source.choice(values) for place in places}
     is_tailed, momentum = source.random() < 0.5, source.choice([0.0, MOMENTUM])
-    return Case(tuple(chain), momentum, is_tailed, source.randrange(1, 2**31), bad)
+    problem = Fed(STEPS, source.randrange(1, 2**31), bad)
+    return Case(Golden("chain", problem, tuple(chain), momentum=momentum), is_tailed)
 
 
 class Result(NamedTuple):
-    """What training gave on one rank; attributes as those of `stage_models.Trained`."""
+    """What training gave on one rank; attributes as those of `models.Trained`, and of its last step."""
 
     values: dict
     slots: dict
@@ -121,27 +117,21 @@ class Result(NamedTuple):
     updates: int
 
 
-def trained_together(numbered):
-    """Trains with several chains in one graph.
-
-    Args:
-      numbered: by a number for names, the cases.
-    Returns:
-      By number a `Result` for this rank, or the text of the refusal.
-    """
-    results, training = {}, {}
+def trained_together(numbers):
+    """Trains with several chains of `cases()` in one graph; gives by number a `Result`, or the text of the refusal."""
+    results, training, of_all = {}, {}, cases()
     with tf.Graph().as_default():
         step = tf1.placeholder(tf.int32, [])
-        for number, case in numbered.items():
+        for number in numbers:
+            golden, is_tailed = of_all[number]
             try:
-                added = stages.from_config({"stages": case.chain})
-                inner = tf1.train.MomentumOptimizer(LEARNING_RATE, case.momentum)
-                name, manager = f"chain_{number}", dynamic()
-                optimizer = NPUOptimizer(inner, manager, True, True, case.is_tailed, name=name, stages=added)
+                inner, manager = tf1.train.MomentumOptimizer(golden.rate, golden.momentum), golden.made_managers()
+                name, added = f"chain_{number}", golden.made_stages()
+                optimizer = NPUOptimizer(inner, manager, True, True, is_tailed, name=name, stages=added)
             except ValueError as error:
                 results[number] = str(error)
                 continue
-            training[number] = _Training(name, optimizer, manager, case, step)
+            training[number] = _Training(name, optimizer, manager, golden.problem, step)
         train_ops = {number: (one.scale, one.train_op) for number, one in training.items()}
         with tf1.Session(config=as_built()) as session:
             session.run(tf1.global_variables_initializer())
@@ -153,23 +143,27 @@ def trained_together(numbered):
 
 
 class _Training:
-    def __init__(self, name, optimizer, manager, case, step):
+    def __init__(self, name, optimizer, manager, problem, step):
         self._name = name
         with tf1.variable_scope(name):
             self._variables = {
                 key: tf1.get_variable(key, initializer=value, use_resource=key != "vector")
-                for key, value in start_values().items()
+                for key, value in problem.start_values().items()
             }
             count = tf1.get_variable("count", initializer=tf.constant(0, tf.int64), trainable=False)
-        fed = case.fed(collective.current().rank)
+        fed = problem.fed_to(collective.current().rank)
         grads = {key: tf.gather(np.stack([of_step[key] for of_step in fed]), step) for key in fed[0]}
         self.scale = manager.get_loss_scale()
-        self.train_op = optimizer.minimize(loss_of(self._variables, grads), count, list(self._variables.values()))
+        (loss,) = problem.losses_of(self._variables, grads)
+        self.train_op = optimizer.minimize(loss, count, list(self._variables.values()))
         self._slots = {key: optimizer.get_slot(variable, "momentum") for key, variable in self._variables.items()}
 
     def result(self, scales, left):
         own = {name: value for name, value in left.items() if f"{self._name}/" in name}
         values = {key: left[variable.name] for key, variable in self._variables.items()}
         slots = {key: left[slot.name] for key, slot in self._slots.items()}
-        kept = kept_in(own, "not_sent"), kept_in(own, "accumulated")
+        kept = [
+            {name.rpartition("/")[2]: value for name, value in kept_in(own, folder).items()}
+            for folder in ("not_sent", "accumulated")
+        ]
         return Result(values, slots, *kept, scales, int(left[f"{self._name}/count:0"]))

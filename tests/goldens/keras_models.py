@@ -13,16 +13,16 @@ OPTIMIZERS = {
 BATCH_SIZE = 8
 
 
-def make_model():
+def make_model(library=tf.keras, **hidden):
     """An embedding under two dense layers, whose weights are the same in every process."""
-    tf.keras.utils.set_random_seed(1)
-    return tf.keras.Sequential(
+    library.utils.set_random_seed(1)
+    return library.Sequential(
         [
-            tf.keras.layers.Input([3], dtype="int32"),
-            tf.keras.layers.Embedding(10, 4, name="embedding"),
-            tf.keras.layers.Flatten(),
-            tf.keras.layers.Dense(5, activation="tanh", name="hidden"),
-            tf.keras.layers.Dense(2, dtype="float32", name="output"),
+            library.layers.Input([3], dtype="int32"),
+            library.layers.Embedding(10, 4, name="embedding"),
+            library.layers.Flatten(),
+            library.layers.Dense(5, activation="tanh", name="hidden", **hidden),
+            library.layers.Dense(2, dtype="float32", name="output"),
         ]
     )
 
@@ -37,11 +37,11 @@ def make_data(batches, poisoned=(), batch_size=BATCH_SIZE):
     return tokens, labels
 
 
-def fit(optimizer, data, model=None, batch_size=BATCH_SIZE, callbacks=(), **compile_arguments):
+def fit(optimizer, data, model=None, batch_size=BATCH_SIZE, callbacks=(), library=tf.keras, **compile_arguments):
     """Trains one epoch, batch after batch in order; returns the model and the losses Keras shows after each batch."""
     model = make_model() if model is None else model
     losses = []
-    note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+    note = library.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
     model.compile(optimizer, loss="mse", **compile_arguments)
     model.fit(*data, batch_size=batch_size, shuffle=False, verbose=0, callbacks=[note, *callbacks])
     return model, losses

@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUO
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.kept_state import OF_RANKS, kind_of
-from tests.training import as_built
+from tests.goldens.two_layers import as_built
 
 tf1 = tf.compat.v1
 SHAPES = {"a": (4, 3), "b": (6,), "c": (2, 2), "d": (5,), "e": (3,)}
