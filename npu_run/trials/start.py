@@ -13,10 +13,13 @@ from typing import Any, Callable
 from npu_bridge.base.after_import import put_around, when_loaded
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
+from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import ESTIMATOR_MODULE, KERAS, KERAS_MODEL_MODULES
+from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_run.trials.trial import Trial
 
 _KERASES = {"keras", KERAS}
+_FITS: list[Any] = []  # models that are being fitted
 
 
 def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
@@ -37,6 +40,9 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
         when_loaded(ESTIMATOR_MODULE, functools.partial(_redirect_estimators, folder))
     for name in KERAS_MODEL_MODULES:
         when_loaded(name, functools.partial(_add_callback, trial, rank))
+    if trial.record or trial.replay or trial.operators:
+        for watch in (watch_keras_optimizers, keras3.watch_optimizers):
+            watch(lambda optimizer: None, _end_own_loop)
     return end
 
 
@@ -140,6 +146,14 @@ def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
     change_folders_of_estimators(module, choose)
 
 
+def _end_own_loop(optimizer: Any, pairs: list) -> None:
+    """Ends the script at the first update of an eager loop of its own, which has no steps to record or list."""
+    import tensorflow as tf
+
+    if not _FITS and tf.compat.v1.executing_eagerly_outside_functions():
+        raise SystemExit(0)
+
+
 def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
     signature = inspect.signature(module.Model.fit)
 
@@ -155,7 +169,11 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
         else:
             for callback in (*steps_of_fit(bound), CallbackOfTrial(trial)):
                 callbacks.append(callback)  # a CallbackList
-        return fit(*bound.args, **bound.kwargs)
+        _FITS.append(bound.arguments["self"])
+        try:
+            return fit(*bound.args, **bound.kwargs)
+        finally:
+            _FITS.pop()
 
     seen: list[Any] = []  # the first model is what counts
 

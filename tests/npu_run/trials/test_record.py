@@ -377,6 +377,28 @@ def test_nothing_to_record_is_an_error(command, tmp_path, text, said):
     assert code == 2 and said in output
 
 
+EAGER = """
+import tensorflow as tf
+import keras
+tf.keras.Sequential([tf.keras.layers.Dense(1)]).predict(tf.ones([8, 2]), verbose=0)
+weights = tf.Variable(1.0)
+optimizer = {}.SGD(0.1)
+for step in range(3):
+    with tf.GradientTape() as tape:
+        loss = weights**2
+    optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+    print("made step", step)
+"""
+
+
+@pytest.mark.parametrize("name", ["tf.keras.optimizers", "tf.keras.optimizers.legacy", "keras.optimizers"])
+def test_a_loop_of_its_own_is_refused_at_its_first_step(command, trials, tmp_path, name):
+    write_script(tmp_path, EAGER.format(name))
+    code, output = command(record, "train.py")
+    assert code == 2 and "not eager code; nothing was recorded" in output, output
+    assert "made step" not in trials.printed and trials.runs == 1
+
+
 def test_a_folder_without_a_record_is_an_error(command, tmp_path):
     write_script(tmp_path, SESSION)
     os.makedirs("empty")
