@@ -119,27 +119,30 @@ def _same_rows(script: _Script) -> Iterator[Place]:
 
 def _length_of_rank(script: _Script) -> Iterator[Place]:
     for facts in () if script.mentions(("EndTogether",)) else script.files:
-        depends = _depending(facts, functools.partial(_asks_rank, facts))
-        for node in ast.walk(facts.tree):
-            if isinstance(node, (ast.For, ast.While)) and _trains(node):
-                if depends(node.iter if isinstance(node, ast.For) else node.test):
-                    yield Place(facts.path, node.lineno)
+        lengths = {
+            node.lineno: node.iter if isinstance(node, ast.For) else node.test
+            for node in ast.walk(facts.tree)
+            if isinstance(node, (ast.For, ast.While)) and _trains(node)
+        }
+        yield from _where_depending(facts, lengths, functools.partial(_asks_rank, facts))
 
 
 def _length_of_rows(script: _Script) -> Iterator[Place]:
     for facts in () if script.mentions(_DEALS_OUT) else script.files:
-        depends = _depending(facts, _is_part)
+        rows = {}
         for node in ast.walk(facts.tree):
-            if isinstance(node, ast.For) and _trains(node) and depends(node.iter):
-                yield Place(facts.path, node.lineno)
+            if isinstance(node, ast.For) and _trains(node):
+                rows[node.lineno] = node.iter
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "fit" and node.args:
-                has_steps = any(keyword.arg in ("steps_per_epoch", None) for keyword in node.keywords)
-                if not has_steps and depends(node.args[0]):
-                    yield Place(facts.path, node.lineno)
+                if not any(keyword.arg in ("steps_per_epoch", None) for keyword in node.keywords):
+                    rows[node.lineno] = node.args[0]
+        yield from _where_depending(facts, rows, _is_part)
 
 
-def _depending(facts: FileFacts, is_source: Callable[[ast.AST], bool]) -> Callable[[ast.expr], bool]:
-    """Returns a function that tells whether an expression of a file is computed from a source."""
+def _where_depending(
+    facts: FileFacts, lines: dict[int, ast.expr], is_source: Callable[[ast.AST], bool]
+) -> Iterator[Place]:
+    """Yields the lines of a file whose expression is computed from a source."""
     names: set[str] = set()
 
     def depends(expression: ast.expr) -> bool:
@@ -148,13 +151,13 @@ def _depending(facts: FileFacts, is_source: Callable[[ast.AST], bool]) -> Callab
             return False
         return any(is_source(each) or (isinstance(each, ast.Name) and each.id in names) for each in parts)
 
-    assigned = [node for node in ast.walk(facts.tree) if isinstance(node, ast.Assign)]
+    assigned = [node for node in ast.walk(facts.tree) if isinstance(node, ast.Assign)] if lines else []
     before = -1
     while len(names) > before:
         before = len(names)
         for node in filter(lambda node: depends(node.value), assigned):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return depends
+    yield from (Place(facts.path, line) for line, expression in lines.items() if depends(expression))
 
 
 def _asks_rank(facts: FileFacts, node: ast.AST) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from npu_bridge.base.tf_internals.names import KERAS
@@ -12,10 +12,10 @@ from tensorflow1_compat.installed import is_installed
 from tensorflow1_compat.old_python.calls import numpy_version
 from tensorflow1_compat.old_python.removed_names import OLD_ANYWHERE, OLD_BESIDE_NUMPY_2, REUSED
 from tensorflow1_compat.old_python.removed_of_numpy import KEYWORDS
-from tensorflow1_compat.reading import METHODS_OF_LEGACY, Use, read_tree
+from tensorflow1_compat.reading import METHODS_OF_LEGACY, FileFacts, Use, read_tree
 from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
-__all__ = ["Evidence", "evidence_of", "switched"]
+__all__ = ["Evidence", "evidence_in", "evidence_of", "switched"]
 
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
@@ -117,6 +117,11 @@ def _said(use: Use) -> str:
 
 def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
     """Reads a script and what it imports of its tree, without running anything."""
+    return evidence_in(read_tree(script, roots))
+
+
+def evidence_in(files: Iterable[FileFacts]) -> Evidence:
+    """Returns what speaks for each era in the files of a script."""
     of_1: dict[str, Use] = {}
     of_2: dict[str, Use] = {}
     old_of_2: dict[str, Use] = {}
@@ -124,7 +129,7 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
     needs_graphs: dict[str, Use] = {}
     beside_version_2: dict[str, Use] = {}
     switches_to_2 = needs_2 = makes_graphs = False
-    for facts in read_tree(script, roots):
+    for facts in files:
         has_both = any(map(_is_plain, facts.uses))
         for use in facts.uses:
             if use.is_import and not use.is_guarded:

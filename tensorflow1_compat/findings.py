@@ -16,7 +16,7 @@ from typing import NamedTuple
 from npu_bridge.base import environment
 from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
-from tensorflow1_compat.era import Evidence, evidence_of, switched
+from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, switched
 from tensorflow1_compat.installed import find_missing, names_beside
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
@@ -118,9 +118,9 @@ def survey(
       is_switched: whether a script of an older TensorFlow 2 sees that.
       more: finds more in all files, for TensorFlow 1 or 2.
     """
-    evidence: Evidence = evidence_of(script, roots)
-    era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
+    evidence: Evidence = evidence_in(files)
+    era = era or (1 if evidence.is_tensorflow_1 else 2)
     found: dict[tuple[str, str], Finding] = {}
     of_files = ((*_of_syntax(facts), *_of_names(facts, era)) for facts in files)
     all_roots = [*roots, *added_by(script)]
@@ -223,10 +223,9 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
                 place = os.path.relpath(folder)
                 remark = f"it is in {place}, where Python does not look: start with PYTHONPATH={place}"
                 yield Finding("needed", f"package {package}", remark, use.place)
-            elif folder := _folder_of_helper(package):
-                if folder not in map(os.path.abspath, roots) and not SourceTree(roots).holds(folder):
-                    remark = f"it is written for TensorFlow 1: start with npu-run --tree {folder}"
-                    yield Finding("needed", f"package {package}", remark, use.place)
+            elif (helper := _folder_of_helper(package, tuple(roots))) is not None:
+                remark = f"it is written for TensorFlow 1: start with npu-run --tree {helper}"
+                yield Finding("needed", f"package {package}", remark, use.place)
 
 
 def _changes_path(facts: FileFacts) -> bool:
@@ -261,16 +260,25 @@ def _unbuilt_source(name: str, roots: Sequence[str]) -> str | None:
 
 
 @functools.cache
-def _folder_of_helper(package: str) -> str | None:
+def _folder_of_helper(package: str, roots: Sequence[str]) -> str | None:
     """The folder of an installed package that is itself written for TensorFlow 1; None for all others."""
     spec = importlib.util.find_spec(package) if package not in _KNOWN_TO_WORK else None
     if spec is None or not spec.origin or not spec.submodule_search_locations or package in sys.stdlib_module_names:
         return None
     folder = os.path.dirname(spec.origin)
+    if folder in map(os.path.abspath, roots) or SourceTree(roots).holds(folder):
+        return None
     files = itertools.islice(pathlib.Path(folder).glob("**/*.py"), _MOST_FOLDERS)
-    if not any("tensorflow" in module for file in files for module, _ in read_file(str(file)).modules):
+    if not any(map(_imports_tensorflow, files)):
         return None
     return folder if evidence_of(spec.origin, [os.path.dirname(folder)]).is_tensorflow_1 else None
+
+
+def _imports_tensorflow(path: pathlib.Path) -> bool:
+    with open_file(path, "rb") as file:
+        if b"tensorflow" not in file.read():  # most files: to parse all takes minutes
+            return False
+    return any("tensorflow" in module for module, _ in read_file(str(path)).modules)
 
 
 def _is_installed(package: str) -> bool:

@@ -25,6 +25,7 @@ __all__ = ["ANY", "METHODS_OF_LEGACY", "SET", "Call", "FileFacts", "Use", "added
 
 # Files beyond are not read: a script's own tree is smaller, and the answer is known long before.
 _MOST_FILES = 400
+_MOST_NESTED = 20  # files that are read to read another one; each needs many frames of Python
 
 SET, ANY = 0, "*"
 _OWN_PACKAGES = frozenset(map(os.path.basename, own_packages()))
@@ -182,7 +183,8 @@ class _Tree:
         if not files:
             return None
         file = files[-1]
-        return {} if file in self._being_read or len(self._facts) >= _MOST_FILES else self.read(file).aliases
+        is_left_out = file in self._being_read or len(self._being_read) >= _MOST_NESTED
+        return {} if is_left_out or len(self._facts) >= _MOST_FILES else self.read(file).aliases
 
 
 def _files_of(name: str, folders: Sequence[str]) -> list[str]:
@@ -212,11 +214,15 @@ class _Reader(ast.NodeVisitor):
         self.texts: list[str] = []
         self._path = path
         self._bound_by = bound_by
-        self._bound_here = _bound_in(tree)
+        self._tree = tree
         self._guards = 0
         self._asked_for: list[str] = []  # last words of names of which the branches being read were asked
         self._call: ast.Call | None = None
         self._base = ""  # the base class of the class that is read
+
+    @functools.cached_property
+    def _bound_here(self) -> set[str]:
+        return _bound_in(self._tree)
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:

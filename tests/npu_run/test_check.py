@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.machinery
 import json
 import os
@@ -275,6 +276,27 @@ def test_a_module_of_cython_is_to_be_built(tmp_path, monkeypatch):
         if text == script:
             write_script(tmp_path / "package", "", "bbox" + importlib.machinery.EXTENSION_SUFFIXES[0])
         assert "bbox.pyx" not in checked(tmp_path)[1]
+
+
+def test_a_project_on_the_path_is_parsed_once(tmp_path, monkeypatch):
+    """It is no package to be read for itself, and what speaks for an era is found in the same pass."""
+    folder = folder_with(tmp_path, "import tensorflow as tf\nimport package.old\n", "import tensorflow as tf\n")
+    write_script(folder / "package", "from package.old import tf\n", "__init__.py")
+    monkeypatch.syspath_prepend(str(folder))
+    parsed, parse = [], ast.parse
+    monkeypatch.setattr(ast, "parse", lambda source, path="", *more: parsed.append(str(path)) or parse(source, path))
+    code, output = checked(folder)
+    own = [path for path in parsed if path.startswith(str(tmp_path))]
+    assert code == 0 and len(own) == len(set(own)) == 3, own
+
+
+def test_a_long_chain_of_imports_is_read(tmp_path):
+    for number in range(300):
+        write_script(tmp_path, f"from module_{number + 1} import *\nfrom os import getcwd\n", f"module_{number}.py")
+    write_script(tmp_path, "import tensorflow as tf\n", "module_300.py")
+    write_script(tmp_path, "from module_0 import *\n")
+    code, output = checked(tmp_path)
+    assert code == 0 and "302 file(s) read" in output, output
 
 
 def test_one_of_two_imports_of_a_name_may_be_missing(tmp_path):
