@@ -13,6 +13,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")
@@ -63,6 +64,19 @@ def test_wheel_holds_every_module_and_its_types(wheel):
     assert modules - inside == set()
     assert {f"{name}/py.typed" for name in PACKAGES} | {"npu_bridge/estimator/npu/npu_config.pyi"} <= inside
     assert not any(name.startswith(("tests/", "examples/", "tools/")) for name in inside)
+
+
+@pytest.mark.parametrize("extra", ["cpu", "tensorflow"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_an_extra_brings_all_that_tensorflow_needs_beside_it(wheel, python, extra):
+    """From 2.16 on that is Keras 2, which asks for the package tensorflow, and Estimator."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+        asked = message_from_bytes(archive.read(path)).get_all("Requires-Dist")
+    named = {"extra": extra, "python_version": python}
+    found = {each.name for each in map(Requirement, asked) if each.marker and each.marker.evaluate(named)}
+    beside = {"tf-keras", "tensorflow-estimator", "tensorflow"}
+    assert found >= beside if python != "3.11" else not found & (beside - {"tensorflow"}), found
 
 
 def test_sdist_holds_what_tests_and_pages_need(sdist):
