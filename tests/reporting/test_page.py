@@ -100,6 +100,13 @@ def test_the_tile_and_the_end_of_the_curve_have_the_same_loss_and_say_what_it_is
     assert ">mean of 2</tspan>" in page
 
 
+def test_a_single_evaluation_is_a_tile_and_no_empty_panel(tmp_path):
+    history = write_history(tmp_path, [4.0, 3.0, 2.0, 1.0])
+    history.append_evaluation(4, {"accuracy": 0.75}, name="held-out")
+    page = render_page(read_run_folder(str(tmp_path)))
+    assert 'data-name="evaluated"' not in page and "accuracy held-out 0.75000 step 4" in text_of(page)
+
+
 def test_evaluations_batch_parameters_and_memory_are_shown(tmp_path):
     history = write_history(tmp_path, [4.0, 3.0, 2.0, 1.0])
     history.note_facts(4, samples_per_step=64, parameters=1234567, memory_bytes={0: 2_500_000_000, 1: 3_000_000_000})

@@ -126,17 +126,32 @@ def _dotted(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: st
 
 
 def _metrics(curves: Curves, x: Axis) -> list[str]:
-    """Draws a chart for each metric of evaluations except the loss, at most `_MOST_METRICS`."""
+    """Draws a chart for each metric of evaluations except the loss, or a tile for a single number."""
     made: list[str] = []
+    single: list[tuple[str, str, str]] = []
     for metric, by_name in itertools.islice(_evaluated(curves).items(), _MOST_METRICS + 1):
-        if metric == "loss" or len(made) == _MOST_METRICS:
+        if metric == "loss" or len(made) + len(single) == _MOST_METRICS:
+            continue
+        if all(len(points) == 1 for points in by_name.values()):  # a panel would be empty but for a dot
+            single += [
+                (f"{metric} {name}".strip(), _short(n), f"step {step:,}") for name, [(_, step, n)] in by_name.items()
+            ]
             continue
         y = axes.of_losses([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
         body = [part for name, points in by_name.items() for part in _dotted(points, x, y, name)]
         ends = [End(points[-1][2], _short(points[-1][2]), name) for name, points in by_name.items()]
         title = f"Evaluation: {metric}"
         made.append(_figure("evaluated", title, curves, x, y, body, format_tick, [], ends))
-    return made
+    return [*([tiles(single)] if single else []), *made]
+
+
+def tiles(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Returns tiles with a label, a value and a small remark each, as HTML."""
+    shown = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)} <small>{escape(remark)}</small></dd></div>"
+        for label, value, remark in rows
+    )
+    return f'<dl class="tiles">{shown}</dl>'
 
 
 def _scale(curves: Curves, x: Axis) -> str:

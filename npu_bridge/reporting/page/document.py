@@ -15,7 +15,7 @@ from npu_bridge import __version__
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.terminal import visible
 from npu_bridge.reporting.history import Evaluation, History, StepRow
-from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts, tiles
 from npu_bridge.reporting.page.curves import Bucket, Curves, cut
 from npu_bridge.reporting.page.failure import render_failure, stopped
 from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
@@ -125,26 +125,22 @@ def _head(run: RunFolder, summary: Summary) -> str:
         said += [f"last step {when}", f"{format_duration(max(rows[-1].time - began, 0))} from the first start to it"]
     if len(starts) > 1:
         said.append(f"{len(starts)} sessions")
-    tiles = [("ranks", str(summary.ranks), ""), ("global step", str(summary.steps), "")]
-    tiles += _loss_tile(rows, summary)
-    tiles.append(("skipped", str(summary.skipped_steps), "step" if summary.skipped_steps == 1 else "steps"))
+    facts_of_run = [("ranks", str(summary.ranks), ""), ("global step", str(summary.steps), "")]
+    facts_of_run += _loss_tile(rows, summary)
+    facts_of_run.append(("skipped", str(summary.skipped_steps), "step" if summary.skipped_steps == 1 else "steps"))
     if summary.loss_scale is not None:
-        tiles.append(("loss scale", format_scale(summary.loss_scale), ""))
+        facts_of_run.append(("loss scale", format_scale(summary.loss_scale), ""))
     samples, ranks = facts.samples_per_step, summary.ranks
     if summary.steps_per_sec:
         pace = f", {format_rate(samples * summary.steps_per_sec)} samples/s" if samples else ""
-        tiles.append(("speed", format_rate(summary.steps_per_sec), f"steps/s{pace}"))
+        facts_of_run.append(("speed", format_rate(summary.steps_per_sec), f"steps/s{pace}"))
     if samples:
-        tiles.append(
+        facts_of_run.append(
             ("batch", f"{samples:,}", f"samples, {samples // ranks:,} on each rank" if ranks > 1 else "samples")
         )
     if facts.parameters:
-        tiles.append(("trained parameters", f"{facts.parameters:,}", ""))
-    shown = "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(value)} <small>{escape(unit)}</small></dd></div>"
-        for label, value, unit in tiles
-    )
-    return f'<p class="quiet">{escape(" | ".join(said))}</p>\n<dl class="tiles">{shown}</dl>'
+        facts_of_run.append(("trained parameters", f"{facts.parameters:,}", ""))
+    return f'<p class="quiet">{escape(" | ".join(said))}</p>\n{tiles(facts_of_run)}'
 
 
 def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str, str]]:
