@@ -14,7 +14,7 @@ import click
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.reading import read_json
-from npu_bridge.base.terminal import echo
+from npu_bridge.base.terminal import echo, path_here
 from npu_run.command_line import ScriptCommand, ending_on, launcher_options, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
@@ -124,7 +124,7 @@ class Bisection:
 
     @property
     def _shown(self) -> str:
-        return os.path.relpath(self.folder)
+        return path_here(self.folder)
 
     def _go_on(self) -> None:
         """Loads the runs of an earlier search in this folder; raises if its settings differ from these."""
@@ -163,7 +163,7 @@ class Bisection:
             if code:
                 raise LaunchError(
                     f"the script ended with exit code {code} in float32. What it printed is in "
-                    f"{os.path.relpath(folder)}/output.log."
+                    f"{path_here(folder)}/output.log."
                 )
             if operators and not os.path.exists(operators):
                 raise LaunchError(
@@ -225,11 +225,11 @@ class Bisection:
         types = sorted({operator.type for operator in found.kept})
         mixlist = os.path.join(self.folder, _MIXLIST)
         Path(mixlist).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
-        lines = [f"\noperators, exactly: customize_dtypes={os.path.relpath(names)!r}"]
+        lines = [f"\noperators, exactly: customize_dtypes={path_here(names)!r}"]
         lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
         lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
         lines += [f"\nthe same in the script, with npu_scope:\n{_scopes(found.kept)}"]
-        lines += [f"\nall operators of their types: modify_mixlist={os.path.relpath(mixlist)!r} ({', '.join(types)})"]
+        lines += [f"\nall operators of their types: modify_mixlist={path_here(mixlist)!r} ({', '.join(types)})"]
         echo("\n".join(lines))
         if not self._low.startswith("allow_mix"):
             echo(f"  for the allow_mix_precision modes; {self._low} has no lists")

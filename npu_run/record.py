@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from npu_bridge.base.reading import open_file, read_json
-from npu_bridge.base.terminal import echo
+from npu_bridge.base.terminal import echo, path_here
 from npu_run.command_line import ScriptCommand, ending_on, is_quiet, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
@@ -79,7 +79,7 @@ def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence
             f"code; nothing was recorded."
         )
     shutil.copyfile(Path(__file__).parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
-    shown, facts = os.path.relpath(out), found[0]
+    shown, facts = path_here(out), found[0]
     kinds = list(facts["kinds"].values())
     counts = ", ".join(
         f"{kinds.count(kind)} {what}"

@@ -10,6 +10,7 @@ from typing import Callable, NamedTuple
 
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.own_folders import OwnFolder
+from npu_bridge.base.terminal import path_here
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
@@ -66,7 +67,7 @@ class Repeats(NamedTuple):
             _prepare(trial, own)
             os.environ.update({**self._variables(number), **variables_of(trial)})
             try:
-                say(f"repeat {number}, {self._difference(number)}, in {os.path.relpath(folder)}")
+                say(f"repeat {number}, {self._difference(number)}, in {path_here(folder)}")
                 code = run(arguments_in(arguments, folder))
             finally:
                 os.environ.clear()
@@ -94,7 +95,7 @@ class Repeats(NamedTuple):
         return f"seeds + {number}" if self.vary == "seed" else f"initial weights rounded otherwise (draw {number})"
 
     def _conclusion(self) -> list[str]:
-        shown = os.path.relpath(self.folder)
+        shown = path_here(self.folder)
         runs = [History(os.path.join(folder_of(self.folder, k), HISTORY_FILE)).rows for k in range(self.count)]
         if not all(runs):
             return [
@@ -135,4 +136,6 @@ def _prepare(trial: Trial, own: OwnFolder) -> None:
         with open(os.path.join(trial.folder, _NOTE), "w", encoding="utf-8") as file:
             file.write(trial.as_text())
     except OSError as error:
-        raise LaunchError(f"--out {trial.folder} cannot be written ({error}). Name another folder.") from error
+        raise LaunchError(
+            f"--out {path_here(trial.folder)} cannot be written ({error}). Name another folder."
+        ) from error

@@ -20,6 +20,7 @@ from typing import Any
 from npu_bridge.base import held_folders
 from npu_bridge.base.files import UNFINISHED, NotOursError, check_home, new_file, remove_own, walk
 from npu_bridge.base.held_folders import Hold, hold_folder
+from npu_bridge.base.terminal import path_here
 
 MARKER = ".npu_bridge.json"
 _PURPOSE = "npu_bridge"
@@ -63,7 +64,7 @@ class OwnFolder:
         except NotOursError:
             raise
         except OSError as error:
-            problem = f"{self._option}: {self.path} cannot be cleared ({error}). Name another folder."
+            problem = f"{self._option}: {path_here(self.path)} cannot be cleared ({error}). Name another folder."
             raise NotOursError(problem) from error
 
     def check(self, *patterns: str) -> list[str]:
@@ -137,16 +138,15 @@ def _check(path: str, command: str, option: str) -> None:
     check_home(path, option)
     if not os.path.lexists(path):
         return
+    where = f"{option}: {path_here(path)}"
     if not os.path.isdir(path):
-        raise NotOursError(
-            f"{option}: {path} is not a folder. Expected a new or empty one; name another with {option}."
-        )
+        raise NotOursError(f"{where} is not a folder. Expected a new or empty one; name another with {option}.")
     everybodys = ["/", os.path.expanduser("~")]
     with contextlib.suppress(FileNotFoundError):  # raised if no folder for temporary files is writable
         everybodys.append(tempfile.gettempdir())
     if path in map(os.path.realpath, everybodys):
         raise NotOursError(
-            f"{option}: {path} is shared by all programs. Expected a folder for this command alone; name one in it."
+            f"{where} is shared by all programs. Expected a folder for this command alone; name one in it."
         )
     names = sorted(name for name in os.listdir(path) if not _is_ignored(name))
     marker = os.path.join(path, MARKER)
@@ -159,7 +159,7 @@ def _check(path: str, command: str, option: str) -> None:
         made_by = facts.get("made_by") or "something else"
         origin = f"was made by {made_by}" if made_by != command else "is a copy of one that was made"
         raise NotOursError(
-            f"{option}: {path} {origin}. Expected a new folder, an empty one, or one that {command} made; name another "
+            f"{where} {origin}. Expected a new folder, an empty one, or one that {command} made; name another "
             f"with {option}."
         )
 
@@ -182,8 +182,9 @@ def _is_ignored(name: str) -> bool:
 
 
 def _refusal(option: str, command: str, path: str, example: str) -> NotOursError:
+    where = f"{option}: {path_here(path)}"
     return NotOursError(
-        f"{option}: {path} holds {example!r}, which {command} did not make. Expected a new folder, an empty one, or "
+        f"{where} holds {example!r}, which {command} did not make. Expected a new folder, an empty one, or "
         f"one that {command} made; name another with {option}."
     )
 

@@ -28,6 +28,12 @@ def in_line(text: str) -> str:
     return _LINES.sub(_escaped, visible(text))
 
 
+def path_here(path: str) -> str:
+    """Returns a path for a message: relative if it is below the current folder, absolute otherwise."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.split(os.sep)[0] == os.pardir else relative
+
+
 def json_text(text: str) -> str:
     """Returns JSON text for printing: `json.dumps` escapes everything but DEL."""
     return text.replace("\x7f", "\\u007f")

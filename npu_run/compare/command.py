@@ -9,7 +9,7 @@ import click
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.base.terminal import echo, in_line
+from npu_bridge.base.terminal import echo, in_line, path_here
 from npu_bridge.reporting.page import PAGE_FILES
 from npu_run.command_line import Command, json_option, print_json
 from npu_run.errors import LaunchError
@@ -79,5 +79,5 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
             echo(f"note: {in_line(note)}")
         if is_written:
-            echo(f"{os.path.relpath(out)} ({os.path.getsize(out) / 1000:.0f} kB)")
+            echo(f"{path_here(out)} ({os.path.getsize(out) / 1000:.0f} kB)")
     sys.exit(found.exit_code)

@@ -31,8 +31,9 @@ from npu_run.bisect import bisect
 from npu_run.check import check
 from npu_run.cli import run_script
 from npu_run.compare.command import compare
+from npu_run.errors import LaunchError
 from npu_run.explain import explain
-from npu_run.outputs import MADE_BY
+from npu_run.outputs import MADE_BY, own_output
 from npu_run.predict.command import plan
 from npu_run.record import record, replay
 from npu_run.report import report
@@ -330,6 +331,20 @@ def test_nothing_of_somebody_elses_is_touched(function, arguments, place, name, 
     assert result.exit_code == 2, result.output or result.exception
     said = result.output.strip()
     assert said and "\n" not in said and "Traceback" not in said and len(said) < 400 + 4 * len(str(world.root)), said
+
+
+def test_messages_name_what_is_below_the_current_folder_from_there_and_all_else_from_the_root(tmp_path, monkeypatch):
+    """Wherever the command was given an absolute or a relative path."""
+    for name in ("here", "here_too"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("years")
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here" / "inner").mkdir()
+    (tmp_path / "here" / "inner" / "thesis.txt").write_text("years")
+    beside = tmp_path / "here_too"
+    for given, said in (("inner", "inner"), (tmp_path / "here" / "inner", "inner"), ("../here_too", beside)):
+        with pytest.raises(LaunchError, match=f"--out: {said} holds"), own_output(str(given), "--out"):
+            pass
 
 
 def test_there_are_enough_of_them(capsys):
