@@ -9,6 +9,8 @@ import pathlib
 import subprocess
 import sys
 
+from tests.sources import nodes_of, tree_of
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # From the ground up: a room imports from itself and from rooms on lower floors. The longest matching prefix decides.
 FLOORS = [
@@ -43,7 +45,7 @@ def room_of(module):
 def imports_of(path):
     """(module, line) for every import of ours in a file, those inside functions included."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -92,14 +94,12 @@ def test_the_house_is_small_enough_to_know():
 
 def test_options_know_nobody_and_only_collective_knows_horovod():
     for module, path in MODULES.items():
-        text = path.read_text()
         for imported, line in imports_of(path):
             if room_of(module) == "npu_bridge.options" and room_of(imported) == "npu_bridge.collective":
                 raise AssertionError(f"{path}:{line}: options read ranks from the environment, not from {imported}")
-        tree = ast.parse(text)
         imported_packages = {
             (alias.name if isinstance(node, ast.Import) else node.module or "").split(".")[0]
-            for node in ast.walk(tree)
+            for node in nodes_of(path)
             if isinstance(node, (ast.Import, ast.ImportFrom))
             for alias in node.names
         }
@@ -113,7 +113,7 @@ def test_the_environment_is_read_in_one_module():
     for module, path in MODULES.items():
         reads = [
             node.lineno
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in nodes_of(path)
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
         ]
         allowed = module == "npu_bridge.base.environment" or room_of(module) == "npu_run"
@@ -122,7 +122,7 @@ def test_the_environment_is_read_in_one_module():
 
 def test_modules_name_themselves_in_a_docstring():
     for module, path in MODULES.items():
-        assert ast.get_docstring(ast.parse(path.read_text())), f"{module} has no docstring"
+        assert ast.get_docstring(tree_of(path)), f"{module} has no docstring"
 
 
 def test_importing_does_nothing():

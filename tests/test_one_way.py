@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import pathlib
 
+from tests.sources import nodes_of, tree_of
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # What is written there is written beside a training, and a training goes on without it.
 BESIDE = ("npu_run", "reporting", "session")
@@ -74,7 +76,7 @@ def calls_in(packages):
     for package in packages:
         place = REPOSITORY / ("" if package in TOP else "npu_bridge") / package
         for path in sorted(place.rglob("*.py") if place.is_dir() else [place]):
-            for around, node in walk(ast.parse(path.read_text()), ()):
+            for around, node in walk(tree_of(path), ()):
                 yield path.relative_to(REPOSITORY).as_posix().removeprefix("npu_bridge/"), around, node
 
 
@@ -195,7 +197,7 @@ def test_sizes_of_tensors_are_read_in_one_way():
     found, seen = [], set()
     for file in (file for name in ("npu_bridge", "npu_run") for file in sorted((REPOSITORY / name).rglob("*.py"))):
         path = file.relative_to(REPOSITORY).as_posix().removeprefix("npu_bridge/")
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes_of(file):
             value = node.value if isinstance(node, (ast.Subscript, ast.Starred)) else None
             if isinstance(node, ast.Starred) and isinstance(value, ast.Subscript):
                 value = value.value  # *x.shape[1:]
@@ -225,7 +227,7 @@ def test_sessions_are_changed_in_one_place():
     found = []
     packages = [REPOSITORY / name for name in ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")]
     for path in (path for package in packages for path in sorted(package.rglob("*.py"))):
-        for part in ast.parse(path.read_text()).body:
+        for part in tree_of(path).body:
             is_about_sessions = "ession" in ast.unparse(part)
             for target, name in (pair for node in ast.walk(part) for pair in patched(node)):
                 is_method = name in OF_SESSIONS and is_about_sessions and target != "self"

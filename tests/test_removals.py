@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from tests.sources import tree_of
 from tests.test_floors import MODULES
 
 THE_MODULE = "npu_bridge.base.files"
@@ -44,7 +45,7 @@ def test_only_one_module_removes_or_replaces_files():
     found = {
         (module, name, line)
         for module, path in MODULES.items()
-        for line, name in removals_of(ast.parse(path.read_text()))
+        for line, name in removals_of(tree_of(path))
         if (module, name) not in HARMLESS
     }
     assert {name for module, name, _ in found if module == THE_MODULE} >= {"unlink", "rmdir", "replace", "rename"}

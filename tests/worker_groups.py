@@ -21,6 +21,8 @@ def group_of(item) -> str:
         return "ranks"
     if item.get_closest_marker("ranks") or (item.path.parent == _LAUNCHES and starts_processes(item)):
         return "jobs"
+    if hasattr(item.module, "tree_of") or hasattr(item.module, "nodes_of"):
+        return "sources"
     return f"{item.path.parent.name}/{item.path.stem}"
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_bridge.base.search import dependency_order, search
+from tests.sources import nodes_of
 
 GRAPHS = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=10, max_size=10)
 STARTS = st.lists(st.integers(0, 9), max_size=3)
@@ -57,7 +58,7 @@ def test_nodes_are_visited_in_the_order_they_are_given():
 
 def searches_in(path):
     """Lines of loops that run while there is something left in a list they take from: walks written by hand."""
-    for loop in ast.walk(ast.parse(path.read_text())):
+    for loop in nodes_of(path):
         if isinstance(loop, ast.While):
             names = {name.id for name in ast.walk(loop.test) if isinstance(name, ast.Name)}
             for part in ast.walk(loop):
