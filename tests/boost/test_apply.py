@@ -191,6 +191,7 @@ def test_a_basis_has_a_folder_of_its_own_and_is_found_where_it_was_kept_before(t
         make_basis(settings, model.trainable_variables)
 
 
+@pytest.mark.slow("a whole training; its steps are compared with numpy by test_subspace_newton.py")
 def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, capsys):
     model = compiled()
     for number in range(4):

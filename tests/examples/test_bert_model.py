@@ -123,7 +123,7 @@ def test_rows_longer_than_the_position_table_are_refused(graph, features):
         build(features, SIZE._replace(max_positions=16))
 
 
-@pytest.mark.few_fast(1, "Adam in the same way")
+@pytest.mark.slow("a whole training; single steps are compared by tests/gradients/test_stand_ins.py")
 @pytest.mark.parametrize(
     "make",
     [lambda: tf.compat.v1.train.AdamOptimizer(4e-4), lambda: LAMB(8e-3, weight_decay=0.01)],

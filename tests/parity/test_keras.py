@@ -288,6 +288,7 @@ def test_checkpoints_are_those_of_the_bare_optimizer(name, tmp_path):
         assert int(restored.iterations) == 2
 
 
+@pytest.mark.slow("sparse gradients are compared with numpy in each way to train by tests/gradients/test_stages.py")
 def test_clipped_sparse_gradients_train_in_a_tf1_graph_as_eagerly():
     """Of every family but Nadam, which does not train in such graphs."""
     families = ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Ftrl", "Lion")

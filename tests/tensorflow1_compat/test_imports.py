@@ -233,6 +233,7 @@ def test_the_project_around_the_script_sees_tensorflow_1_through_pythonpath(tmp_
     assert "SEES 1.15.0 2." in output
 
 
+@pytest.mark.slow("another order of the same paths")
 def test_the_current_folder_is_the_users_where_the_script_adds_it(tmp_path):
     for name in ("main", "nets"):
         (tmp_path / name).mkdir()
