@@ -24,10 +24,12 @@ _TAIL_LINE_BYTES = 4096
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _GAP = "--- {count} bytes are not here: {reason}\n"
 # Log messages of TensorFlow, Horovod and Gloo on a rank after another one has failed: the launcher reports the failure
-# once. TensorFlow 2.15 and Horovod 0.28 log with a date; TensorFlow from 2.16 on logs like absl, and adds the operator.
+# once. And one of TensorFlow's servers about the end of each step, which is no failure. TensorFlow 2.15 and Horovod
+# 0.28 log with a date; TensorFlow from 2.16 on logs like absl, and adds the operator.
 _SECONDARY_MESSAGES = re.compile(
     rb"(\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*: [WEF] |[WEF]\d{4} [\d:.]+ +\d+ |  what\(\):  ).*"
-    rb"(Horovod has been shut down|Horovod background loop uncaught|/gloo/transport/tcp/)"
+    rb"(Horovod has been shut down|Horovod background loop uncaught|/gloo/transport/tcp/"
+    rb"|Local rendezvous is aborting with status: ABORTED: Cleanup)"
     rb"|terminate called after throwing an instance of 'gloo::"
 )
 _THEIR_OPERATOR = b"\t [[{{node "

@@ -106,3 +106,12 @@ def test_what_a_rank_logs_because_another_one_failed_is_left_out(stream, ranks, 
     ranks[0].feed(start + b"Horovod has been shut down. This was caused by\n" + operator + b"mine\n" + operator, 0.0)
     ranks[0].feed(start + b"resource exhausted\n" + operator, 0.0)
     assert stream.getvalue() == b"mine\n" + operator + start + b"resource exhausted\n" + operator
+
+
+def test_the_end_of_a_step_of_tensorflows_servers_is_no_message(stream, ranks):
+    cleanup = b"status: ABORTED: Cleanup 33069547522579597 [type.googleapis.com/tensorflow.DerivedStatus='']\n"
+    ranks[0].feed(
+        b"W0000 00:00:1795865565.426615   16287 local_rendezvous.cc:412] Local rendezvous is aborting with ", 0.0
+    )
+    ranks[0].feed(cleanup + b"mine\n", 0.0)
+    assert stream.getvalue() == b"mine\n"
