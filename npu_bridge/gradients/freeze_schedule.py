@@ -104,10 +104,6 @@ class FreezeSchedule(KnownKeywords):
         """Returns a digest of the groups of all updates."""
         return hashlib.sha256(self.sequence.astype(np.int64).tobytes()).hexdigest()[:16]
 
-    def full_updates(self) -> int:
-        """Counts the updates of the sequence that train all variables."""
-        return int(np.count_nonzero(self.sequence == 0))
-
     def last_groups(self, names: Sequence[str]) -> list[int]:
         """Returns the last group that trains each variable.
 

@@ -74,16 +74,6 @@ class OptionTree:
                 found.update({f"{name}.{inner}": each for inner, each in value.given().items()})
         return found
 
-    def as_texts(self) -> dict[str, str]:
-        """Returns all options as texts: True is "1", False is "0", None is left out; nested ones by their own names."""
-        texts: dict[str, str] = {}
-        for name, value in self._values.items():
-            if isinstance(value, OptionTree):
-                texts.update(value.as_texts())
-            elif value is not None:
-                texts[name] = str(int(value)) if isinstance(value, bool) else str(value)
-        return texts
-
     def freeze(self) -> None:
         """Makes later settings cause a warning that they come too late; they are still kept."""
         self.__dict__["_frozen"] = True
