@@ -133,12 +133,12 @@ def check_texts(owner: str, name: str, value: Any, fix: str) -> list[str]:
     return texts
 
 
-def check_pattern(owner: str, name: str, value: Any, fix: str = "Escape special characters with a backslash.") -> str:
+def check_pattern(owner: str, name: str, value: Any) -> str:
     """Returns a regular expression; raises ValueError for anything else, with the reason."""
     try:
         re.compile(value)
     except (re.error, TypeError) as error:
-        problem = f"{name} cannot be read ({error})"
+        problem, fix = f"{name} cannot be read ({error})", "Escape special characters with a backslash."
         raise ValueError(message(owner, problem, "a regular expression", shown(value), fix)) from error
     return value
 

@@ -29,7 +29,7 @@ def found_gpus(devices: str = "/dev") -> list[str]:
     return []
 
 
-def gpu_of_rank(device: int, local_size: int, script: str, devices: str = "/dev") -> str | None:
+def gpu_of_rank(device: int, local_size: int, script: str) -> str | None:
     """Returns the one GPU for a rank; None if the rank keeps all that it sees.
 
     The result is None for a single rank; with at most one GPU, which a cluster might have chosen for the rank; with
@@ -39,17 +39,16 @@ def gpu_of_rank(device: int, local_size: int, script: str, devices: str = "/dev"
       device: number of the rank's device.
       local_size: number of ranks on this machine.
       script: its path.
-      devices: see `found_gpus`.
     """
-    gpus = found_gpus(devices)
+    gpus = found_gpus()
     if local_size < 2 or len(gpus) < max(2, local_size) or _chooses(script):
         return None
     return gpus[device % len(gpus)]
 
 
-def shortage(local_size: int, devices: str = "/dev") -> str:
+def shortage(local_size: int) -> str:
     """Returns a sentence if ranks must share GPUs; "" with no GPU, one, or enough."""
-    gpus = found_gpus(devices)
+    gpus = found_gpus()
     if not 1 < len(gpus) < local_size:
         return ""
     return (
@@ -58,9 +57,9 @@ def shortage(local_size: int, devices: str = "/dev") -> str:
     )
 
 
-def describe_gpus(devices: str = "/dev") -> str:
+def describe_gpus() -> str:
     """Returns the GPUs that ranks of this machine would get, for the doctor; "" without GPUs."""
-    gpus = found_gpus(devices)
+    gpus = found_gpus()
     if len(gpus) < 2:
         return f"GPU {gpus[0]} for every rank" if gpus else ""
     return f"one each, up to {len(gpus)} ranks: {', '.join(gpus)} ({VISIBLE_GPUS})"
