@@ -4,68 +4,43 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+from typing import Any, Callable
 
 import click
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.terminal import echo
 from npu_run.check_page import facts_of, make_page
-from npu_run.command_line import (
-    ScriptCommand,
-    check_script,
-    ending_on,
-    is_quiet,
-    json_option,
-    print_json,
-    script_arguments,
-    source_options,
-)
+from npu_run.command_line import is_quiet, reading_command
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.source_choice import REPORT_FILES, SourceChoice
 
 
-@click.command(cls=ScriptCommand)
+@reading_command
 @click.option("--run", is_flag=True, help="Run SCRIPT, too, and list at its end the names it met.")
 @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks of --run. Default: 1.")
-@source_options
 @click.option("-o", "--out", metavar="FILE", help="Write what was found to FILE, too (JSON).")
-@json_option
-@script_arguments
 def check(
-    run: bool,
-    size: int | None,
-    era: int | None,
-    trees: tuple[str, ...],
-    out: str | None,
-    as_json: bool,
-    script: str,
-    arguments: tuple[str, ...],
-) -> None:
+    run: bool, size: int | None, out: str | None, choice: SourceChoice, script: str, arguments: tuple[str, ...]
+) -> tuple[int, dict[str, Any], Callable[[], None]]:
     """Reads SCRIPT and the modules of its folder that it imports.
 
     Prints, with file and line, the names and options that it uses, their effect here, and those that cannot work. Runs
     nothing without --run; ARGS are for --run. The exit code is 1 if something cannot work; with --run, the script's.
     """
-    check_script(script)
-    choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), os.path.abspath(out) if out else "")
-    with ending_on(LaunchError):
-        check_file(out, "--out", REPORT_FILES)
-        if run:
-            if as_json:
-                raise LaunchError("--json has no place beside what SCRIPT prints. Say --run --out FILE.")
-            choice.announce()
-            _run([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
+    check_file(out, "--out", REPORT_FILES)
+    if run:
+        if click.get_current_context().params["as_json"]:
+            raise LaunchError("--json has no place beside what SCRIPT prints. Say --run --out FILE.")
+        choice._replace(report=os.path.abspath(out) if out else "").announce()
+        _run([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
     found = choice.survey(script)
-    facts, code = facts_of(script, found), int(any(finding.is_fatal for finding in found.findings))
+    facts = facts_of(script, found)
     if out is not None:
         write_whole(out, json.dumps(facts, indent=1), REPORT_FILES)
-    if as_json:
-        print_json(code, facts)
-    else:
-        echo(make_page(script, found))
-    sys.exit(code)
+    is_fatal = any(finding.is_fatal for finding in found.findings)
+    return int(is_fatal), facts, lambda: echo(make_page(script, found))
 
 
 def _run(words: list[str]) -> None:

@@ -23,6 +23,7 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import echo, flush_or_silence, in_line, json_text, silence
 from npu_run.commands import missing_script
 from npu_run.errors import LaunchError
+from npu_run.source_choice import SourceChoice
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Version of the `--json` output and of the exit codes' names: rises when a key is removed or changes its meaning.
@@ -295,6 +296,31 @@ def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[Com
     """Returns completions for the path of a script: folders and Python files."""
     found = sorted(path for ending in endings for path in glob.glob(f"{glob.escape(incomplete)}*{ending}"))
     return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]
+
+
+def reading_command(command: Callable, endings: Sequence[str] = (".py",)) -> click.Command:
+    """Makes a command that reads SCRIPT without running it, with the options of `source_options` and `--json`.
+
+    The function gets `script`, which exists, `arguments` and `choice`. It returns the exit code, facts for `--json`,
+    and a function that prints them for people.
+    """
+
+    @source_options
+    @json_option
+    @functools.partial(script_arguments, endings=endings)
+    @functools.wraps(command)
+    def with_choice(*given: Any, era: int | None, trees: tuple[str, ...], as_json: bool, **others: Any) -> NoReturn:
+        check_script(others["script"])
+        choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
+        with ending_on(LaunchError, ValueError):
+            code, facts, show = command(*given, choice=choice, **others)
+        if as_json:
+            print_json(code, facts)
+        else:
+            show()
+        sys.exit(code)
+
+    return click.command(cls=ScriptCommand)(with_choice)
 
 
 def launcher_options(command: Callable) -> Callable:

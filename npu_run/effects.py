@@ -5,27 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
-
-import click
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 from npu_bridge.base.errors import nearest
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, Effect, Option
-from npu_run.command_line import (
-    ScriptCommand,
-    check_script,
-    ending_on,
-    is_quiet,
-    json_option,
-    print_json,
-    script_arguments,
-    source_options,
-)
+from npu_run.command_line import is_quiet, reading_command
 from npu_run.errors import LaunchError
 from npu_run.source_choice import SourceChoice
 from npu_run.table import PlainConsole, print_table
@@ -56,24 +44,23 @@ class Row(NamedTuple):
     place: str = ""
 
 
-@click.command(cls=ScriptCommand)
-@source_options
-@json_option
-@functools.partial(script_arguments, endings=(".py", ".toml"))
-def effects(era: int | None, trees: tuple[str, ...], as_json: bool, script: str, arguments: tuple[str, ...]) -> None:
+@functools.partial(reading_command, endings=(".py", ".toml"))
+def effects(
+    choice: SourceChoice, script: str, arguments: tuple[str, ...]
+) -> tuple[int, dict[str, Any], Callable[[], None]]:
     """Lists every option that is set, and its effect here: works, no effect, or refused.
 
     SCRIPT is a Python script, which is read but not run; a TOML file for NPURunConfig.from_file; or the folder of a
     training, which has the values that were in force. The exit code is 1 if an option is refused.
     """
-    check_script(script)
-    with ending_on(LaunchError, ValueError):
-        rows = list(_rows_of(script, era or 0, trees))
+    rows = list(_rows_of(script, choice))
     code = int(any(row.effect == "refused" for row in rows))
     counts = {word: sum(row.effect == word for row in rows) for word in _TITLES}
-    if as_json:
-        print_json(code, {"source": script, "counts": counts, "options": [row._asdict() for row in rows]})
-        sys.exit(code)
+    facts = {"source": script, "counts": counts, "options": [row._asdict() for row in rows]}
+    return code, facts, functools.partial(_show, script, rows, counts)
+
+
+def _show(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> None:
     console = PlainConsole()
     for word, title in _TITLES.items():
         shown = [_cells(row) for row in rows if row.effect == word and not (word == "works" and is_quiet())]
@@ -85,7 +72,6 @@ def effects(era: int | None, trees: tuple[str, ...], as_json: bool, script: str,
         echo("A script shows only the values in its text; the folder of its training has all values.")
     told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_others(counts)) if count)
     echo(f"{in_line(script)}: {len(rows)} option{'' if len(rows) == 1 else 's'} set{f': {told}' if told else ''}.")
-    sys.exit(code)
 
 
 def _others(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -96,12 +82,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (f"{row.place}: {row.name}" if row.place else row.name, _short(row.value), row.note)
 
 
-def _rows_of(path: str, era: int, trees: tuple[str, ...]) -> Iterator[Row]:
+def _rows_of(path: str, choice: SourceChoice) -> Iterator[Row]:
     if os.path.isdir(path):
         return _rows_of_training(path)
     if path.endswith(".toml"):
         return _rows_of_file(path)
-    return _rows_of_script(path, SourceChoice(era, tuple(map(os.path.abspath, trees))))
+    return _rows_of_script(path, choice)
 
 
 def _rows_of_file(path: str) -> Iterator[Row]:
