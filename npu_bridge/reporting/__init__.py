@@ -20,6 +20,7 @@ _PLACES = {
     "report_hook": ("ReportCallback", "ReportHook", "places_of_ranks"),
     "run_description": ("describe_run",),
     "step_hook": ("Observation", "StepHook"),
+    "straggler_callback": ("StragglerCallback",),
     "straggler_hook": ("StragglerHook",),
     "tensorboard": ("TensorBoardCallback", "TensorBoardHook"),
     "summary": ("Summary", "format_summary", "summarize", "write_summary"),

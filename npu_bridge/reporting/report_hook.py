@@ -28,6 +28,7 @@ from npu_bridge.reporting.keras_numbers import Numbers, split_logs
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.run_size import memory_of_gpu, parameters_of, peaks_of_ranks
 from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.reporting.straggler_callback import latest_comparison_of
 from npu_bridge.reporting.summary import StepTimes, format_ending
 from npu_bridge.reporting.tensorboard import TensorBoardCallback, TensorBoardHook
 from npu_bridge.reporting.thinning import Thinning
@@ -145,6 +146,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._skips = SkipsInARow()
         self._train: Any = None  # the original train function
         self._is_training = False
+        self._compared: Any = None  # the comparison of ranks noted last
 
     def on_train_begin(self, logs=None):
         ranks = collective.current()
@@ -204,6 +206,10 @@ class ReportCallback(tf.keras.callbacks.Callback):
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
         self._skips.add(skipped, seen.loss_scale, seen.loss)
         self._before = now
+        found = latest_comparison_of(self.model)
+        if found is not None and found is not self._compared:
+            self._compared = found
+            self._history.note_comparison(found)
         self._thinning.add(seen, self._history.now, 1)
         if self._thinning.is_full:
             self._thinning.write(self._history, now.step)

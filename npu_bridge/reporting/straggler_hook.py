@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 import weakref
@@ -19,12 +18,10 @@ from npu_bridge.graph.run import Run, run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.stragglers import PARTS, compare, say_changes
+from npu_bridge.reporting.stragglers import OwnWork, compare, say_changes
 from npu_bridge.session import steps_per_run
 
 _KEY = ("npu_bridge", "comparison_of_ranks")  # TensorFlow exports collections with text keys only
-_STEPS_OF_PART = 10
-_START_UP_RUNS = 3  # in which TensorFlow prepares the graph for new sets of fetches
 
 
 class StragglerHook(tf.estimator.SessionRunHook):
@@ -52,12 +49,12 @@ class StragglerHook(tf.estimator.SessionRunHook):
         self._moments: weakref.WeakKeyDictionary[Run, Moments | tuple] = weakref.WeakKeyDictionary()
         self._gathering: GraphApart | None = None
         self._latest: Comparison | None = None  # also of an earlier session, so that nothing is reported twice
-        self._begin_session()
+        self._work = OwnWork()
 
     def after_create_session(self, session, coord):
         """Resets the measurements."""
         del coord
-        self._begin_session()
+        self._work = OwnWork()
         _kept_with(session.graph).clear()
 
     def before_run(self, run_context):
@@ -77,24 +74,9 @@ class StragglerHook(tf.estimator.SessionRunHook):
         if not run_values.results:
             return
         ready, done, is_update = run_values.results
-        began, self._done, self._runs = self._done, done, self._runs + 1
-        if not self._counts:
-            self._counts = is_update and self._runs >= _START_UP_RUNS
-            return
-        steps = steps_per_run(run_context.session)
-        waiting = max(done - ready, 0.0) * steps
-        self._waiting_secs += waiting
-        self._own_secs += max(done - began - waiting, 0.0)
-        if not is_update:
-            return  # the batch is part of a later update
-        self._steps_of_part += [(self._own_secs / steps, self._waiting_secs / steps)] * steps
-        self._own_secs = self._waiting_secs = 0.0
-        if len(self._steps_of_part) >= _STEPS_OF_PART:
-            # Medians: a save on rank 0 does not make it slow, nor the others fast or waiting long.
-            self._parts.append(tuple(map(statistics.median, zip(*self._steps_of_part))))
-            self._steps_of_part = []
-        if len(self._parts) == PARTS:
-            self._compare(run_context.session)
+        own = self._work.add(ready, done, is_update, steps_per_run(run_context.session))
+        if own is not None:
+            self._compare(run_context.session, own)
 
     def end(self, session):
         """Closes the graph of the comparison."""
@@ -102,27 +84,13 @@ class StragglerHook(tf.estimator.SessionRunHook):
             self._gathering.close()
             self._gathering = None
 
-    def _begin_session(self):
-        self._done = 0.0
-        self._runs, self._counts = 0, False
-        self._begin_window()
-
-    def _begin_window(self):
-        self._own_secs = self._waiting_secs = 0.0  # of the current update
-        self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
-        self._parts: list[tuple[float, ...]] = []  # their medians
-
-    def _compare(self, session):
-        ranks = collective.current()
-        own_secs, waiting_secs = zip(*self._parts)
-        row = np.array([[*own_secs, sum(waiting_secs) / max(sum(own_secs + waiting_secs), 1e-9)]])
-        self._begin_window()
+    def _compare(self, session, own):
+        ranks, row = collective.current(), np.array([own])
         if self._gathering is None:
             with uncounted():
                 self._gathering = GraphApart(lambda row: ranks.all_gather(row, "straggler_times"), row)
         found = self._gathering.run(row)
-        # The comparison made early ranks wait for others, which is no work.
-        self._done = time.time()
+        self._work.resume(time.time())
         if ranks.rank > 0:
             return
         counter = global_step_of(session.graph)

@@ -9,9 +9,63 @@ from npu_bridge.reporting.history import Comparison, History
 from npu_bridge.reporting.progress_line import format_secs
 
 PARTS = 5  # parts of a comparison; a slow rank is slow in each, so that a short disturbance does not count
+_STEPS_OF_PART = 10
+_START_UP_RUNS = 3  # in which TensorFlow prepares the graph for new sets of fetches
 _SLOW, _SLOW_STILL = 1.2, 1.1  # times the median of the others; apart, so that a rank near the limit is named once
 # Ours: smaller differences are not worth a change, and rank 0 has more to write than others.
 _LEAST_SECS = 0.002
+
+
+class OwnWork:
+    """Adds up a rank's own work and its waiting, until there are enough steps to compare ranks by.
+
+    Own work goes from the end of the reductions of the step before until this rank's last gradient is ready.
+    """
+
+    def __init__(self):
+        self._done = 0.0
+        self._runs, self._counts = 0, False
+        self._begin()
+
+    def add(self, ready: float, done: float, is_update: bool = True, steps: int = 1) -> list[float] | None:
+        """Adds a run.
+
+        Args:
+          ready, done: when this rank's gradients were ready, and when the reductions ended, in seconds since the epoch.
+          is_update: whether gradients were exchanged; else the batch is part of a later update.
+          steps: steps of the run; the waiting of the last one stands for all.
+        Returns:
+          None, or what ranks compare: own work in each part, in seconds a step, and the share of waiting.
+        """
+        began, self._done, self._runs = self._done, done, self._runs + 1
+        if not self._counts:
+            self._counts = is_update and self._runs >= _START_UP_RUNS
+            return None
+        waiting = max(done - ready, 0.0) * steps
+        self._waiting_secs += waiting
+        self._own_secs += max(done - began - waiting, 0.0)
+        if not is_update:
+            return None
+        self._steps_of_part += [(self._own_secs / steps, self._waiting_secs / steps)] * steps
+        self._own_secs = self._waiting_secs = 0.0
+        if len(self._steps_of_part) >= _STEPS_OF_PART:
+            # Medians: a save on rank 0 does not make it slow, nor the others fast or waiting long.
+            self._parts.append(tuple(map(statistics.median, zip(*self._steps_of_part))))
+            self._steps_of_part = []
+        if len(self._parts) < PARTS:
+            return None
+        own_secs, waiting_secs = zip(*self._parts)
+        self._begin()
+        return [*own_secs, sum(waiting_secs) / max(sum(own_secs + waiting_secs), 1e-9)]
+
+    def resume(self, time: float) -> None:
+        """Leaves out the time until now: a comparison makes early ranks wait for others, which is no work."""
+        self._done = time
+
+    def _begin(self):
+        self._own_secs = self._waiting_secs = 0.0  # of the current update
+        self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
+        self._parts: list[tuple[float, ...]] = []  # their medians
 
 
 def compare(

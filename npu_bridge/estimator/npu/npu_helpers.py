@@ -25,6 +25,7 @@ from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copy_stages
 from npu_bridge.options import read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
+from npu_bridge.reporting.straggler_callback import StragglerCallback
 from npu_bridge.session.average_metrics import AverageMetricsCallback
 
 __all__ = [
@@ -212,18 +213,20 @@ def npu_hooks_append(hooks_list: Any = ()) -> list:
 
 
 def npu_callbacks_append(callbacks_list: Any = ()) -> list:
-    """Adds the Keras callback that broadcasts the variables of rank 0, and one that averages metrics.
+    """Adds Keras callbacks that broadcast the variables of rank 0, average metrics, and name slow ranks.
 
     Args:
       callbacks_list: as `hooks_list` of `npu_hooks_append`.
     Returns:
       The list; its last element is an `NPUBroadcastGlobalVariablesCallback`. With several ranks its first one is an
-      `AverageMetricsCallback` of `npu_bridge.session`: callbacks after it see the metrics of all ranks.
+      `AverageMetricsCallback` of `npu_bridge.session`: callbacks after it see the metrics of all ranks. A
+      `StragglerCallback` of `npu_bridge.reporting` is the second one.
     """
     callback = NPUBroadcastGlobalVariablesCallback(0)
     callbacks = _appended(callbacks_list, callback, "npu_callbacks_append", "callbacks_list")
     if collective.current().size > 1 and not any(isinstance(each, AverageMetricsCallback) for each in callbacks):
         callbacks.insert(0, AverageMetricsCallback())
+        callbacks.insert(1, StragglerCallback())
     return callbacks
 
 

@@ -34,12 +34,15 @@ class KerasPipeline:
       owner: name for messages.
     Attributes:
       backward_passes: the backward passes since the last update, for custom loops.
+      moments: a variable for when the gradients of the latest step were ready, and when they were those of the job, in
+        seconds since the epoch; None if nobody asks.
     """
 
     def __init__(self, pipeline: Pipeline, owner: str):
         self.pipeline = pipeline
         self.inner = pipeline.inner
         self._owner = owner
+        self.moments: tf.Variable | None = None
         self._open_steps = OpenSteps()
         self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, owner)
 
@@ -140,9 +143,19 @@ class KerasPipeline:
         pairs = list(grads_and_vars)
         if has_variables:  # the variables that `build` would make, so a saved optimizer has the same ones either way
             self.pipeline.create_variables([variable for _, variable in pairs])
+        ready = self._moment_after(pairs)
         combined = self.pipeline.combine(step, pairs)
+        if self.moments is not None:
+            self.moments.assign([ready, self._moment_after(combined)])
         self._open_steps.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
         return combined
+
+    def _moment_after(self, pairs):
+        if self.moments is None:
+            return None
+        known = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad, _ in pairs if grad is not None]
+        with tf.control_dependencies(known), tf.device("/cpu:0"):
+            return tf.timestamp()
 
     def _step_of_unscaled_loss(self):
         """Makes a step for gradients that did not go through the pipeline yet."""

@@ -99,6 +99,12 @@ class PipelineMixin(delegating_trackable()):
         """Says nothing of start values that differ: a callback gives all ranks those of one."""
         self._pipeline.pipeline.start_quietly()
 
+    def watch_reductions(self) -> tf.Variable:
+        """Returns `KerasPipeline.moments`, which steps of functions traced from now on fill in."""
+        if self._pipeline.moments is None:
+            self._pipeline.moments = tf.Variable([0.0, 0.0], trainable=False, dtype=tf.float64)
+        return self._pipeline.moments
+
     @property
     def variables_of_this_rank(self) -> list:
         """The state variables that are each rank's own, such as the sums of `Accumulate`."""

@@ -1,0 +1,73 @@
+"""`StragglerCallback`: names the ranks that the others wait for, in `model.fit`."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from typing import Any, TextIO
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.tf_internals.training import steps_per_execution
+from npu_bridge.collective.exchanges import gather_values
+from npu_bridge.reporting.history import Comparison
+from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.reporting.output import choose_output
+from npu_bridge.reporting.stragglers import OwnWork, compare, say_changes
+
+_LATEST: weakref.WeakKeyDictionary[Any, Comparison] = weakref.WeakKeyDictionary()  # by model
+
+
+class StragglerCallback(tf.keras.callbacks.Callback):
+    """A callback that does in `model.fit` what `StragglerHook` does in a session; a step is a batch.
+
+    `npu_callbacks_append` adds it on several ranks. A `ReportCallback` shows its results. Ranks are not compared with
+    optimizers of others, in TF 1 graphs, or under a strategy of TensorFlow.
+
+    Args:
+      stream: where rank 0 prints. None: `sys.stderr`, looked up then.
+    Ranks: collective; every rank needs the callback, at the same place among callbacks with collectives.
+    """
+
+    def __init__(self, stream: TextIO | None = None):
+        super().__init__()
+        self._supports_tf_logs = True  # logs stay tensors: nothing here needs a number
+        self._stream = stream
+        self._moments: Any = None
+        self._work = OwnWork()
+
+    def on_train_begin(self, logs=None):
+        """Has the optimizer note when its reductions begin and end."""
+        self._work = OwnWork()
+        watch = getattr(self.model.optimizer, "watch_reductions", None)
+        is_plain = tf.executing_eagerly() and not tf.distribute.has_strategy()
+        self._moments = watch() if watch is not None and is_plain and collective.current().size > 1 else None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Adds up the times of the step; compares the ranks when there are enough."""
+        if self._moments is None:
+            return
+        ready, done = self._moments.numpy().tolist()
+        own = self._work.add(ready, done, steps=steps_per_execution(self.model)) if done else None
+        if own is not None:
+            self._compare(own)
+
+    def _compare(self, own):
+        found = gather_values(own, "straggler_times")
+        self._work.resume(time.time())
+        if collective.current().rank > 0:
+            return
+        before, step = _LATEST.get(self.model), Numbers.of(self.model.optimizer).step
+        rows, waiting = [row[:-1] for row in found], [row[-1] for row in found]
+        now = compare(step, round(time.time(), 3), rows, waiting, before.slow if before else [])
+        _LATEST[self.model] = now
+        output = choose_output(self._stream or sys.stderr)
+        for text in say_changes(before, now):
+            output.note(f"npu_bridge: {text}")
+
+
+def latest_comparison_of(model: Any) -> Comparison | None:
+    """Returns the latest comparison of ranks by a `StragglerCallback` of a model; known on rank 0."""
+    return _LATEST.get(model)
