@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BASICS_MODULE = "horovod.common.basics"  # defines the class whose `init` starts Horovod
 MODULE = "horovod.tensorflow"
 OPERATORS_MODULE = "horovod.tensorflow.mpi_ops"  # its `MPI_LIB` holds the functions that make operators
-# The functions that combine values of ranks; a broadcast is none of them: it copies one rank's value.
+# The functions that combine values of ranks. A broadcast does not: it copies one rank's value.
 _EXCHANGING = ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "alltoall", "reducescatter")
 _EXCHANGING += ("grouped_reducescatter",)
 

@@ -78,7 +78,7 @@ class Starts:
         self._job, self._number, self._going_on = secrets.token_hex(8), 0, []
 
     def begin(self) -> None:
-        """Tells the ranks that are started next the number of their start."""
+        """Gives the ranks that are started next the number of their start."""
         self._number += 1
         environment.write_variable(environment.START, f"{self._job}:{self._number}:{','.join(self._going_on)}")
 

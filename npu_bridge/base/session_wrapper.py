@@ -1,9 +1,9 @@
-"""The one place that changes sessions. It asks engines what to do before, around and after each run.
+"""Changes sessions, which no other module does: asks engines what to do before, around and after each run.
 
-An engine changes what sessions do: repeats a training step, builds executors in another precision, calls hooks. It is a
-`SessionEngine` that is added to one session or to all of them with `add_engine`. Whatever a session is asked for then
-goes through its own engines, from `Place.HOOKS` inwards, then through those of all sessions, and ends in TensorFlow's
-own method. Nothing here needs TensorFlow, which a script may load later.
+An engine repeats a training step, builds executors in another precision, or calls hooks. It is a `SessionEngine` that
+`add_engine` adds to one session or to all of them. A session's own engines, from `Place.HOOKS` inwards, then handle
+each of its calls; after them come the engines of all sessions, and last TensorFlow's own method. Nothing here needs
+TensorFlow, which a script can load later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from npu_bridge.base.tf_internals.names import SESSION_MODULE
 
 
 class Place(enum.IntEnum):
-    """Where an engine stands; the innermost one, next to TensorFlow, comes first."""
+    """The place of an engine; the innermost one, next to TensorFlow, comes first."""
 
     ALL_SESSIONS = 0
     DETERMINISM = 1
@@ -45,23 +45,23 @@ class Request(NamedTuple):
 
     @property
     def asked(self) -> list:
-        """The operators and tensors that are run for it."""
+        """The operators and tensors that the run computes."""
         return [*self.targets, *self.fetches]
 
     @property
     def fed(self) -> list:
-        """The tensors whose values are given."""
+        """The tensors that get values from the caller."""
         return [reference.deref() for reference in self.feeds]
 
 
 class SessionEngine:
-    """What stands around the work of sessions; here everything is passed on to the next one.
+    """A step around the work of sessions; this base class passes everything on to the next engine.
 
-    A subclass overrides the methods it has something to do for, and calls those of `self.inner` as it needs. All get
-    the session; an engine that kept it would keep it open.
+    A subclass overrides only the methods that it needs, and calls the same methods of `self.inner`. All of them get the
+    session; an engine that kept the session would keep it open.
 
     Attributes:
-      place: where it stands among the engines of one session; of two in one place the later one is the outer one.
+      place: the place among the engines of one session; of two engines in one place, the later one is the outer one.
       inner: the next engine towards TensorFlow; set by `add_engine`.
     """
 
@@ -69,15 +69,15 @@ class SessionEngine:
     inner: SessionEngine
 
     def run(self, session: Any, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """`Session.run`; what is fetched has the structure the caller gave."""
+        """Stands for `Session.run`; returns the fetches in the caller's structure."""
         return self.inner.run(session, fetches, feed_dict, options, run_metadata)
 
     def execute(self, session: Any, request: Request) -> list:
-        """What `run` and calls of `make_callable` come down to. Returns the values of the fetches."""
+        """Runs a request, for `run` and for functions of `make_callable`; returns the values of the fetches."""
         return self.inner.execute(session, request)
 
     def make_callable(self, session: Any, fetches: Any, feed_list: Any, accept_options: bool) -> Callable:
-        """`Session.make_callable`. A function without a list of feeds goes past `execute` when it is called."""
+        """Stands for `Session.make_callable`; a function without a list of feeds does not call `execute`."""
         return self.inner.make_callable(session, fetches, feed_list, accept_options)
 
     def prepare_call(self, session: Any, callable_options: Any) -> Callable:
@@ -85,15 +85,15 @@ class SessionEngine:
         return self.inner.prepare_call(session, callable_options)
 
     def set_up_partial_run(self, session: Any, fetches: Any, feeds: Any) -> Any:
-        """`Session.partial_run_setup`."""
+        """Stands for `Session.partial_run_setup`."""
         return self.inner.set_up_partial_run(session, fetches, feeds)
 
     def call_kernels(self, session: Any, call: Callable, *arguments: Any) -> Any:
-        """Calls a function that builds executors or runs kernels; functions of `prepare_call` go past it."""
+        """Calls a function that builds executors or runs kernels; functions of `prepare_call` do not use it."""
         return self.inner.call_kernels(session, call, *arguments)
 
     def close(self, session: Any) -> None:
-        """`Session.close`."""
+        """Stands for `Session.close`."""
         self.inner.close(session)
 
 
@@ -101,11 +101,11 @@ _Engine = TypeVar("_Engine", bound=SessionEngine)
 
 
 def add_engine(session: Any, engine: SessionEngine) -> None:
-    """Lets an engine stand around everything a session does from now on.
+    """Puts an engine around everything that a session does from now on.
 
     Args:
-      session: one that exists; None for all, of which a script may have made some already.
-      engine: it was added nowhere yet. Of engines of all sessions the later one is the outer one.
+      session: an existing session; None for all sessions, also existing ones.
+      engine: a new engine. Of engines of all sessions, the later one is the outer one.
     """
     _change_sessions()
     if session is None:
@@ -119,12 +119,12 @@ def add_engine(session: Any, engine: SessionEngine) -> None:
 
 
 def find_engine(session: Any, kind: type[_Engine]) -> _Engine | None:
-    """The engine of a kind that was added to a session; None without one."""
+    """Returns the engine of a kind that was added to a session, or None."""
     return next((engine for engine in _engines_of(session) if isinstance(engine, kind)), None)
 
 
 def change_constructors(change: Callable[[Callable], Callable]) -> list[Any]:
-    """Puts `change(constructor)` in place of the constructors of `Session` and `InteractiveSession`; returns these."""
+    """Replaces the constructors of `Session` and `InteractiveSession` by `change(constructor)`; returns those."""
     import tensorflow as tf
 
     kinds = (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)
@@ -153,7 +153,7 @@ def _outermost(session: Any) -> SessionEngine:
 
 
 class _Methods:
-    """They stand in place of those of `BaseSession`, the class of all sessions."""
+    """The methods that replace those of `BaseSession`, the class of all sessions."""
 
     def __init__(self, target="", graph=None, config=None):
         given = target
@@ -191,7 +191,7 @@ class _Methods:
 
 
 class _TensorFlow(SessionEngine):
-    """The innermost one: what sessions do by themselves."""
+    """The innermost engine: TensorFlow's own methods of sessions."""
 
     def run(self, session, fetches, feed_dict, options, run_metadata):
         return _STOCK["run"](session, fetches, feed_dict, options, run_metadata)
@@ -216,7 +216,7 @@ class _TensorFlow(SessionEngine):
         _STOCK["close"](session)
 
 
-_STOCK: dict[str, Callable] = {}  # methods of `BaseSession` as TensorFlow has them
+_STOCK: dict[str, Callable] = {}  # methods of `BaseSession`, unchanged
 _CHANGES_OF_SETTINGS: list[Callable[[str, Any], tuple[str, Any]]] = []
 _OF_ALL = SessionEngine()  # its `inner` are the engines of all sessions
 _OF_ALL.inner = _TensorFlow()

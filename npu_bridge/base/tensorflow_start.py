@@ -56,7 +56,7 @@ def watch() -> None:
 
 
 def explain_global_step() -> None:
-    """Hides TensorFlow's warning that the global step stands still: it rises, or a warning here has said why not."""
+    """Hides TensorFlow's warning about a global step that does not rise; this package warns when that is true."""
     _alarms().step_is_explained = True
 
 
@@ -231,7 +231,7 @@ def _is_of_others(method: str) -> bool:
     if frame is None:
         return True
     known = (*_OURS, "npu_device", "keras", "tf_keras", "horovod")
-    methods = (method, method.replace("train_", ""))  # the second name is that of older scripts
+    methods = (method, method.replace("train_", ""))  # the second name is the one in older scripts
     for kind in map(type, frame.f_locals["self"].callbacks):
         makers = [base for base in kind.__mro__ if any(name in vars(base) for name in methods)]
         if makers and makers[0].__module__.split(".")[0] not in known:

@@ -15,7 +15,7 @@ from npu_bridge.base.install import FIX_HOROVOD
 def engine() -> str:
     """Returns what several ranks exchange tensors with: "horovod", or "tensorflow" for TensorFlow's own operators.
 
-    It is what `NPU_COLLECTIVES` says, else Horovod where it is installed.
+    It is the engine that `NPU_COLLECTIVES` names, else Horovod if it is installed.
 
     Raises:
       ValueError: the variable has another value.
@@ -29,7 +29,7 @@ def _has_horovod():
 
 
 def line_at_start() -> str:
-    """Returns a sentence about the engine for the start of a job; "" where it is the one to be expected."""
+    """Returns a sentence about the engine for the start of a job; "" for Horovod, which users expect."""
     if engine() == "horovod":
         return ""
     way = "leave out --collectives" if _has_horovod() else f"install it: {FIX_HOROVOD}"

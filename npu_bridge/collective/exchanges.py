@@ -142,7 +142,7 @@ def wait_for_ranks(name: str) -> None:
 
 
 def say_apart() -> None:
-    """Warns, once in a process, that its ranks train apart."""
+    """Warns, once in a process, that no values are combined between its ranks, so each trains another model."""
     _say_once(place_in_job()[1])
 
 

@@ -1,8 +1,8 @@
 """Runs checks before a session runs certain operators, such as collectives, for the first time.
 
-Sessions are looked at from outside, because what must be done takes runs of its own (reading all variables, say), and
-nothing is to be added to the step that trains. Sessions are watched from when the first check is added, which happens
-with several ranks only.
+Such checks need runs of their own, for example to read all variables, and must add nothing to the step that trains. So
+they are made outside of the session's graph. Sessions are watched from the first added check on, which only happens
+with several ranks.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Check:
         self.transfers = set(transfers)
 
     def is_due(self, session: tf.compat.v1.Session) -> bool:
-        """Whether there is anything to do in a session; asked at each of its runs."""
+        """Returns whether there is anything to do in a session; asked at each of its runs."""
         raise NotImplementedError
 
     def concerns(self, run: Run) -> bool:
-        """Whether it is to be done before this run; asked while it is due."""
+        """Returns whether this run needs the check first; asked while the check is due."""
         return bool(self.transfers & transfers_of(run))
 
     def act(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor] | None:
-        """Does it before this run. May run the session with `run_quietly`.
+        """Makes the check before this run. Can run the session with `run_quietly`.
 
         Returns:
-          Tensors to fetch along with the run, whose values `see` then gets; None where there is nothing to see.
+          Tensors to fetch along with the run, whose values `see` then gets; None if there is nothing to see.
         """
 
     def see(self, fetched: list, fed: list) -> None:
-        """Gets those values after the run, and those that it was fed; not in calls that were prepared before."""
+        """Gets these values after the run, and the fed values; not called in calls that were prepared before."""
 
 
 _Kind = TypeVar("_Kind", bound=Check)
@@ -58,12 +58,12 @@ _TRANSFERS: weakref.WeakKeyDictionary[Run, set[str]] = weakref.WeakKeyDictionary
 
 
 def check_of(graph: tf.Graph | None, key: Any, make: Callable[[], _Kind]) -> _Kind:
-    """The check of a key, made before each run of a session that it concerns, while it is due.
+    """Returns the check for a key, which is made before each run of a session that it concerns, while it is due.
 
     Args:
-      graph: of the sessions; None is for every graph.
-      key: tells the check from others of the graph.
-      make: makes it, when the key is asked for first.
+      graph: of the sessions; None for all graphs.
+      key: identifies the check among those of the graph.
+      make: makes the check at the first call with this key.
     """
     checks: dict = _CHECKS_OF_ALL if graph is None else _CHECKS.setdefault(graph, {})
     if key not in checks:
@@ -105,7 +105,7 @@ class _Audit(SessionEngine):
 
 
 def _checked(session, function, find_run):
-    """A function that runs a session, with the checks before it; TF 1 Keras trains by such functions."""
+    """Returns a function that makes the checks and runs a session; TF 1 Keras trains by such functions."""
 
     def run(*arguments, **keywords):
         _check(session, find_run)
@@ -129,7 +129,7 @@ def _check(session, find_run):
 
 
 def transfers_of(run: Run) -> set[str]:
-    """The marks of the transfers that a run takes part in."""
+    """Returns the marks of the transfers that a run takes part in."""
     if run not in _TRANSFERS:
         nodes = [op.node_def for op in run.ops if op.type.startswith(COLLECTIVE_TYPES)]
         _TRANSFERS[run] = {node.attr[_MARK].s.decode() for node in nodes if _MARK in node.attr}

@@ -187,7 +187,7 @@ class _Request:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         key = store.key_of(words[1]) if len(words) == 3 and words[1].startswith("/") else None
         if key is None or words[0] not in ("GET", "PUT", "DELETE"):
-            raise ValueError("none of this job")
+            raise ValueError("not a request of this job")
         value, status = b"", 200
         if words[0] == "GET":
             value = store.get(key)
@@ -229,5 +229,5 @@ class _Request:
         self._request.settimeout(max(end - time.monotonic(), 0.001))
         text = self._request.recv(65536)
         if not text or time.monotonic() > end:
-            raise socket.timeout("the request has not come whole")
+            raise socket.timeout("the request is incomplete")
         return text

@@ -11,8 +11,8 @@ import tensorflow as tf
 from npu_bridge.collective import agreement, first_run, groups, wire_names
 from npu_bridge.collective.communicator import Communicator
 
-# A rank that comes to its first run waits this long for the plans of others; then it continues, and the last rank to
-# come compares. It would wait in the collective anyway, but could no longer report the cause there.
+# A rank waits this long at its first run for the plans of others; then it continues, and the last rank compares. It
+# would wait in the collective anyway, but could no longer report the cause there.
 _PATIENCE_SECS = 20.0
 
 

@@ -12,7 +12,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.collective.key_value_store import KeyValueStore
 
 DEFAULT_LIMIT_SECS = 120
-# When to warn about missing ranks, as `npu-run` does for all that wait; half of the limit if that is less.
+# When to warn about missing ranks, as `npu-run` does for all waits; half of the limit if that is less.
 _WARN_SECS = 60.0
 _END_SECS = 5.0
 _LOG = logger(__name__)

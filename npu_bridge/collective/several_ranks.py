@@ -17,7 +17,7 @@ from npu_bridge.collective.transfer_tensors import (
 
 
 class SeveralRanks(Communicator):
-    """Ranks that are processes of their own, whose tensors an engine sends."""
+    """Ranks that are separate processes, whose tensors an engine sends."""
 
     @abc.abstractmethod
     def _sum_of_vector(self, vector, name, average):
@@ -25,7 +25,7 @@ class SeveralRanks(Communicator):
 
     @abc.abstractmethod
     def _broadcast_numbers(self, tensor, root_rank, name):
-        """Does the same as `broadcast`, for all dtypes but strings."""
+        """Broadcasts tensors of all dtypes but strings, as `broadcast` does."""
 
     def all_reduce(self, tensors, name, average=True, prescale=1.0, after=()):
         results = [None] * len(tensors)

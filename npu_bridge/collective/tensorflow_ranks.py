@@ -28,7 +28,7 @@ from npu_bridge.collective.wire_names import placed
 from npu_bridge.graph.run import run_of, run_of_call
 
 _REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
-# What the operators cannot add up, and integers of a byte, which they cannot move either.
+# The dtypes that the operators cannot add up, and integers of a byte, which they cannot move either.
 _WIDER = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.bool: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64}
 _SAME_BITS = {
     tf.bfloat16: tf.float16,
@@ -42,7 +42,7 @@ _SAME_BITS = {
 # Numbers of elements to which transfers are filled up: four to each power of two, so a fifth at most is added.
 _SIZES = sorted({round(2 ** (quarter / 4)) for quarter in range(4 * 31)})
 _POLL_SECS = 1.0
-_KEYS: dict[int, str] = {}  # what each number stands for in this process
+_KEYS: dict[int, str] = {}  # the name of the transfer with each number, in this process
 _OF_KEY: dict[int, TensorFlowCommunicator] = {}  # the ranks of each group
 _OPENED: set[tuple[int, ...]] = set()  # the members of all groups of the job
 _OF_GROUPS: set[str] = set()  # full names of transfers of groups in graphs
@@ -53,7 +53,7 @@ class TensorFlowCommunicator(SeveralRanks):
     """The ranks of a job of `npu-run` on one machine, each of which is a TensorFlow server.
 
     Raises:
-      NoServerError: this process cannot be one.
+      NoServerError: this process cannot be such a server.
     """
 
     meets_in_any_run = False  # TensorFlow numbers runs, and transfers meet in runs of one number
@@ -251,9 +251,9 @@ def _key_of_run(graph, find_run):
 
 @functools.cache
 def _begin_to_count(key):
-    """Lets all ranks fetch the number of their next step with this key before any rank goes on to a further step.
+    """Lets all ranks fetch the number of their next step with this key before any rank begins a further step.
 
-    The first rank has that number, and adds 1 at each of its runs, also where no transfer is executed.
+    The first rank holds that number, and adds 1 at each of its runs, even if the run executes no transfer.
     """
     with wire_names.labelled(""), tf.Graph().as_default() as graph:
         met = TensorFlowCommunicator().reduce(tf.zeros([]), "sum", f"steps_of_{key}")
@@ -270,7 +270,7 @@ def _key_of(*parts):
     if _KEYS.setdefault(key, text) != text:
         raise RuntimeError(
             f"npu_bridge.collective: two transfers have one number. Expected a number for each; got {key} for "
-            f"{_KEYS[key]} and for {text}. Give the optimizer, or what else names them, another name."
+            f"{_KEYS[key]} and for {text}. Give the optimizer, or the object that names them, another name."
         )
     return key
 

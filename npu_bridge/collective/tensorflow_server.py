@@ -3,7 +3,7 @@
 One server serves eager execution, functions and the sessions of TF 1 graphs. It has to run before a rank makes its
 first tensor, so a rank of `npu-run` announces it before the script begins. It starts with the first tensor or session.
 
-TensorFlow's servers listen on all addresses and take requests of anybody. A filter in the system's kernel therefore
+TensorFlow's servers listen on all addresses and take requests of anyone. A filter in the system's kernel therefore
 drops every packet for this port that does not come from this machine. `docs/security.md` says what that leaves open.
 """
 
@@ -71,7 +71,7 @@ class Server:
         change_settings(self._with_server)
 
     def start(self) -> None:
-        """Starts it, unless it runs. Waits until all ranks have chosen a port, but not until they listen."""
+        """Starts the server, unless it runs. Waits until all ranks have chosen a port, but not until they listen."""
         start_serving()
 
     def _describe(self, settings: tf.compat.v1.ConfigProto) -> Any:
@@ -93,7 +93,7 @@ class Server:
         return own
 
     def _with_server(self, target, config):
-        """Returns the target and the settings for a session of the script; a target of its own is kept."""
+        """Returns the target and the settings for a session of the script; keeps a target that the script has set."""
         if target:
             return target, config
         import tensorflow as tf
@@ -134,7 +134,7 @@ def of_this_process() -> Server:
     """Returns the server of this rank; the first call announces it.
 
     Raises:
-      NoServerError: no `npu-run` started this rank, or it is one of an elastic job or of several machines.
+      NoServerError: `npu-run` did not start this rank, or the job is elastic or runs on several machines.
     """
     return Server()
 

@@ -13,7 +13,7 @@ from npu_bridge.collective.single_process import SingleProcess
 def current() -> Communicator:
     """Returns the communicator of this process, found anew at each call.
 
-    It is Horovod's when a launcher started more than one rank, or when the script itself has initialised Horovod with
+    It is Horovod's if a launcher has started more than one rank, or if the script itself has initialised Horovod with
     more than one rank. Otherwise it is that of a single process.
 
     Raises:

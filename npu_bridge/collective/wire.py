@@ -7,8 +7,8 @@ way: a mean of numbers that fit into 16 bits fits, too, and summands are first m
 bfloat16 numbers can add up to more than float32 holds.
 
 Three ranks and more: every rank receives its own part of the tensors from all ranks, adds it up, and sends the mean to
-all. Two ranks: each receives the other's values. They are in a wrapped-around sum of bit patterns, minus its own,
-because Gloo's all-reduce uses both directions of a link at once; its other collectives between two ranks mostly do not.
+all. Two ranks: each receives the other's values, as a wrapped-around sum of bit patterns minus its own pattern: Gloo's
+all-reduce uses both directions of a link at once, and its other collectives between two ranks mostly do not.
 """
 
 from __future__ import annotations

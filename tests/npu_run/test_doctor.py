@@ -189,7 +189,7 @@ def test_a_wheel_that_cannot_be_kept_is_installed(tmp_path, small_disk, monkeypa
         Installer(str(python), tmp_path / "log", said.append).install_horovod()
     assert len(list(tmp_path.glob("npu_bridge/wheels/*/horovod-0.whl"))) == 1
     told = "the wheel of Horovod for the next time is not written any more: No space left on device; "
-    assert [line for line in said if "next time" in line] == [f"{told}the rest goes on without it"]
+    assert [line for line in said if "next time" in line] == [f"{told}the rest continues without it"]
 
 
 def test_make_and_compilers_see_no_space_in_the_path_of_an_environment(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path, small_disk):  # noqa
     write_script(tmp_path, FILLING)
     process = start("-np", "2", "--logs", "--out", small_disk.path / "logs", "train.py", small_disk.path, cwd=tmp_path)
     logs = [f"the log {small_disk.path}/logs/rank_{rank}.log" for rank in range(2)]
-    reason = "No space left on device; the rest goes on without it"
+    reason = "No space left on device; the rest continues without it"
     early = ""
     while not all(f"npu-run: {log} is not written any more: {reason}\n" in early for log in logs):
         early += read_until(process, "\n")

@@ -39,7 +39,7 @@ def bring_back(tensorflow: types.ModuleType) -> None:
     sys.meta_path.append(_Finder())
     for module in (tensorflow, tensorflow.compat.v1, tensorflow.compat.v2):
         _let_have(module)
-    for name in ("tensorflow.compat.v1", "tensorflow.compat.v2"):  # an import by this name loads them once more
+    for name in ("tensorflow.compat.v1", "tensorflow.compat.v2"):  # an import by this name loads them again
         after_import(name, _let_have)
 
 

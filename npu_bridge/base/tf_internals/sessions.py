@@ -1,4 +1,4 @@
-"""Private parts of sessions, of their runs and of the process's settings. TensorFlow 2.15.1."""
+"""Wraps private parts of sessions, of their runs and of the process's settings. TensorFlow 2.15.1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), feeds: dict | None = None) -> list:
-    """Runs a session past its hooks and engines, but for those that call kernels (`BaseSession._do_run`, TF 2.15).
+    """Runs a session without its hooks and engines, except those that call kernels (`BaseSession._do_run`, TF 2.15).
 
-    Feeds are values by tensor; what is returned are the values of `fetches`.
+    Feeds are values by tensor. Returns the values of `fetches`.
     """
     from tensorflow.python.client.session import BaseSession
 
@@ -24,37 +24,37 @@ def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), fe
 
 
 def session_interface() -> type:
-    """The class of what savers take for a session (`tensorflow.python.client.session.SessionInterface`, TF 2.15)."""
+    """Returns the class that savers accept as a session (`client.session.SessionInterface`, TF 2.15)."""
     from tensorflow.python.client.session import SessionInterface
 
     return SessionInterface
 
 
 def is_remote(session: tf.compat.v1.Session) -> bool:
-    """Whether a session runs on a TensorFlow server of another process (`BaseSession._target`, TF 2.15)."""
+    """Returns whether a session runs on a TensorFlow server of another process (`BaseSession._target`, TF 2.15)."""
     return bool(session._target) and not getattr(session, "_npu_bridge_is_served_here", False)
 
 
 def can_build_ahead(session: tf.compat.v1.Session) -> bool:
-    """Whether a session refuses a run with a missing thread pool once its executor is built: one without a server does.
+    """Returns whether a session whose executor is built refuses a run that names a missing thread pool.
 
-    A server runs it (`BaseSession._target`, TF 2.15).
+    A session without a server does; a server runs it (`BaseSession._target`, TF 2.15).
     """
     return not session._target
 
 
 def is_closed(session: Any) -> bool:
-    """Whether a session was closed; False for what is not a session (`BaseSession._closed`, TF 2.15)."""
+    """Returns whether a session was closed; False for other objects (`BaseSession._closed`, TF 2.15)."""
     return getattr(session, "_closed", False)
 
 
 def plain_session(session: Any) -> Any:
-    """The session inside a MonitoredSession (`_tf_sess`, TF 2.15); any other as it is."""
+    """Returns the session inside a MonitoredSession (`_tf_sess`, TF 2.15); any other unchanged."""
     return session._tf_sess() if hasattr(session, "_tf_sess") else session
 
 
 def mark_as_not_begun(session: tf.compat.v1.Session) -> None:
-    """What the finalizer of a session needs when its constructor fails early (`BaseSession._session`, TF 2.15)."""
+    """Sets what a session's finalizer reads if its constructor fails early (`BaseSession._session`, TF 2.15)."""
     session._session = None
 
 
@@ -82,15 +82,15 @@ def empty_buffer() -> Iterator[Any]:
         pywrap_tf_session.TF_DeleteBuffer(buffer)
 
 
-_COLLECTIONS: list[tf.compat.v1.RunMetadata] = []  # those that are open, the innermost last
+_COLLECTIONS: list[tf.compat.v1.RunMetadata] = []  # the open ones, the innermost last
 
 
 @contextlib.contextmanager
 def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
     """Yields a message that holds, afterwards, the graphs of functions that were first called inside.
 
-    Of several, one inside the other, each gets what is called inside of it. Seen in TF 2.15:
-    `context.enable_graph_collection`, `export_run_metadata` and `disable_graph_collection`.
+    Of nested blocks, each gets the functions called inside it. Seen in TF 2.15: `context.enable_graph_collection`,
+    `export_run_metadata` and `disable_graph_collection`.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context
@@ -114,35 +114,35 @@ def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
 
 
 def is_traced() -> bool:
-    """Whether the script collects graphs, by `tf.summary.trace_on` (`_current_trace_context`, TF 2.15)."""
+    """Returns whether the script collects graphs, by `tf.summary.trace_on` (`_current_trace_context`, TF 2.15)."""
     from tensorflow.python.ops import summary_ops_v2
 
     return summary_ops_v2._current_trace_context is not None
 
 
 def read_content(buffer: Any) -> bytes:
-    """The serialized message in a buffer (`pywrap_tf_session.TF_GetBuffer`, TF 2.15)."""
+    """Returns the serialized message in a buffer (`pywrap_tf_session.TF_GetBuffer`, TF 2.15)."""
     from tensorflow.python.client import pywrap_tf_session
 
     return pywrap_tf_session.TF_GetBuffer(buffer)
 
 
 def default_session_config() -> tf.compat.v1.ConfigProto:
-    """The settings of a session that was given none: what `tf.config` was told (`context().config`, TF 2.15)."""
+    """Returns the settings of a session without its own: those given to `tf.config` (`context().config`, TF 2.15)."""
     from tensorflow.python.eager import context
 
     return context.context().config
 
 
 def has_eager_context() -> bool:
-    """Whether this process has begun to execute eagerly (`context._context_handle`, TF 2.15)."""
+    """Returns whether this process has begun to execute eagerly (`context._context_handle`, TF 2.15)."""
     from tensorflow.python.eager import context
 
     return context.context_safe() is not None and context.context()._context_handle is not None
 
 
 def settings_of_functions() -> Any:
-    """The settings with which this thread calls functions (`context().function_call_options`, TF 2.15)."""
+    """Returns the settings with which this thread calls functions (`context().function_call_options`, TF 2.15)."""
     from tensorflow.python.eager import context
 
     current = context.context()
@@ -158,7 +158,7 @@ def set_settings_of_functions(settings: Any) -> None:
 
 
 def with_config(settings: Any, change: Callable[[tf.compat.v1.ConfigProto], Any]) -> Any:
-    """A copy of settings of functions whose ConfigProto was handed to `change` (`FunctionCallOptions`, TF 2.15)."""
+    """Returns settings of functions whose ConfigProto `change` has modified (`FunctionCallOptions`, TF 2.15)."""
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto.FromString(settings.config_proto_serialized)
@@ -167,7 +167,7 @@ def with_config(settings: Any, change: Callable[[tf.compat.v1.ConfigProto], Any]
 
 
 def is_deterministic() -> bool:
-    """Whether the process uses deterministic kernels (`config.is_op_determinism_enabled`, TF 2.15)."""
+    """Returns whether the process uses deterministic kernels (`config.is_op_determinism_enabled`, TF 2.15)."""
     from tensorflow.python.framework import config
 
     return config.is_op_determinism_enabled()
@@ -181,21 +181,21 @@ def set_deterministic(is_on: bool) -> None:
 
 
 def chrome_trace(step_stats: Any) -> str:
-    """The StepStats of a run as JSON text for chrome://tracing (`client.timeline.Timeline`, TF 2.15)."""
+    """Returns the StepStats of a run as JSON for chrome://tracing (`client.timeline.Timeline`, TF 2.15)."""
     from tensorflow.python.client.timeline import Timeline
 
     return Timeline(step_stats).generate_chrome_trace_format(show_dataflow=False)
 
 
 def summary_operators() -> list:
-    """The operators of `tf.summary` in the default graph (`summary_ops_v2.all_v2_summary_ops`, TF 2.15)."""
+    """Returns the operators of `tf.summary` in the default graph (`summary_ops_v2.all_v2_summary_ops`, TF 2.15)."""
     from tensorflow.python.ops import summary_ops_v2
 
     return list(summary_ops_v2.all_v2_summary_ops() or ())
 
 
 def summary_writer_initializers() -> list:
-    """The operators that open the summary writers of the default graph (`summary_ops_v2`, TF 2.15)."""
+    """Returns the operators that open the default graph's summary writers (`summary_ops_v2`, TF 2.15)."""
     from tensorflow.python.ops import summary_ops_v2
 
     return list(summary_ops_v2.summary_writer_initializer_op())

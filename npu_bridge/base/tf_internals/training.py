@@ -209,7 +209,7 @@ def change_seeds(change: Callable[[Callable, Any], Any]) -> None:
 
 
 def seed_all_operators(seed: int) -> None:
-    """Gives random operators without a seed a different one each, from now on: determinism refuses them without.
+    """Gives each random operator without a seed a different one from now on, because determinism requires seeds.
 
     Seen in TF 2.15: `Graph._create_op_internal`; and `config` in the two modules that refuse by themselves, its only
     use there.
