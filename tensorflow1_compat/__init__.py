@@ -1,6 +1,6 @@
-"""TensorFlow 1.15 for the user's own source files: what they import and call, on the TensorFlow that is installed.
+"""Lets the user's own source files import and call TensorFlow 1.15, on the installed TensorFlow.
 
-`tables.py` and `removed_names.py` are data: which old name is which thing here. `contrib/` holds what has no
+`tables.py` and `removed_names.py` map old names to their places today. `contrib/` holds everything without a
 counterpart. `proxies.py` makes module objects of both; `source.py` loads the user's files so that their imports get
-those. Nobody else sees any of it.
+these objects. No other code sees them.
 """

@@ -1,7 +1,7 @@
-"""Has `python3`, started by a script, be the Python of the script, with the same TensorFlow for its files.
+"""Makes a `python3` that a script starts the script's own Python, with the same TensorFlow for its files.
 
-A script may well prepare its data by `os.system("python3 data.py &")`. `lead` puts a `python3` first on `PATH`, which
-runs this module. Files of the user's tree and code of `-c` are prepared; anything else is plain Python.
+A script can prepare its data by `os.system("python3 data.py &")`. `lead` puts a `python3` first on `PATH`, which runs
+this module. Files of the user's tree and code of `-c` are prepared; everything else runs in plain Python.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NAMES = ("python", "python3", "python3.7")
 
 
 def lead(roots: Sequence[str]) -> None:
-    """In a rank: what it starts by the name of Python is prepared for the same tree of TensorFlow 1.
+    """Prepares, in a rank, each process that is started as `python3`, for the same tree of TensorFlow 1.
 
-    Few scripts start any, so where these files cannot be written, the script runs without them.
+    Few scripts start one, so if these files cannot be written, the script runs without them.
     """
     say = None if probable_rank() == 0 else lambda text: None
     Secondary("the python3 for processes of this script", say=say).attempt(_put_first, roots)
@@ -40,7 +40,7 @@ def _put_first(roots: Sequence[str]) -> None:
     own = temporary_folder("npu_run_python_")
     atexit.register(own.cleanup)
     folder = own.name
-    command = os.fsencode(shlex.join([sys.executable, "-m", __name__, *roots, "--"]))  # names of files have any bytes
+    command = os.fsencode(shlex.join([sys.executable, "-m", __name__, *roots, "--"]))  # file names can hold any bytes
     for name in _NAMES:
         with open(os.path.join(folder, name), "wb", opener=functools.partial(os.open, mode=0o755)) as file:
             file.write(b'#!/bin/sh\nexec %b "$@"\n' % command)
@@ -58,7 +58,7 @@ def _main(roots: list[str], arguments: list[str]) -> None:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["-c", *given[2:]] if is_code else given
     sys.path[0] = "" if is_code else os.path.dirname(os.path.realpath(given[0]))
-    journal.silence()  # the parent has said it
+    journal.silence()  # the parent has printed it
     start.enter(roots, sys.path[1:])
     if is_code:
         code = compile_source(given[1].encode(), "<string>")
@@ -71,12 +71,12 @@ def _main(roots: list[str], arguments: list[str]) -> None:
 
 
 def _wait_for_threads() -> None:
-    """Since Python 3.9, executors take no work once the main thread is at its end, whoever else is still there."""
+    """Waits for other threads: since Python 3.9, executors take no work once the main thread has ended."""
     from concurrent.futures import thread as executors
 
     left_out = {threading.main_thread(), *executors._threads_queues}  # they wait for work
     while others := [each for each in threading.enumerate() if not each.daemon and each not in left_out]:
-        others[0].join(0.1)  # it may turn out to be one of an executor that is being filled
+        others[0].join(0.1)  # it can be a thread of an executor that is being filled
         left_out.update(executors._threads_queues)
 
 

@@ -20,13 +20,14 @@ __all__ = ["Evidence", "evidence_in", "evidence_of", "switched"]
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
 _SWITCHES_TO_2 = ("npu_device",)
-# Never worked with TensorFlow 1, so that beside it names of `tensorflow.compat.v1` are those of a script for both.
+# Never worked with TensorFlow 1, so beside it, names of `tensorflow.compat.v1` belong to a script for both versions.
 _NEEDS_2 = ("tensorflow_addons",)
-# Under these names `tf` is TensorFlow 1 whatever is installed, but eager unless somebody switches that off.
+# Under these names `tf` is TensorFlow 1 in every version, but executes eagerly unless the script switches that off.
 _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
-# Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
+# In a script for both versions that writes `tf.compat.v1.name`, these only work in TensorFlow 2 after one of
+# `_MAKES_GRAPHS`.
 _NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "sparse_placeholder", "Session")}
-# What a script of TensorFlow 2 may have from a time when it was younger. That it imports `keras` tells no age.
+# Names in TensorFlow 2 scripts of earlier versions. An import of `keras` does not show a script's age.
 _OLD_OF_2 = frozenset({
     *OF_2.modules, *OF_2.names, *OLD_ANYWHERE, "yaml.load",
     "google.protobuf.descriptor.Descriptor", "google.protobuf.descriptor.EnumDescriptor",  # of old protoc modules
@@ -37,29 +38,29 @@ _OLD_OF_2 = frozenset({
     METHODS_OF_LEGACY,
 }) - LEGACY_OPTIMIZERS.keys() - {"keras", "keras.__version__"}  # fmt: skip
 _OLD_BESIDE_NUMPY_2 = (_OLD_OF_2 | OLD_BESIDE_NUMPY_2) - REUSED
-# Keywords that what is below a module took then, and refuses or leaves out now.
+# Keywords that these modules accepted then, and refuse or ignore now.
 _OLD_KEYWORDS = {"optimizers": {"decay", "lr"}, "skimage": {"multichannel"}}
-# Where the installed files have the public names of Keras.
+# The places of Keras's public names in the installed files.
 _INSTALLED = {"tensorflow.keras.": f"{KERAS}.api._v2.keras.", "keras.": "keras."}
 _THEN = "what it had then"
 _MEANING = {"keras": _THEN if KERAS == "keras" else f"Keras 2 ({KERAS})", "tf.keras": _THEN}
 _MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {
     f"tensorflow.compat.v1.{name}" for name in ("disable_eager_execution", "disable_v2_behavior")
 }
-# Helpers of the NPU interface that only graphs and sessions have a use for.
+# Helpers of the NPU interface that are only useful with graphs and sessions.
 _HELPERS_OF_1 = tuple(
     f"npu_bridge.npu_init.{name}" for name in ("npu_config_proto", "set_keras_session_npu_config", "npu_tf_optimizer")
 )
 
 
 class Evidence(NamedTuple):
-    """What speaks for each era.
+    """The names that show a script's era.
 
     Attributes:
       of_1: names that only TensorFlow 1 has, with their first use.
-      of_2: the same of TensorFlow 2.
-      old_of_2: names that a younger TensorFlow 2, Keras, numpy or Python had.
-      switches_to_2: the script asks for TensorFlow 2 on NPUs.
+      of_2: names that only TensorFlow 2 has, likewise.
+      old_of_2: names of earlier versions of TensorFlow 2, Keras, numpy or Python.
+      switches_to_2: the script requests TensorFlow 2 on NPUs.
     """
 
     of_1: dict[str, Use]
@@ -69,9 +70,9 @@ class Evidence(NamedTuple):
 
     @property
     def deciding(self) -> dict[str, Use]:
-        """Gives for "keras" and "tensorflow" the first name that only an older one has; others are as installed.
+        """The first name for "keras" and for "tensorflow" that only an older version has; others are used as installed.
 
-        A name that both have decides nothing. Where Keras 2 is `keras` itself, the two are one.
+        A name that both versions have decides nothing. If Keras 2 is `keras` itself, each name decides for both.
         """
         found: dict[str, Use] = {}
         for use in self.old_of_2.values():
@@ -85,17 +86,17 @@ class Evidence(NamedTuple):
 
     @property
     def older(self) -> list[str]:
-        """Gives the packages that the script needs as they were."""
+        """The packages that the script needs in an older version."""
         return list(self.deciding)
 
     @property
     def is_tensorflow_1(self) -> bool:
-        """Whether a script is of TensorFlow 1. Where names of both eras occur, the more frequent era decides."""
+        """Whether a script is written for TensorFlow 1. If names of both eras occur, the more frequent era decides."""
         return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)
 
 
 def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
-    """Returns the names that decided, each with a clause on the Keras that the script therefore sees.
+    """Returns the names that decided, each with a clause about the Keras that the script therefore gets.
 
     Args:
       older: `Evidence.deciding`.
@@ -116,12 +117,12 @@ def _said(use: Use) -> str:
 
 
 def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
-    """Reads a script and what it imports of its tree, without running anything."""
+    """Reads a script and the modules that it imports from its tree, without running anything."""
     return evidence_in(read_tree(script, roots))
 
 
 def evidence_in(files: Iterable[FileFacts]) -> Evidence:
-    """Returns what speaks for each era in the files of a script."""
+    """Returns the evidence for each era in the files of a script."""
     of_1: dict[str, Use] = {}
     of_2: dict[str, Use] = {}
     old_of_2: dict[str, Use] = {}
@@ -153,13 +154,13 @@ def evidence_in(files: Iterable[FileFacts]) -> Evidence:
     if not needs_2:
         of_1.update(of_version_1)
     if not makes_graphs:
-        # A file with `tf1 = tf.compat.v1` beside `tf` that makes its graphs works in TensorFlow 2 as it stands.
+        # A file that uses `tf1 = tf.compat.v1` beside `tf` and makes its graphs works unchanged in TensorFlow 2.
         of_1.update(needs_graphs | ({} if needs_2 else beside_version_2))
     return Evidence(of_1, of_2, old_of_2, switches_to_2)
 
 
 def _is_plain(use: Use) -> bool:
-    """Whether a name is taken from the imported `tf`, other than to read its version."""
+    """Returns whether a name is taken from the imported `tf`, other than to read its version."""
     versions = ("tensorflow.compat", "tensorflow.__", "tensorflow.version")
     return use.alias == "tensorflow" and not use.name.startswith(versions)
 
@@ -172,8 +173,8 @@ def _has_old_keywords(use: Use) -> bool:
 
 
 def _is_old(use: Use) -> bool:
-    """Whether a name or what it is in was elsewhere; that `tensorflow.compat.v2` was `tensorflow` is no news."""
-    if use.name == METHODS_OF_LEGACY:  # those of TensorFlow 1, and who asks for the legacy ones, have them today
+    """Returns whether a name, or its module, has moved; `tensorflow.compat.v2` for `tensorflow` does not count."""
+    if use.name == METHODS_OF_LEGACY:  # TensorFlow 1's classes and explicitly legacy ones still have them
         return not use.alias.startswith(_VERSION_1) and "legacy" not in use.alias
     old = _OLD_BESIDE_NUMPY_2 if numpy_version() >= (2, 0) else _OLD_OF_2
     found = use.name
@@ -181,13 +182,13 @@ def _is_old(use: Use) -> bool:
         found = found.rpartition(".")[0]
     if not found or not _is_there(found):
         return bool(found)
-    # Both have the module: what is taken from it decides, if only one of them has that.
+    # Both have the module: the name taken from it decides, if only one of them has that name.
     return not _is_there(use.name) and is_installed(OF_2.modules.get(found, found) + use.name[len(found) :])
 
 
 @functools.cache
 def _is_there(name: str) -> bool:
-    """Tells whether the Keras of today has a name of an older one as well."""
+    """Returns whether the installed Keras also has a name of an older one."""
     for start, place in _INSTALLED.items():
         if name.startswith(start):
             return is_installed(place + name[len(start) :])
@@ -195,7 +196,7 @@ def _is_there(name: str) -> bool:
 
 
 def _era_of(name: str) -> int:
-    """1 or 2 for a name of one era, else 0."""
+    """Returns 1 or 2 for a name of one era, else 0."""
     if name in _HELPERS_OF_1 or name.startswith(_MODULES_OF_1):
         return 1
     for prefix in _VERSION_1:

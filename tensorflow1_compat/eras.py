@@ -1,6 +1,6 @@
-"""Data for `era.py`: names that only TensorFlow 1 or only TensorFlow 2 has, by namespace.
+"""Holds data for `era.py`: names that only TensorFlow 1 or only TensorFlow 2 has, by namespace.
 
-They are those that only one of `tensorflow.compat.v1` and `tensorflow` has in TensorFlow 2.15; a test compares.
+Exactly one of `tensorflow.compat.v1` and `tensorflow` has each name in TensorFlow 2.15; a test compares.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiled modules of the user's tree, such as those of Cython: they find the names that numpy had, too."""
+"""Lets compiled modules of the user's tree, such as those of Cython, find numpy's old names, too."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _OLD_NAMES = {
 
 
 class UserExtensionLoader(importlib.machinery.ExtensionFileLoader):
-    """Loads a compiled module of the user's tree.
+    """A loader of compiled modules of the user's tree.
 
-    Its imports cannot be replaced. So numpy itself has its old names while the module is loaded, and what the module
-    then holds as numpy becomes the proxy that sources get.
+    Their imports cannot be replaced. So numpy itself has its old names while a module is loaded; afterwards the
+    module's references to numpy become the proxy that source files get.
     """
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -41,7 +41,7 @@ class UserExtensionLoader(importlib.machinery.ExtensionFileLoader):
 
     @contextlib.contextmanager
     def _old_names(self) -> Iterator[types.ModuleType | None]:
-        """Numpy with the names that it no longer has, for as long as the context; None for a module without numpy."""
+        """Gives numpy its removed names inside the block; yields numpy, or None for a module without numpy."""
         if b"numpy" not in self.get_data(self.path) or proxies.is_plain("numpy"):
             yield None
             return

@@ -41,7 +41,7 @@ _OF_PYTHON_2 = re.compile(
 _INSTALLED_AS = {
     "Crypto": "pycryptodome", "PIL": "pillow", "cv2": "opencv-python-headless", "skimage": "scikit-image",
     "audioop": "audioop-lts", "sklearn": "scikit-learn", "yaml": "pyyaml",
-    **{name: f"standard-{name}" for name in (  # that Python had until 3.11 or 3.12
+    **{name: f"standard-{name}" for name in (  # Python had these until 3.11 or 3.12
         "aifc", "asynchat", "asyncore", "cgitb", "chunk", "crypt", "mailcap", "nntplib", "smtpd", "sndhdr", "sunau",
         "telnetlib", "uu", "xdrlib",
     )},
@@ -57,19 +57,19 @@ _KNOWN = {
     "tensorflow_datasets", "tensorflow_hub", "tensorflow_probability", "tensorflow_text", "transformers",
 }  # fmt: skip
 _DEEPEST, _MOST_FOLDERS = 4, 500
-_AT_THE_TOP = ("README", "LICENSE", "REQUIREMENTS")  # of a project: what is beside its folder is another one
+_AT_THE_TOP = ("README", "LICENSE", "REQUIREMENTS")  # of a project: folders beside its own belong to others
 
 
 class Finding(NamedTuple):
-    """One thing that was found.
+    """One finding.
 
     Attributes:
       kind: "cannot work", "needed", "ranks", "ignored", "healed", "contrib", "option" or "npu".
       what: the name.
-      remark: what it is here, or what to do.
-      place: where it is used first.
-      effect: "changes numbers" if the training has other numbers by it than it has on an NPU, or in float32; for
-        "ranks", the severity in a job of several.
+      remark: its meaning here, or the cure.
+      place: its first use.
+      effect: "changes numbers" if the training gets other numbers because of it than on an NPU, or in float32; for
+      "ranks", the severity in a job of several ranks.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Finding(NamedTuple):
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the script cannot work as it is."""
+        """Whether the script cannot work unchanged."""
         return self.kind in FATAL
 
     @property
@@ -94,7 +94,7 @@ class Survey(NamedTuple):
 
     Attributes:
       era: 1 or 2, the TensorFlow that it is written for.
-      files: how many files were read.
+      files: number of files read.
       findings: each name once, by its first use.
     """
 
@@ -116,8 +116,8 @@ def survey(
       script: its path.
       roots: its source tree.
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
-      is_switched: whether a script of an older TensorFlow 2 sees that.
-      more: finds more in all files, for TensorFlow 1 or 2.
+      is_switched: whether a script of an older TensorFlow 2 gets that version's names.
+      more: returns further findings in all files, for TensorFlow 1 or 2.
     """
     files = list(read_tree(script, roots))
     evidence: Evidence = evidence_in(files)
@@ -153,7 +153,7 @@ def _of_syntax(facts: FileFacts) -> Iterator[Finding]:
 
 
 def _of_older(evidence: Evidence) -> Iterator[Finding]:
-    """Packages that the script sees as they were."""
+    """Yields the packages that the script gets in an older version."""
     for use, remark in switched(evidence.deciding):
         yield Finding("healed", "older Keras", remark, use.place)
 
@@ -165,7 +165,7 @@ def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:
         elif era == 1 and use.name.startswith(_TENSORFLOW):
             yield from _of_tensorflow_name(use)
         elif era == 1 and use.name.startswith(f"{removed_names.OF_OLD}."):
-            remark = "what took its place is used where it is gone"
+            remark = "its replacement is used where it is gone"
             yield Finding("healed", f"{use.name.replace('.', ' ')}", remark, use.place)
         elif era == 1:
             for table in (removed_names.GONE_NAMES, removed_names.GONE_MODULES):
@@ -178,7 +178,7 @@ def _of_our_name(use: Use) -> Iterator[Finding]:
     missing = find_missing(use.name)
     if missing is not None and not use.is_guarded:
         module, _, leaf = missing.rpartition(".")
-        remark = did_you_mean(leaf, names_beside(missing), "Nothing of a similar name is here.")
+        remark = did_you_mean(leaf, names_beside(missing), "No similar name exists here.")
         yield Finding("cannot work", missing, f"{module} has no name {leaf!r}. {remark}", use.place)
     else:
         yield Finding("npu", use.name, "", use.place)
@@ -199,12 +199,12 @@ def _of_tensorflow_name(use: Use) -> Iterator[Finding]:
 
 
 def _complaint_about(use: Use) -> str | None:
-    """Why a call cannot work; one inside `try` may fail."""
+    """Returns why a call cannot work; None for a call inside `try`, which can fail."""
     return None if use.call is None or use.is_guarded else complaint_about(use.name, use.call)
 
 
 def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
-    """Packages that are imported and not found: they are not installed, or Python does not look where they are."""
+    """Yields imported packages that are not found: they are not installed, or Python does not search their folder."""
     adds_folders = any(map(_changes_path, files))
     own, *others = map(os.path.realpath, roots)
     searched = {own, *(root for root in others if not own.startswith(os.path.join(root, "")))}
@@ -215,9 +215,9 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
                 continue
             folder = "" if _is_installed(package) else _folder_with(use.name, roots)
             if folder is None:
-                # Under an unknown name anybody may offer a package.
+                # Anyone could offer a package under an unknown name.
                 is_known = package in _INSTALLED_AS or package in _KNOWN_TO_WORK or package in _KNOWN
-                fix = f"pip install {_INSTALLED_AS.get(package, package)}" if is_known else "install what has it"
+                fix = f"pip install {_INSTALLED_AS.get(package, package)}" if is_known else "install its package"
                 remark = f"it is not installed: {fix}, or name its folder with --tree"
                 yield Finding("needed", f"package {package}", remark, use.place)
             elif folder and not adds_folders and os.path.realpath(folder) not in searched:
@@ -230,16 +230,16 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
 
 
 def _changes_path(facts: FileFacts) -> bool:
-    """Whether a file may add folders to where Python looks for modules."""
+    """Returns whether a file might change the list of folders in which Python finds modules."""
     with open_file(facts.path, errors="replace") as file:
         return "sys.path" in file.read()
 
 
 def _of_unbuilt(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
-    """Modules of Cython that are imported, and of which only the source is there."""
+    """Yields imported modules of Cython of which only the source exists."""
     uses = [use for facts in files for use in facts.uses if use.is_import and not use.is_guarded]
     if any(use.name.partition(".")[0] == "pyximport" for use in uses):
-        return  # which builds them
+        return  # it builds them
     for use in uses:
         if (source := _unbuilt_source(use.name, roots)) is not None:
             remark = "only its source is there: build it with Cython, as the project says or with `cythonize -i`"
@@ -247,7 +247,7 @@ def _of_unbuilt(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Fi
 
 
 def _unbuilt_source(name: str, roots: Sequence[str]) -> str | None:
-    """The `.pyx` file of a dotted name, where it is not compiled and Python has nothing else of that name."""
+    """Returns the `.pyx` file of a dotted name, if it is not compiled and Python has nothing else of that name."""
     for folder in roots:
         for part in name.split("."):
             at = os.path.join(folder, part)
@@ -262,7 +262,7 @@ def _unbuilt_source(name: str, roots: Sequence[str]) -> str | None:
 
 @functools.cache
 def _folder_of_helper(package: str, roots: Sequence[str]) -> str | None:
-    """The folder of an installed package that is itself written for TensorFlow 1; None for all others."""
+    """Returns the folder of an installed package that is itself written for TensorFlow 1; None for all others."""
     spec = importlib.util.find_spec(package) if package not in _KNOWN_TO_WORK else None
     if spec is None or not spec.origin or not spec.submodule_search_locations or package in sys.stdlib_module_names:
         return None
@@ -287,7 +287,7 @@ def _is_installed(package: str) -> bool:
     if known or package in removed_names.GONE_MODULES or package in removed_names.WRAPPED:
         return True
     spec = importlib.util.find_spec(package)
-    # `python -m` adds the current folder, for this command alone.
+    # `python -m` adds the current folder, only for this command.
     current = os.path.join(os.getcwd(), "")
     is_added = sys.path[0] in ("", current[:-1]) and current[:-1] not in sys.path[1:]
     places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
@@ -295,10 +295,10 @@ def _is_installed(package: str) -> bool:
 
 
 def _folder_with(name: str, roots: Sequence[str]) -> str | None:
-    """The folder of the project that holds the package or module of a dotted name; None if none does."""
+    """Returns the folder of the project that holds the package or module of a dotted name; None if none does."""
     package, *inner = name.split(".")
     folders = [folder for root in roots for folder in _modules_below(root).get(package, ())]
-    for folder in folders:  # several may have a package of that name
+    for folder in folders:  # several can have a package of that name
         if not inner or _is_in(inner[0], os.path.join(folder, package)):
             return folder
     return folders[0] if folders else None
@@ -326,7 +326,7 @@ def _modules_below(root: str) -> dict[str, list[str]]:
 
 
 def _of_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:
-    """Environment variables that are read without a default, and that neither a launcher nor the project sets."""
+    """Yields environment variables that are read without a default and that neither a launcher nor the project sets."""
     set_by_project = {name for facts in files for name, line in facts.variables.items() if line == SET}
     if ANY in set_by_project:
         return

@@ -1,4 +1,4 @@
-"""`tensorflow.tools.graph_transforms`: what is done to a frozen graph before it is shipped."""
+"""`tensorflow.tools.graph_transforms`: transforms a frozen graph before it is shipped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.journal import say_once
 
-# These only make a graph smaller or faster; without them it computes the same.
+# These only make a graph smaller or faster; its results do not change.
 _SAVE_TIME = (
     "flatten_atrous_conv", "fold_batch_norms", "fold_constants", "fold_old_batch_norms", "fuse_pad_and_conv",
     "fuse_remote_graph", "fuse_resize_and_conv", "fuse_resize_pad_and_conv", "merge_duplicate_nodes", "obfuscate_names",
@@ -17,12 +17,12 @@ _SAVE_TIME = (
 
 
 def TransformGraph(input_graph_def, inputs, outputs, transforms):
-    """A graph reduced to what its outputs need; transforms that only save time are left out, with a word.
+    """Reduces a graph to the nodes that its outputs need; transforms that only save time are skipped, with a message.
 
     Args:
       input_graph_def: GraphDef, frozen.
-      inputs: names of nodes or tensors that are fed.
-      outputs: names of nodes or tensors that are fetched.
+      inputs: names of fed nodes or tensors.
+      outputs: names of fetched nodes or tensors.
       transforms: names, with arguments in parentheses.
     Returns:
       Another GraphDef.

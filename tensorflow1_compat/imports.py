@@ -1,6 +1,6 @@
 """Executes the imports of the user's files: each function returns the objects that a statement binds.
 
-Modules that the user's tree has under the same name (a folder `keras` beside the script) are the user's.
+A module of the user's tree with the same name (a folder `keras` beside the script) comes first.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ __all__ = [
 
 
 def load(name: str) -> Any:
-    """`import name as ...`."""
+    """Executes `import name as ...`."""
     if proxies.is_plain(name):
         return importlib.import_module(name)
     return proxies.proxy(name)
 
 
 def load_root(name: str) -> Any:
-    """`import name`, which binds the first part of it."""
+    """Executes `import name`, which binds the first part of the name."""
     load(name)
     root = name.partition(".")[0]
     return sys.modules[root] if proxies.is_plain(root) else proxies.proxy(root)
 
 
 def take(module: str, *names: str) -> tuple[Any, ...]:
-    """`from module import names`."""
+    """Executes `from module import names`."""
     try:
         source = load(module)
         return tuple([_take(source, module, name) for name in names])
     except ImportError as error:
         if getattr(error, "is_described", False):
-            error.__traceback__ = None  # the way to it is nobody's concern
+            error.__traceback__ = None  # internal frames only confuse the reader
         raise
 
 
 def take_all(module: str) -> None:
-    """`from module import *`, into the namespace of the caller."""
+    """Executes `from module import *` in the namespace of the caller."""
     source = load(module)
     namespace = sys._getframe(1).f_globals
     if isinstance(source, proxies.ModuleProxy):
         namespace.update(source.public_names())
-        # Names that are gone only where the file says them, since each is reported.
+        # Removed names only if the file mentions them, since each one is reported.
         gone = proxies.removed_from(module) & _said_in(sys._getframe(1).f_code)
         namespace.update({name: source.take(name) for name in gone - namespace.keys()})
         return
@@ -67,14 +67,14 @@ def take_all(module: str) -> None:
 
 
 def import_by_call(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-    """`__import__` as the user's files call it."""
+    """Executes `__import__` for the user's files."""
     if level or name.partition(".")[0] not in proxies.ROOTS:
         return __import__(name, globals, locals, fromlist, level)
     return load(name) if fromlist else load_root(name)
 
 
 def import_module(name: str, package: str | None = None) -> Any:
-    """`importlib.import_module` as the user's files call it."""
+    """Executes `importlib.import_module` for the user's files."""
     if name.partition(".")[0] in proxies.ROOTS:
         return load(name)
     return importlib.import_module(name, package)

@@ -1,4 +1,4 @@
-"""Modules inside of TensorFlow 1.15: what each is here by a rule, where the tables have no entry for it."""
+"""Finds modules inside TensorFlow 1.15 by rules, for names without an entry in the tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SPLIT", "inner_module", "module_around", "moved"]
 
 _CONTRIB = "tensorflow.contrib"
 
-# Modules below `tensorflow.python` that were split since -> where their names are looked for as well.
+# Modules below `tensorflow.python` that were split since -> other modules in which their names are looked for.
 SPLIT: dict[str, str] = {
     "eager.function": "eager.polymorphic_function.polymorphic_function eager.polymorphic_function.concrete_function",
     "framework.graph_util": "framework.convert_to_constants",
@@ -29,7 +29,7 @@ SPLIT: dict[str, str] = {
     "ops.variables": "ops.variable_v1 ops.ref_variable",
     "saved_model.utils_impl": "saved_model.path_helpers",
 }
-# Leaves of `tensorflow.contrib.X.python...` that were modules. One without an entry above is module X itself here.
+# Leaves of `tensorflow.contrib.X.python...` that were modules. Without an entry above, such a leaf is module X here.
 _INNER = """
     adam_gs_optimizer adamax addsign alexnet alpha_dropout attention_wrapper basic_decoder batching beam_search_decoder
     beam_search_ops benchmarking bucket_ops bucketization_op checkpoint_convert checkpoint_ops classification common
@@ -59,10 +59,10 @@ _inner = frozenset(_INNER.split())
 
 
 def inner_module(name: str) -> str | None:
-    """The module of `tensorflow1_compat.contrib` that an inside of contrib is here; None if it was not a module.
+    """Returns the module of `tensorflow1_compat.contrib` for an inner module of contrib; None if it was not a module.
 
-    A module and a function of one name are `nn.python.ops.alpha_dropout` and `nn.alpha_dropout`. Only for
-    `framework.python.ops.arg_scope`, which is in the tables, does 1.15 give the function.
+    `nn.python.ops.alpha_dropout` is a module, and `nn.alpha_dropout` a function. Only for
+    `framework.python.ops.arg_scope`, which is in the tables, does 1.15 return the function.
     """
     parts = name.split(".")
     if not name.startswith(f"{_CONTRIB}.") or len(parts) < 4 or parts[-1] not in _inner:
@@ -73,14 +73,14 @@ def inner_module(name: str) -> str | None:
 
 
 def module_around(name: str) -> str:
-    """The module of `tensorflow1_compat.contrib` for a name anywhere below `tensorflow.contrib.X`."""
+    """Returns the module of `tensorflow1_compat.contrib` for a name anywhere below `tensorflow.contrib.X`."""
     parts = name.split(".")
     of_contrib = ".".join(parts[:3])
     return MODULES.get(of_contrib, f"tensorflow1_compat.contrib.{parts[2]}")
 
 
 def moved(base: str, name: str) -> Any:
-    """Finds a name of a module such as `tensorflow.python.ops.variables` in its parts; else AttributeError."""
+    """Finds a name of a module such as `tensorflow.python.ops.variables` in its parts; else raises AttributeError."""
     for part in SPLIT.get(base.removeprefix("tensorflow.python."), "").split():
         module = importlib.import_module(f"tensorflow.python.{part}")
         if name in vars(module):

@@ -1,7 +1,7 @@
 """Tells from the installed files whether a dotted old name exists here; TensorFlow is not started.
 
-The files of TensorFlow's interface are lists of imports; other modules are searched for what they define at their top.
-Where a file could define more than can be read (stars, `__getattr__`), a name counts as found.
+The files of TensorFlow's interface are lists of imports; other modules are searched for top-level definitions. If a
+file could define more names than are visible (stars, `__getattr__`), every name counts as found.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _API = {
     "npu_bridge.npu_init.tf": "tensorflow._api.v2.compat.v1",
 }
 _ANYTHING = "*"
-# What a module may define names in the parts of.
+# Statements of a module whose parts can define names.
 _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.ExceptHandler)
 
 
 class Located(NamedTuple):
-    """Where a name is defined, as far as modules can be followed.
+    """The place where a name is defined, if modules show it.
 
     Attributes:
       module: the module.
@@ -66,18 +66,18 @@ def find_missing(name: str) -> str | None:
 
 
 def names_beside(missing: str) -> frozenset[str]:
-    """Returns the names of the module in which a name was looked for in vain."""
+    """Returns the names of the module in which a missing name was looked for."""
     return _names_of(_follow(missing).module)
 
 
 def locate(name: str) -> Located | None:
-    """Where a name is defined; None if it is missing."""
+    """Returns where a name is defined; None if it is missing."""
     found = _follow(name)
     return None if found.missing else found
 
 
 def locate_inside(name: str) -> Located | None:
-    """The same for a name as installed files write it: there, `keras` is what is installed."""
+    """Works as `locate`, for a name as installed files write it: there, `keras` is the installed one."""
     if name.startswith("tensorflow.compat.v1."):
         return locate(name)
     parts = name.split(".")
@@ -88,7 +88,7 @@ def locate_inside(name: str) -> Located | None:
 
 
 def is_installed(name: str) -> bool:
-    """Returns whether the installed files have a name, so that a script may mean the installed one."""
+    """Returns whether the installed files have a name, so that a script can mean the installed one."""
     found = locate_inside(name)
     if found is None or not found.inside:
         return found is not None
@@ -128,7 +128,7 @@ def _follow(name: str) -> Located:
             if parts[1:4:2] == ["contrib", "python"]:
                 defined |= _names_of(module_around(old))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
-                return Located(real, rest)  # a class, a function or an object: what it has is not in files
+                return Located(real, rest)  # a class, a function or an object, whose attributes are not in files
             if _is_below(old, NAMES) or _is_of_version_2(parts):
                 return Located(real, rest)
             return Located(real, rest, missing=old)
@@ -136,7 +136,7 @@ def _follow(name: str) -> Located:
 
 
 def _is_of_version_2(parts: list[str]) -> bool:
-    """Whether a name below a module of `tf` is there in TensorFlow 2 alone: scripts get it from there."""
+    """Returns whether only TensorFlow 2 has a name below a module of `tf`: scripts get it from there."""
     return len(parts) > 2 and parts[0] == "tensorflow" and parts[2] in _names_of(f"tensorflow._api.v2.{parts[1]}")
 
 
@@ -146,7 +146,7 @@ def _is_below(name: str, table: dict[str, str]) -> bool:
 
 @functools.cache
 def _file_of(module: str) -> str | None:
-    """The file of a module, found without importing what is above it; None if there is none."""
+    """Returns the file of a module, found without importing its packages; None without one."""
     parts = module.split(".")
     try:
         spec = importlib.util.find_spec(parts[0])
@@ -169,14 +169,14 @@ def _file_of(module: str) -> str | None:
 
 @functools.cache
 def _names_of(module: str) -> frozenset[str]:
-    """Returns the names that a module defines at its top, also in conditions; with `*` where there can be more."""
+    """Returns the names that a module defines at its top, also in conditions; with `*` if there might be more."""
     return frozenset(_index_of(module))
 
 
 def defined_in(module: str, name: str) -> list[ast.FunctionDef | ast.ClassDef | ast.Assign | str | None]:
     """Returns the definitions of a name at the top of a module: syntax nodes, or the full name it is imported from.
 
-    None stands for what defines it in another way.
+    None stands for a definition in another way.
     """
     return list(_index_of(module).get(name, ()))
 
@@ -192,14 +192,14 @@ def _index_of(module: str) -> dict[str, list[Any]]:
         return {_ANYTHING: []}
     package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
     tree = ast.parse(source)
-    # What the files of TensorFlow's interface do with `globals()` adds no name that is not in them. Others change what
-    # the next star import gives.
+    # In the files of TensorFlow's interface, `globals()` adds no names that are not in the text. In other files, such a
+    # statement changes the names that a star import binds.
     adds_names = (b"globals()" in source or b".__all__ = " in source) and not module.startswith("tensorflow._api.")
     found: dict[str, list[Any]] = {_ANYTHING: []} if adds_names else {}
     for top in tree.body:
         defined = [pair for node in search([top], _parts) for pair in _definitions(node, package)]
         for name, _ in [] if isinstance(top, _COMPOUND) else defined:
-            found.pop(name, None)  # what comes later counts, where it is not one of two ways
+            found.pop(name, None)  # a later definition counts, unless both are in branches
         for name, what in defined:
             found.setdefault(_ANYTHING if name == "__getattr__" else name, []).append(what)
     return found
@@ -210,7 +210,7 @@ def _parts(node: ast.AST) -> Iterable[ast.AST]:
 
 
 def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
-    """Names that a statement defines, each with what `defined_in` gives for it."""
+    """Yields names that a statement defines, each with its entry for `defined_in`."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
         yield node.name, node
     elif isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Notes what a script runs into: prints it once on standard error, and keeps it for the migration report."""
+"""Notes the old names and behaviours that a script uses: prints each once, and keeps it for the migration report."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from npu_bridge.base.terminal import echo, path_here
 
 __all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
 
-# What is below `contrib` asks like anybody else.
+# Modules below `contrib` count as callers.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _MODULES = ("proxies.py", "imports.py", "journal.py", "missing.py", os.path.join("old_python", ""))
 _NOT_ASKING = (*(os.path.join(_FOLDER, name) for name in _MODULES), "<frozen")
 _ENTRIES: dict[tuple[str, str], Entry] = {}
-# A byte for each thing said, by its checksum, in memory that forked children share.
+# A byte for each printed line, by its checksum, in memory that forked children share.
 _SAID = mmap.mmap(-1, mmap.PAGESIZE)
 _SPEAKS = True
 
 
 class Place(NamedTuple):
-    """Where in the user's files something is asked for."""
+    """The place in the user's files that uses a name."""
 
     file: str
     line: int
@@ -34,13 +34,13 @@ class Place(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One thing a script used.
+    """One thing that a script used.
 
     Attributes:
       kind: "name", "friction", "missing" or "ignored".
       what: the name.
-      remark: what was made of it.
-      place: who asked first.
+      remark: its replacement, or another explanation.
+      place: its first use.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 
 def asked_from(frame: types.FrameType | None = None) -> Place:
-    """The nearest caller outside this package and Python's import system."""
+    """Returns the nearest caller outside this package and Python's import system."""
     frame = frame or sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_ASKING):
         frame = frame.f_back
@@ -58,13 +58,13 @@ def asked_from(frame: types.FrameType | None = None) -> Place:
 
 
 def note(kind: str, what: str, remark: str = "") -> None:
-    """Remembers the first time something was asked for."""
+    """Notes the first use of a name."""
     if (kind, what) not in _ENTRIES:
         _ENTRIES[kind, what] = Entry(kind, what, remark, asked_from(sys._getframe(1)))
 
 
 def say_once(what: str, remark: str) -> None:
-    """Heals a friction with a word: one line on rank 0's standard error, the first time."""
+    """Notes a healed friction, and prints a line about its first use on rank 0's standard error."""
     note("friction", what, remark)
     place = zlib.crc32(what.encode()) % len(_SAID)
     if _SPEAKS and not _SAID[place]:
@@ -73,11 +73,11 @@ def say_once(what: str, remark: str) -> None:
 
 
 def entries() -> list[Entry]:
-    """All that was noted, in the order of first use."""
+    """Returns all notes, in the order of first use."""
     return list(_ENTRIES.values())
 
 
 def silence() -> None:
-    """Says nothing from here on; for ranks above 0 and for child processes, whose parent has said it."""
+    """Prints nothing from now on: for ranks above 0, and for child processes, whose parent has printed the lines."""
     global _SPEAKS
     _SPEAKS = False

@@ -10,10 +10,10 @@ global_policy, set_policy = tf.keras.mixed_precision.global_policy, tf.keras.mix
 
 
 class Policy(tf.keras.mixed_precision.Policy):
-    """Dtypes of layers: "float32", "mixed_float16", "mixed_bfloat16".
+    """The dtypes of a layer: "float32", "mixed_float16" or "mixed_bfloat16".
 
     Args:
-      name: which.
+      name: one of these.
       loss_scale: "auto", "dynamic", a number or None: kept for the script, see `LossScaleOptimizer`.
     """
 
@@ -23,7 +23,7 @@ class Policy(tf.keras.mixed_precision.Policy):
 
 
 def LossScaleOptimizer(optimizer, loss_scale="dynamic"):
-    """A Keras optimizer with loss scaling: dynamic, or fixed at a number (`loss_scale` may be a tf.LossScale)."""
+    """Adds loss scaling to a Keras optimizer: dynamic, or fixed at a number (`loss_scale` can be a tf.LossScale)."""
     if hasattr(loss_scale, "initial_loss_scale"):
         loss_scale = "dynamic"
     if loss_scale == "dynamic":

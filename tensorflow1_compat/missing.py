@@ -1,4 +1,4 @@
-"""The error message for a name that does not exist here."""
+"""Makes the error message for a name that does not exist here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["advice_for", "describe", "import_error", "shortened"]
 
 
 def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
-    """One sentence each: who asked for what, what to use instead, where to report.
+    """Returns a message of three sentences: which file uses which name, the replacement, where to report.
 
     Args:
       name: the old name with its module, `tensorflow.contrib.layers.foo`.
       neighbours: names of the same module.
-      tables: where else the name is looked for.
+      tables: further places in which the name is looked for.
     """
     advice = advice_for(name, neighbours, tables)
     journal.note("missing", name, advice)
@@ -31,14 +31,14 @@ def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -
 def import_error(
     name: str, neighbours: Iterable[str], tables: Tables, kind: type[ImportError] = ImportError
 ) -> ImportError:
-    """The error of an import, to be raised; it carries `is_described`."""
+    """Returns the error to raise for an import; it has the attribute `is_described`."""
     error = kind(describe(name, neighbours, tables), name=name)
     error.is_described = True
     return error
 
 
 def shortened(name: str) -> str:
-    """A name as scripts write it."""
+    """Returns a name as scripts write it."""
     for long in ("npu_bridge.npu_init.tf.", "tensorflow."):
         if name.startswith(long):
             return f"tf.{name[len(long) :]}"
@@ -46,9 +46,9 @@ def shortened(name: str) -> str:
 
 
 def advice_for(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
-    """A sentence that names the nearest replacement."""
+    """Returns a sentence that names the nearest replacement."""
     parts = name.split(".")
-    if inner_module(".".join(parts[:4])):  # the insides of contrib: known by the short name
+    if inner_module(".".join(parts[:4])):  # inner modules of contrib are known by their short names
         parts[3:-1] = []
     for length in range(len(parts), 0, -1):
         known = GONE.get(".".join(parts[:length]))
@@ -61,4 +61,4 @@ def advice_for(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1)
     alike = difflib.get_close_matches(leaf, list(neighbours), n=1, cutoff=0.6)
     if alike:
         return f"The nearest is {shortened('.'.join([*parts[:-1], alike[0]]))}."
-    return "Nothing of a similar name is here."
+    return "No similar name exists here."

@@ -1,6 +1,6 @@
-"""Attributes that tensors, graphs and models had for scripts of an older TensorFlow and the Keras of its time.
+"""Adds attributes that tensors, graphs and models had in older versions of TensorFlow and Keras.
 
-They are set on the real classes, which everybody sees; what a class has by itself stays, but for one check of Keras.
+They are set on the real classes, so all code sees them; attributes that a class has stay, except one check of Keras.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["give", "give_those_of_2"]
 
 
 def give() -> None:
-    """Gives the attributes of TensorFlow 1.15; those of Keras once Keras has been loaded."""
+    """Adds the attributes of TensorFlow 1.15; those of Keras once Keras has been loaded."""
     import tensorflow.compat.v1 as tf
 
     give_those_of_2()
     _set(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
     _set(tf.Tensor, "_uses_learning_phase", False)
     when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set(module.Layer, "apply", _apply))
-    for name in ("keras.backend", f"{KERAS}.api._v2.keras.backend"):  # where Horovod's callbacks look for the session
+    for name in ("keras.backend", f"{KERAS}.api._v2.keras.backend"):  # Horovod's callbacks look for the session here
         when_loaded(name, _give_sessions)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
@@ -31,7 +31,7 @@ def give() -> None:
 
 
 def give_those_of_2() -> None:
-    """Gives what a younger TensorFlow 2 had as well, each once its module has been loaded."""
+    """Adds attributes of earlier versions of TensorFlow 2, each once its module has been loaded."""
     when_loaded("tensorflow.python.framework.ops", _complete_graphs)
     when_loaded(f"{KERAS}.src.engine.sequential", _complete_models)
     when_loaded(f"{KERAS}.src.optimizers.optimizer", _take_old_keywords)
@@ -50,7 +50,7 @@ def _set(kind: type, name: str, value: Any) -> None:
 
 
 def _complete_graphs(module: types.ModuleType) -> None:
-    # How many operators were made; copies of TensorFlow's seed function make the seed of an operator from it.
+    # The number of operators; copies of TensorFlow's seed function compute an operator's seed from it.
     _set(module.Graph, "_last_id", property(lambda graph: graph.num_operations()))
 
 
@@ -60,10 +60,10 @@ def _complete_models(module: types.ModuleType) -> None:
 
 
 def _take_old_keywords(module: types.ModuleType) -> None:
-    """Lets the optimizers of Keras take `decay`, which they refuse, and `lr`, of which they take no notice.
+    """Lets the optimizers of Keras take `decay`, which they refuse, and `lr`, which they ignore.
 
-    Who says these gets the optimizer of the time, which has all of its attributes, too. Under `npu-run` the names lead
-    there already (`LEGACY_OPTIMIZERS`); a script under plain Python has the names of today.
+    A caller with these keywords gets the legacy optimizer, with all of its attributes. Under `npu-run` the names
+    already lead to it (`LEGACY_OPTIMIZERS`); in a script under plain Python they are the current ones.
     """
 
     def make(kind: type, *arguments: Any, **options: Any) -> Any:
@@ -78,7 +78,7 @@ def _take_old_keywords(module: types.ModuleType) -> None:
 
 
 def _allow_dilated_strides(kind: type) -> None:
-    """Lets a layer have strides and a dilation above 1: 1.15 refused that in its plain convolutions alone."""
+    """Allows a layer strides and a dilation above 1: 1.15 refused the combination only in its plain convolutions."""
 
     def check(self: Any) -> None:
         dilation, self.dilation_rate = self.dilation_rate, (1,)
@@ -91,7 +91,7 @@ def _allow_dilated_strides(kind: type) -> None:
 
 
 def _shape_of(tensor: Any) -> tuple:
-    """The static shape as Keras 2.2 wrote it: a tuple with None for what is not known."""
+    """Returns the static shape in the form of Keras 2.2: a tuple with None for unknown dimensions."""
     return vars(tensor).get("_own_keras_shape") or tuple(tensor.shape.as_list())
 
 
@@ -100,18 +100,18 @@ def _set_shape(tensor: Any, shape: Any) -> None:
 
 
 def _apply(self: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-    """The layer's outputs."""
+    """Returns the layer's outputs."""
     return self(inputs, *arguments, **options)
 
 
 def _predict_proba(self: Any, x: Any, batch_size: int | None = None, verbose: int = 0, steps: int | None = None) -> Any:
-    """The model's outputs."""
+    """Returns the model's outputs."""
     return self.predict(x, batch_size=batch_size, verbose=verbose, steps=steps)
 
 
 def _predict_classes(
     self: Any, x: Any, batch_size: int | None = None, verbose: int = 0, steps: int | None = None
 ) -> Any:
-    """The place of the largest output; of a single output, whether it is above 0.5, as 0 or 1."""
+    """Returns the position of the largest output; for a single output, whether it is above 0.5, as 0 or 1."""
     found = self.predict(x, batch_size=batch_size, verbose=verbose, steps=steps)
     return found.argmax(-1) if found.shape[-1] > 1 else (found > 0.5).astype("int32")

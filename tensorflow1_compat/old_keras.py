@@ -18,16 +18,16 @@ Deconvolution2D, Deconvolution3D = keras.layers.Conv2DTranspose, keras.layers.Co
 
 
 def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
-    """The model as it is: it trains on the device that is here, or on the ranks of its optimizer."""
+    """Returns the model unchanged: it trains on the existing device, or on the ranks of its optimizer."""
     say_once(logging.WARNING, "multi_gpu_model: the model stays on one device; its batches are not split.")
     return model
 
 
 def image_dim_ordering():
-    """ "tf" or "th": where images have their channels, last or first."""
+    """Returns where images have their channels: "tf" for last, "th" for first."""
     return {"channels_last": "tf", "channels_first": "th"}[keras.backend.image_data_format()]
 
 
 def set_image_dim_ordering(dim_ordering):
-    """Says with "tf" or "th" where images have their channels."""
+    """Sets where images have their channels: "tf" for last, "th" for first."""
     keras.backend.set_image_data_format({"tf": "channels_last", "th": "channels_first"}[dim_ordering])

@@ -1,4 +1,4 @@
-"""Operators as TensorFlow 1.15 had them: static shapes that 2.15 no longer tells, and numbers in the place of NaN."""
+"""Restores operators of TensorFlow 1.15: static shapes that 2.15 does not infer, and numbers instead of NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npu_bridge.base.tf_internals.graphs import operator_definition
 
 @functools.wraps(tf.nn.conv2d_transpose)
 def conv2d_transpose(value=None, filter=None, output_shape=None, *arguments, **options):
-    """`tf.nn.conv2d_transpose`, whose result has the whole shape that was asked for, the batch too."""
+    """Works as `tf.nn.conv2d_transpose`; the result has the whole requested shape, also the batch."""
     result = tf.nn.conv2d_transpose(value, filter, output_shape, *arguments, **options)
     if output_shape is not None:
         shape = tf.convert_to_tensor(output_shape)
@@ -21,12 +21,12 @@ def conv2d_transpose(value=None, filter=None, output_shape=None, *arguments, **o
 
 
 def maximum(x, y, name=None):
-    """`tf.maximum`, which gives `x` where `y` is NaN and `x` a number: `tf.maximum(1e-10, y)` kept NaN out."""
+    """Works as `tf.maximum`, but returns `x` where `y` is NaN and `x` a number: `tf.maximum(1e-10, y)` avoided NaN."""
     return _constant_instead_of_nan(tf.maximum(x, y, name), x, y)
 
 
 def minimum(x, y, name=None):
-    """`tf.minimum`, likewise."""
+    """Works as `tf.minimum`, but returns `x` where `y` is NaN and `x` a number."""
     return _constant_instead_of_nan(tf.minimum(x, y, name), x, y)
 
 
@@ -36,12 +36,12 @@ def _constant_instead_of_nan(result, x, y):
 
     @tf.custom_gradient
     def chosen(result, x, y):
-        # The gradient of TensorFlow 1.15 at such places is that of the comparison, as here.
+        # As in TensorFlow 1.15, the gradient there is that of the comparison.
         return tf.where_v2(tf.is_nan(y), x, result), lambda gradient: (gradient, None, None)
 
     return chosen(result, tf.convert_to_tensor(x, result.dtype), tf.convert_to_tensor(y, result.dtype))
 
 
 def get_registered_ops():
-    """Definitions of all operators by their names, from `tensorflow.python.framework.op_def_registry`."""
+    """Returns the definitions of all operators by name, for `tensorflow.python.framework.op_def_registry`."""
     return {name: operator_definition(name) for name in dir(tf.raw_ops) if not name.startswith("_")}

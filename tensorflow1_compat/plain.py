@@ -1,4 +1,4 @@
-"""Repairs scripts that are started with plain `python` while they run, and says what needs `npu-run`."""
+"""Repairs running scripts that were started with plain `python`, and reports the names that need `npu-run`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["fix_main_script", "fix_old_names"]
 
 
 def fix_main_script() -> None:
-    """Switches version 2 off if the running script is one of TensorFlow 1 and nothing has run yet.
+    """Switches version 2 off if the running script is written for TensorFlow 1 and nothing has run yet.
 
-    What cannot be fixed, because the script has its modules by now, is one line on standard error. Scripts started by
-    `npu-run` are left alone.
+    Problems that cannot be fixed, because the script has already imported its modules, are reported in one line on
+    standard error. Scripts started by `npu-run` are left alone.
     """
     path = _main_script()
     evidence = evidence_of(path, [os.path.dirname(path)]) if path else None
@@ -36,9 +36,9 @@ def fix_main_script() -> None:
 
 
 def fix_old_names() -> None:
-    """Lets the modules of a TensorFlow 2 script find names of a younger TensorFlow 2, if they use any.
+    """Lets the modules of a TensorFlow 2 script find names of earlier versions of TensorFlow 2, if they use any.
 
-    The script itself has been compiled by now: its own old names are found under `npu-run` only.
+    The script itself is already compiled: its own old names are only found under `npu-run`.
     """
     path = _main_script()
     if path:
@@ -48,7 +48,7 @@ def fix_old_names() -> None:
 
 
 def _main_script() -> str | None:
-    """The real path of the running script, if it is the user's own and nobody has looked at it yet."""
+    """Returns the real path of the running script, if it is the user's own and not examined yet; else None."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     if start.is_decided() or not path or not path.endswith(".py") or not os.path.isfile(path):
         return None
@@ -57,7 +57,7 @@ def _main_script() -> str | None:
 
 
 def _out_of_reach(evidence: Evidence) -> str | None:
-    """The first name that the script will not find."""
+    """Returns the first name that the script will not find, in a message; None if it finds all."""
     for name, use in evidence.of_1.items():
         is_contrib = "contrib" in name.split(".")[:4]
         if not use.is_guarded and (is_contrib or name.startswith("tensorflow.") and ".compat." not in name):
@@ -72,7 +72,7 @@ def _is_eager() -> bool:
 
 
 def _has_run() -> bool:
-    """Whether an operator has run or a graph has been begun, so that it is too late to change what a tensor is."""
+    """Returns whether an operator has run or a graph was begun: it is then too late to change the kind of tensors."""
     import tensorflow.compat.v1 as tf
 
     if has_eager_context():

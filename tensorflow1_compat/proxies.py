@@ -1,8 +1,8 @@
-"""Module objects as the user's files see them: TensorFlow and Keras of their time, and old numpy and Python names.
+"""Gives the user's files module objects: older TensorFlow and Keras, and old numpy and Python names.
 
-A proxy stands before a real module, its base. A name is looked for in the tables, then in the base, then among the
-base's submodules. Classes and functions are the real ones, so `isinstance` and pickling know nothing of proxies. What
-the user's files set on a proxy is set on the base as well, as it would be without proxies.
+A proxy stands for a real module, its base. It looks up a name in the tables, then in the base, then among the base's
+submodules. Classes and functions are the real ones, so `isinstance` and pickling work. Attributes that the user's
+files set on a proxy are also set on the base, as without proxies.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "is_of_tree", "is_plain", "proxy"
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
-# Bases whose submodules are of version 2, or have been looked at as attributes already.
+# Bases whose submodules are of version 2, or have already been searched as attributes.
 _INTERFACES = ("tensorflow._api", "tensorflow.compat", f"{KERAS}.api")
-# Bases that do not change once they are loaded, whose names can be kept.
+# Bases that do not change once they are loaded, so their names can be kept.
 _CONSTANT = ("tensorflow._api", f"{KERAS}.api", "npu_bridge")
 _REMOVED = (*removed_names.GONE_NAMES, *removed_names.GONE_MODULES, *removed_names.WRAPPED)
 _BELOW_REMOVED = {key.rpartition(".")[0] for key in _REMOVED if "." in key}.union(
@@ -34,12 +34,12 @@ _BELOW_REMOVED = {key.rpartition(".")[0] for key in _REMOVED if "." in key}.unio
     removed_names.UP,
     (key for key, place in removed_names.WRAPPED.items() if ":" not in place),
 )
-# Names for which a file's import of a root is redirected; roots that are not here always are, since files hand them on.
+# Names for which a file's import of a root is redirected; roots not listed here always are, because files pass them on.
 MENTIONS: dict[str, set[str]] = {}
 for _key in _REMOVED:
     MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
 del MENTIONS["numpy"]
-_OWN_NAME = "tensorflow_core"  # what the files of TensorFlow 1.15 are in
+_OWN_NAME = "tensorflow_core"  # the package that holds the files of TensorFlow 1.15
 ROOTS = frozenset(
     {*_TENSORFLOW_ROOTS, _OWN_NAME, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_REMOVED)}
 )
@@ -50,14 +50,14 @@ _tables: Tables = OF_1
 
 
 def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
-    """Says which tree is served, and with what; modules of its own are handed out as they are."""
+    """Sets the served tree and its tables; modules of its own are returned unchanged."""
     global _tree, _tables
     _tree, _tables = tree, tables
     _proxies.clear()
 
 
 def is_plain(name: str) -> bool:
-    """Whether a module of `ROOTS` is handed out as it is."""
+    """Returns whether a module of `ROOTS` is returned unchanged."""
     root = name.partition(".")[0]
     if _tree is not None and _tree.holds_module(root):
         return True
@@ -73,21 +73,21 @@ def is_plain(name: str) -> bool:
 
 
 def is_of_tree(path: str) -> bool:
-    """Whether a file is one of the user's that are served."""
+    """Returns whether a file belongs to the user's served tree."""
     return _tree is not None and _tree.holds(path)
 
 
 def removed_from(module: str) -> set[str]:
-    """Names that `from module import *` gave and no longer does."""
+    """Returns the names that `from module import *` no longer binds."""
     own = {key.rpartition(".")[2] for key in removed_names.GONE_NAMES if key.rpartition(".")[0] == module}
     return own - vars(builtins).keys()
 
 
 def proxy(name: str) -> ModuleProxy:
-    """The proxy of a module under its old name.
+    """Returns the proxy of a module under its old name.
 
     Raises:
-      ModuleNotFoundError: there is none; one sentence says what to use instead.
+      ModuleNotFoundError: there is no such module; the message names a replacement.
     """
     name = _canonical(name)
     found = _proxies.get(name)
@@ -102,7 +102,7 @@ class ModuleProxy(types.ModuleType):
 
     Args:
       name: the old name.
-      base: the module that it stands before.
+      base: the real module.
     """
 
     def __init__(self, name: str, base: types.ModuleType):
@@ -125,10 +125,10 @@ class ModuleProxy(types.ModuleType):
         return value
 
     def take(self, name: str) -> Any:
-        """The value for `from this import name`.
+        """Returns the value for `from this import name`.
 
         Raises:
-          ImportError: there is none.
+          ImportError: there is no such name.
         """
         if name in self.__dict__:
             return self.__dict__[name]
@@ -138,7 +138,7 @@ class ModuleProxy(types.ModuleType):
             raise missing.import_error(f"{self._name}.{name}", dir(self), _tables) from None
 
     def public_names(self) -> dict[str, Any]:
-        """What `from this import *` binds."""
+        """Returns the names that `from this import *` binds, with their values."""
         names = getattr(self._base, "__all__", None) or [name for name in dir(self._base) if not name.startswith("_")]
         names = [*names, *_names_below(self._name)] if self._is_of_tensorflow() else names
         found = {}
@@ -173,11 +173,11 @@ class ModuleProxy(types.ModuleType):
 
 
 class _Absent(Exception):
-    """Nothing of that name anywhere."""
+    """Raised if a name exists nowhere."""
 
 
 def _find(at: ModuleProxy, name: str) -> Any:
-    """The value of a name of a proxy."""
+    """Returns the value of a name of a proxy."""
     full, base = f"{at._name}.{name}", at._base
     if full in _tables.versions:
         return _tables.versions[full]
@@ -212,9 +212,9 @@ def _find(at: ModuleProxy, name: str) -> Any:
 
 
 def _around(full: str) -> Any:
-    """What the module above has, where a part of it had the same; and for an inside of contrib, the module here.
+    """Finds a name in the module above, if a part of it had the same name; or in the module for contrib's insides.
 
-    An inside of contrib may have it from a neighbour, or had it itself.
+    An inner module of contrib can have the name from a neighbour, or defined it itself.
     """
     module, _, name = full.rpartition(".")
     for part, above in removed_names.UP.items():
@@ -254,9 +254,9 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
 
 
 def _of_version_2(full: str) -> Any:
-    """A function or class that only TensorFlow 2 has, for scripts of both: `tf.nn.gelu`.
+    """Returns a function or class that only TensorFlow 2 has, such as `tf.nn.gelu`, for scripts of both versions.
 
-    Nothing that is called `tf.name` is, since scripts look there to find out which version they have.
+    Not for names directly below `tf`, by which scripts find out the version.
     """
     root, *path = full.split(".")
     if root != "tensorflow" or len(path) < 2 or path[0] in ("compat", "contrib"):
@@ -271,7 +271,7 @@ def _of_version_2(full: str) -> Any:
 
 
 def _dressed(full: str, value: Any) -> Any:
-    """Modules of TensorFlow, and those with removed names below, get a proxy themselves."""
+    """Returns a proxy for a module of TensorFlow, or one with removed names below it; other values unchanged."""
     if not isinstance(value, types.ModuleType) or isinstance(value, ModuleProxy):
         return value
     if full.startswith(_CONTRIB):
@@ -291,7 +291,7 @@ def _base_of(name: str) -> types.ModuleType:
             journal.say_once(name, f"no longer there; {target} is used")
     if target is not None:
         if target.partition(".")[0] == "tf_slim":
-            importlib.import_module("tensorflow1_compat.contrib.slim")  # which fixes it
+            importlib.import_module("tensorflow1_compat.contrib.slim")  # fixes it
         return importlib.import_module(target)
     parent, _, leaf = name.rpartition(".")
     if not parent or parent == "npu_bridge":
@@ -314,7 +314,7 @@ def _canonical(name: str) -> str:
 
 
 def _is_there(name: str) -> bool:
-    """Whether a module can be imported as it is."""
+    """Returns whether a module can be imported unchanged."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -328,7 +328,7 @@ def _has_removed_names(name: str) -> bool:
 
 
 def _names_below(name: str) -> set[str]:
-    """Names that the tables add to a module."""
+    """Returns the names that the tables add to a module."""
     start = f"{name}."
     return {key[len(start) :].partition(".")[0] for key in (*_tables.names, *_tables.modules) if key.startswith(start)}
 

@@ -1,4 +1,4 @@
-"""Finds the functions of a script that running code names; problems in other functions are harmless."""
+"""Finds the functions of a script that running code mentions; problems in other functions are harmless."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from npu_bridge.base.search import search
 
 __all__ = ["Definitions", "asked_in", "definitions_in", "reached_from"]
 
-# What finds something by a name -> which argument the name is. One that is not written out may be any.
+# Functions that look up a name -> the position of that argument. A computed name can be any name.
 _BY_NAME = {"getattr": 1, "globals": 0, "eval": 0, "exec": 0, "import_module": 0, "__import__": 0, "attrgetter": 0}
 _ANYTHING = "*"
 
 
 class Definitions(NamedTuple):
-    """What a file defines at its top, and which names its parts say.
+    """The top-level definitions of a file, and the names that their code mentions.
 
     Attributes:
-      at_top: names that are said outside of functions and classes.
-      in_main: names under `if __name__ == "__main__"`, which imports leave out.
-      inside: function or class -> names that are said in it. One with a decorator counts as said at the top.
+      at_top: names mentioned outside of functions and classes.
+      in_main: names under `if __name__ == "__main__"`, which imports skip.
+      inside: function or class -> names mentioned in it. A decorated one counts as mentioned at the top.
       lines: function or class -> its first and last line.
     """
 
@@ -31,12 +31,12 @@ class Definitions(NamedTuple):
     lines: dict[str, tuple[int, int]] = {}
 
     def around(self, line: int) -> str | None:
-        """The function or class that a line is in; None at the top."""
+        """Returns the function or class around a line; None at the top."""
         return next((name for name, (first, last) in self.lines.items() if first <= line <= last), None)
 
 
 def definitions_in(tree: ast.Module) -> Definitions:
-    """Reads a file."""
+    """Reads the definitions in a file."""
     at_top: set[str] = set()
     in_main: set[str] = set()
     inside: dict[str, frozenset[str]] = {}
@@ -54,7 +54,7 @@ def definitions_in(tree: ast.Module) -> Definitions:
 
 
 def reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
-    """Returns the names that code which can run mentions; None where it can reach any name."""
+    """Returns the names that reachable code mentions; None if it can reach any name."""
 
     def said_by(name: str) -> Iterator[str]:
         for each in files:
@@ -66,7 +66,7 @@ def reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
 
 
 def asked_in(test: ast.expr) -> Iterator[str]:
-    """Names that `hasattr(tf, "name")` or `"name" in dir(tf)` in a test asks for."""
+    """Yields the names that a test with `hasattr(tf, "name")` or `"name" in dir(tf)` looks for."""
     for node in ast.walk(test):
         asked: ast.expr | None = None
         if isinstance(node, ast.Call) and len(node.args) > 1 and _is_call_of(node, "hasattr", "getattr"):
@@ -82,7 +82,7 @@ def _is_call_of(node: ast.expr, *names: str) -> bool:
 
 
 def _said_in(part: ast.stmt) -> Iterator[str]:
-    """Names, attributes, and texts that may be a name; `_ANYTHING` where something is found by a name not written."""
+    """Yields names, attributes, and texts that might be names; `_ANYTHING` for a lookup by a computed name."""
     for node in ast.walk(part):
         if isinstance(node, ast.Name):
             yield node.id

@@ -1,4 +1,4 @@
-"""Reading a script and the modules of its tree without running them: what they import, and which names they use."""
+"""Reads a script and the modules of its tree without running them: the modules and names that they use."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tensorflow1_compat.reach import Definitions, asked_in, definitions_in
 
 __all__ = ["ANY", "METHODS_OF_LEGACY", "SET", "Call", "FileFacts", "Use", "added_by", "read_file", "read_tree"]
 
-# Files beyond are not read: a script's own tree is smaller, and the answer is known long before.
+# Further files are not read: a script's own tree is smaller, and the answer is known long before.
 _MOST_FILES = 400
 _MOST_NESTED = 20  # files that are read to read another one; each needs many frames of Python
 
 SET, ANY = 0, "*"
 _OWN_PACKAGES = frozenset(map(os.path.basename, own_packages()))
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-# What a script uses that defines how an optimizer of Keras of its own updates variables, as until TensorFlow 2.10.
+# Used by a script that defines updates of its own Keras optimizer in the way of TensorFlow before 2.11.
 METHODS_OF_LEGACY = "methods of a legacy optimizer"
 _OF_LEGACY = {"_prepare_local", "_resource_apply_dense", "_resource_apply_sparse"}
 _VERSIONS = ("__version__", "VERSION", "version_info")
@@ -38,12 +38,12 @@ _LOOKED_AT = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
 
 class Call(NamedTuple):
-    """How something is called.
+    """The arguments of a call.
 
     Attributes:
-      positional: number of arguments without a name, or None where `*rest` hides it.
-      keywords: names of the others.
-      is_open: whether `**more` brings names that the text does not say.
+      positional: number of positional arguments; None with `*rest`.
+      keywords: names of the other arguments.
+      is_open: `**more` adds names that are not in the text.
       node: the call itself.
     """
 
@@ -57,12 +57,12 @@ class Use(NamedTuple):
     """A module or a dotted name in a file.
 
     Attributes:
-      name: with aliases resolved: `tensorflow.contrib.layers.batch_norm`.
-      place: where it is used.
+      name: the full name, with aliases resolved: `tensorflow.contrib.layers.batch_norm`.
+      place: its place in the file.
       is_import: it is imported rather than looked up.
-      is_guarded: it is inside a `try` that has handlers, or behind `hasattr`, so it may be missing.
-      call: what it is called with, where it is called right there.
-      alias: what the first word of it stands for.
+      is_guarded: it is inside a `try` with handlers, or behind `hasattr`, so it can be missing.
+      call: its arguments, if it is called there.
+      alias: the meaning of its first word.
     """
 
     name: str
@@ -74,18 +74,18 @@ class Use(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """What a file says about itself.
+    """The facts about a file.
 
     Attributes:
       path: of the file.
-      uses: in the order of the file.
-      modules: (name, level) of all that it imports, `from a import b` also as `a.b`.
+      uses: the used names, in the order of the file.
+      modules: (name, level) of all imports; `from a import b` also as `a.b`.
       error: why it cannot be compiled, or None.
-      aliases: what its names stand for, as far as they are modules or come from modules.
-      texts: those of its texts that have the form of a module's name, such as "models.resnet.train".
-      definitions: its functions and classes, and what they need.
-      variables: environment variables with the line that reads them, or `SET` where the file sets them. `ANY`: it
-        sets some by names that are not written out.
+      aliases: the full name of each of its names that is a module or comes from one.
+      texts: its texts in the form of a module name, such as "models.resnet.train".
+      definitions: its functions and classes, and the names that they mention.
+      variables: environment variables with the line that reads them, or `SET` if the file sets them. `ANY`: it sets
+      variables with computed names.
       tree: its syntax tree.
     """
 
@@ -103,11 +103,11 @@ class FileFacts(NamedTuple):
 def read_file(
     path: str, bound_by: Callable[[str, int], dict[str, str] | None] = lambda module, level: None
 ) -> FileFacts:
-    """Reads one file; a file that is no Python 3 has an `error` and nothing else.
+    """Reads one file; a file that is not Python 3 has only an `error`.
 
     Args:
       path: of the file.
-      bound_by: for a module and the level of its import, the aliases that it binds; None if it is not of the tree.
+      bound_by: returns, for a module and the level of its import, the aliases that it binds; None outside of the tree.
     Raises:
       OSError: it cannot be read, or is not a regular file.
     """
@@ -115,7 +115,7 @@ def read_file(
         source = file.read()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings; the compiler says them when the file is run
+            warnings.simplefilter("ignore")  # about escapes in strings; the compiler reports them when the file runs
             tree = ast.parse(source, path)
     except (SyntaxError, ValueError, RecursionError) as error:
         problem = error if isinstance(error, SyntaxError) else SyntaxError(str(error), (path, 1, 0, ""))
@@ -127,11 +127,11 @@ def read_file(
 
 
 def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
-    """The script's facts, and then those of every module of its tree that it imports, directly or not.
+    """Yields the facts of the script, then those of every module of its tree that it imports, also indirectly.
 
     Args:
       script: the script's path.
-      roots: folders in which modules are looked for, that of the script first; those of `added_by` come last.
+      roots: folders to search for modules, the script's first; the folders of `added_by` come last.
     """
     tree = _Tree([*roots, *added_by(script)])
     start = os.path.abspath(script)
@@ -141,7 +141,7 @@ def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
 
 
 def added_by(script: str) -> list[str]:
-    """Returns the folders of further modules of a script that adds to `sys.path`: above it, and the current one."""
+    """Returns further folders of modules for a script that changes `sys.path`: the parent and the current folder."""
     with open_file(script, errors="replace") as file:
         if "sys.path" not in file.read():
             return []
@@ -152,7 +152,7 @@ class _Tree:
     """The files of a script's tree, each read once."""
 
     def __init__(self, roots: Sequence[str]):
-        self.known: dict[str, str] = {}  # a file that has several names is read under the first one
+        self.known: dict[str, str] = {}  # a file with several names is read under the first one
         self._roots = roots
         self._facts: dict[str, FileFacts] = {}
         self._being_read: set[str] = set()
@@ -174,7 +174,7 @@ class _Tree:
         for _ in range(level):
             folder = os.path.dirname(folder)
         if not level and name.partition(".")[0] in _OWN_PACKAGES:
-            return []  # where the current folder is that of this project
+            return []  # for example if the current folder is this project's
         found = _files_of(name, [folder] if level else self._roots)
         return [self.known.setdefault(os.path.realpath(file), file) for file in found]
 
@@ -188,7 +188,7 @@ class _Tree:
 
 
 def _files_of(name: str, folders: Sequence[str]) -> list[str]:
-    """The files that are loaded for a dotted name, where one of the folders has them."""
+    """Returns the files that are loaded for a dotted name, if one of the folders has them."""
     for folder in folders:
         found, at = [], folder
         for part in name.split(".") if name else ():
@@ -216,9 +216,9 @@ class _Reader(ast.NodeVisitor):
         self._bound_by = bound_by
         self._tree = tree
         self._guards = 0
-        self._asked_for: list[str] = []  # last words of names of which the branches being read were asked
+        self._asked_for: list[str] = []  # last words of the names for which enclosing tests ask
         self._call: ast.Call | None = None
-        self._base = ""  # the base class of the class that is read
+        self._base = ""  # the base of the class being read
 
     @functools.cached_property
     def _bound_here(self) -> set[str]:
@@ -246,7 +246,7 @@ class _Reader(ast.NodeVisitor):
                 )
                 if not node.level:
                     self._use(module, node, is_import=True)
-            elif bound and alias.name in bound:  # it stands for what it stands for there
+            elif bound and alias.name in bound:  # it means the same as there
                 self.aliases[alias.asname or alias.name] = bound[alias.name]
                 self._use(full, node, is_import=True)
             elif not node.level:
@@ -259,7 +259,7 @@ class _Reader(ast.NodeVisitor):
             self.visit(statement)
         self._guards -= bool(node.handlers)
         for part in (*node.handlers, *node.orelse, *node.finalbody):
-            # What a handler does instead counts as little as what it stands in for, and so do its aliases.
+            # A handler's code is as optional as the code that it replaces, and so are its aliases.
             is_handler, before = isinstance(part, ast.ExceptHandler), dict(self.aliases)
             self._guards += is_handler
             self.visit(part)
@@ -269,7 +269,7 @@ class _Reader(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if node.name in _OF_LEGACY:
             self._use(METHODS_OF_LEGACY, node, alias=self._base)
-        # The gradient of an operator that nobody may ask for.
+        # The gradient of an operator that the script might never use.
         is_registered = any("RegisterGradient" in ast.unparse(each) for each in node.decorator_list)
         self._guards += is_registered
         self.generic_visit(node)
@@ -281,9 +281,9 @@ class _Reader(ast.NodeVisitor):
         self._base = before
 
     def visit_If(self, node: ast.If) -> None:
-        """`if is_py2: import Queue as queue`, `else: import queue`: only one of the two is there.
+        """Guards alternatives: of `if is_py2: import Queue as queue`, `else: import queue` only one exists.
 
-        So it is with `concat_v2` after `if "concat_v2" in dir(tf)`, and with all that follows a question for a version.
+        The same holds for `concat_v2` after `if "concat_v2" in dir(tf)`, and for everything after a test of a version.
         """
         chosen = set.intersection(*({*map(_imported_as, part)} for part in (node.body, node.orelse))) - {None}
         asks_version = any(getattr(each, "attr", "") in _VERSIONS for each in ast.walk(node.test))
@@ -301,14 +301,14 @@ class _Reader(ast.NodeVisitor):
 
     @contextlib.contextmanager
     def _asking(self, test: ast.expr) -> Iterator[None]:
-        """Inside, names are guarded whose presence a test looks for."""
+        """Guards, inside the block, the names for which a test looks."""
         before = len(self._asked_for)
         self._asked_for.extend(asked_in(test))
         yield
         del self._asked_for[before:]
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """`flags = tf.flags` gives another alias."""
+        """Adds an alias for an assignment such as `flags = tf.flags`."""
         name = self._dotted(node.value)
         if name and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             self.aliases[node.targets[0].id] = name
@@ -340,12 +340,12 @@ class _Reader(ast.NodeVisitor):
             self._use_at(known, node, known)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """`"training.loop.train"` may be for `importlib`, and is so where the tree has such a module."""
+        """Notes a text such as `"training.loop.train"`: it can be an import if the tree has such a module."""
         if isinstance(node.value, str) and _DOTTED_NAME.fullmatch(node.value):
             self.texts.append(node.value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        """`os.environ["NAME"]` needs the variable; one that is set anywhere in the file is not needed."""
+        """Notes that `os.environ["NAME"]` needs a variable, unless the file sets it anywhere."""
         if self._dotted(node.value) == "os.environ":
             name = node.slice.value if isinstance(node.slice, ast.Constant) else ANY
             if isinstance(node.ctx, ast.Store):
@@ -373,7 +373,7 @@ class _Reader(ast.NodeVisitor):
 
 
 def _imported_as(node: ast.stmt) -> str | None:
-    """The name that an import of one name binds; None for other statements."""
+    """Returns the name that an import of one name binds; None for other statements."""
     if not isinstance(node, (ast.Import, ast.ImportFrom)) or len(node.names) > 1:
         return None
     return node.names[0].asname or node.names[0].name
@@ -386,7 +386,7 @@ def _call_of(node: ast.Call) -> Call:
 
 
 def _bound_in(tree: ast.Module) -> set[str]:
-    """Names that a file binds itself, other than by imports: a star does not decide what they are."""
+    """Returns names that a file binds other than by imports: a star import does not decide their meaning."""
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -399,7 +399,7 @@ def _bound_in(tree: ast.Module) -> set[str]:
 
 
 def _names_in(module: str) -> dict[str, str]:
-    """What `from module import *` binds, for installed modules of which names are looked at."""
+    """Returns the names that `from module import *` binds, for the installed modules that are examined."""
     if not module.startswith(_LOOKED_AT):
         return {}
     return {name: f"{module}.{name}" for name in exported_by(module)}

@@ -11,7 +11,7 @@ from tensorflow1_compat.reading import Call
 
 __all__ = ["complaint_about"]
 
-# Decorators that leave a signature as it is written; what another one makes of it is not known.
+# Decorators that keep a signature; the effect of other ones is not known.
 _KEEP_SIGNATURES = (
     "tf_export",
     "keras_export",
@@ -33,7 +33,7 @@ _KEEP_SIGNATURES = (
     "cache",
     "lru_cache",
 )
-_MOST_STEPS = 12  # from a name through files that only hand it on
+_MOST_STEPS = 12  # from a name through files that only pass it on
 
 
 class _Parameters(NamedTuple):
@@ -45,11 +45,11 @@ class _Parameters(NamedTuple):
 
 
 def complaint_about(name: str, call: Call) -> str | None:
-    """Why a call cannot work, in a few words; None where it can, or where the files do not say.
+    """Returns why a call cannot work, in a few words; None if it can, or if the files do not show it.
 
     Args:
-      name: dotted, `tensorflow.nn.dropout`.
-      call: what it is called with.
+      name: a dotted name, such as `tensorflow.nn.dropout`.
+      call: its arguments.
     """
     found = locate(name)
     if found is None:
@@ -90,10 +90,10 @@ def _parameters_of(module: str, name: str) -> _Parameters | None:
 def _definition_of(
     module: str, name: str, steps: int = _MOST_STEPS
 ) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
-    """The function or class that a name of a module stands for, with the module that defines it."""
+    """Returns the function or class that a name of a module means, with the module that defines it."""
     nodes = defined_in(module, name)
     if len(nodes) != 1 or steps == 0:
-        return None  # it may be one or the other
+        return None  # one of several
     (node,) = nodes
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return module, node
@@ -103,7 +103,7 @@ def _definition_of(
 
 
 def _definition_inside(name: str, steps: int) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
-    """The same for a full name as an installed file imports it."""
+    """Works as `_definition_of`, for a full name as an installed file imports it."""
     found = locate_inside(name)
     if found is None or len(found.inside) != 1:
         return None
@@ -111,7 +111,7 @@ def _definition_inside(name: str, steps: int) -> tuple[str, ast.FunctionDef | as
 
 
 def _definition_of_expression(module: str, value: ast.expr, steps: int):
-    """The same for `name`, or for `imported.module.name`."""
+    """Works as `_definition_of`, for `name` or `imported.module.name`."""
     rest = []
     while isinstance(value, ast.Attribute):
         rest.insert(0, value.attr)
@@ -138,12 +138,12 @@ def _parameters_of_function(node: ast.FunctionDef, is_method: bool = False) -> _
             [one for one in names if one not in own] for names in (positional, required, keywords)
         )
     if any(_name_of(decorator) == "add_arg_scope" for decorator in node.decorator_list):
-        required = []  # they may come from the scope
+        required = []  # the scope can provide them
     return _Parameters(positional, keywords, required, arguments.vararg is not None, arguments.kwarg is not None)
 
 
 def _parameters_of_class(module: str, node: ast.ClassDef, steps: int) -> _Parameters | None:
-    """Those of `__init__` or `__new__`, its own or that of its first base that has one."""
+    """Returns the parameters of `__init__` or `__new__`, of the class or of its first base that defines one."""
     if node.keywords or steps == 0 or not all(_keeps_signature(decorator) for decorator in node.decorator_list):
         return None
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}

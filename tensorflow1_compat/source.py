@@ -1,8 +1,8 @@
-"""Compiling the user's files so that their imports of TensorFlow and of a few others go through `imports.py`.
+"""Compiles the user's files so that their imports of TensorFlow and of a few others go through `imports.py`.
 
-Only import statements are replaced, at their own lines and columns, and where a file says them, methods of old, modes
-of old of `open`, and from numpy 2.4 on what `float`, `int` and `%` get (`calls.py`). What is run, shown in tracebacks,
-stepped through and profiled is the file as it is. A file without any of these is compiled as ever.
+It replaces only import statements, removed methods, old modes of `open`, and from numpy 2.4 on the arguments of
+`float`, `int` and `%` (`calls.py`), at their own lines and columns. So tracebacks, debuggers and profilers show the
+file unchanged. A file without any of these is compiled as usual.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tensorflow1_compat.proxies import MENTIONS, ROOTS
 
 __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
 
-# The name under which a module's imports find `imports.py`. The underscores behind it keep Python from mangling it in
-# classes; a module is what it is so that functions can be pickled together with their globals.
+# The name under which a module's imports find `imports.py`. The underscores at its end prevent mangling in classes;
+# it is a module so that functions can be pickled with their globals.
 ENTRANCE = "__tf1__"
 _compile = functools.partial(importlib._bootstrap._call_with_frames_removed, compile)
 _WORD = re.compile(r"\w+")
 _OF_NUMBERS = frozenset({"complex", "float", "int"})
-_NO_SINGLES = (2, 4)  # from this numpy on, an array with an axis is no number
+_NO_SINGLES = (2, 4)  # from this numpy on, an array with an axis is not a number
 _OF_DESCRIPTION = """
 from google.protobuf.internal import builder as _builder
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
@@ -35,21 +35,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, __name__, globals())
 
 
 def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeType:
-    """Code of a file of the user's tree.
+    """Compiles a file of the user's tree.
 
     Args:
       source: its bytes, in the encoding that it declares.
-      path: as tracebacks shall show it.
+      path: the path that tracebacks show.
       optimize: as for `compile`.
     Raises:
       SyntaxError: as from `compile`.
     """
-    if path.endswith("_pb2.py") and b"descriptor.FileDescriptor(" in source:  # of an old protoc
+    if path.endswith("_pb2.py") and b"descriptor.FileDescriptor(" in source:  # from an old protoc
         tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         return _compile(_rewrite_old_proto(tree), path, "exec", dont_inherit=True, optimize=optimize)
     words = set(_WORD.findall(source.decode("latin-1")))
     roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
-    is_compiled = "numba" in words  # functions that it compiles cannot call what is here
+    is_compiled = "numba" in words  # functions that it compiles cannot call functions of this package
     methods = OLD_METHODS & words if not is_compiled else frozenset()
     has_numbers = not is_compiled and (b"%" in source or not _OF_NUMBERS.isdisjoint(words))
     has_numbers = has_numbers and numpy_version() >= _NO_SINGLES
@@ -64,7 +64,7 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
 
 
 def prepare_namespace(namespace: dict[str, Any]) -> None:
-    """Gives a module what its compiled imports look for."""
+    """Gives a module the entrance that its compiled imports need."""
     from tensorflow1_compat import imports
 
     namespace[ENTRANCE] = imports
@@ -84,9 +84,9 @@ class UserLoader(importlib.machinery.SourceFileLoader):
 
 
 def _rewrite_old_proto(tree: ast.Module) -> ast.Module:
-    """Puts what a younger protoc writes in the place of all that comes after the description of the file.
+    """Replaces everything after the description of the file by what a newer protoc writes.
 
-    Protobuf 4 refuses the descriptors that modules of an old protoc make by hand.
+    Protobuf 4 refuses descriptors that modules of an old protoc create themselves.
     """
     for number, statement in enumerate(tree.body):
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "DESCRIPTOR":
@@ -96,16 +96,16 @@ def _rewrite_old_proto(tree: ast.Module) -> ast.Module:
 
 
 def _look_like_imports(*functions: Any) -> None:
-    """Lets a syntax error in a file show no frame between the import and the file, as Python's own loader does.
+    """Makes tracebacks of syntax errors omit the frames between the import and the file, as for Python's own loader.
 
-    CPython drops the frames of its import system from tracebacks, which it tells by their file name.
+    CPython omits the frames of its import system, which it recognises by their file name.
     """
     for function in functions:
         function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
 
 
 class _Redirected(ast.NodeTransformer):
-    """Import statements of redirected modules become assignments from calls, at the same place in the file."""
+    """A transformer that replaces imports of redirected modules by assignments from calls, in the same place."""
 
     def __init__(self, roots: set[str], methods: frozenset[str], has_numbers: bool):
         self._roots = roots
@@ -171,7 +171,7 @@ def _may_be_array(node: ast.expr) -> bool:
 
 
 def _around(function: str, node: ast.expr, *more: ast.expr) -> ast.expr:
-    """A call with an expression of the file, which stays where it is."""
+    """Returns a call around an expression of the file, which keeps its place."""
     return ast.fix_missing_locations(ast.copy_location(_call(function, node, *more), node))
 
 
@@ -188,7 +188,7 @@ def _call(function: str, *arguments: ast.expr) -> ast.Call:
 
 
 def _placed(new: Any, old: ast.AST) -> Any:
-    """Puts a node and all below it where the old one was."""
+    """Gives a new node, and all nodes below it, the place of an old one."""
     for node in ast.walk(new):
         ast.copy_location(node, old)
     return new

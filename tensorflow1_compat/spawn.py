@@ -1,7 +1,7 @@
-"""Child processes of `multiprocessing` see what their parent sees.
+"""Gives child processes of `multiprocessing` the TensorFlow of their parent.
 
-A forked child has it already. A spawned one runs the script anew as `__mp_main__`; what tells it the script's path is
-sent as an object that, on being read there, first prepares the child.
+A forked child has it already. A spawned child runs the script again as `__mp_main__`; it gets the script's path as an
+object that prepares the child while it is unpickled.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["follow", "load_main_of_parent", "run_file"]
 
 
 def follow(tree: SourceTree, sees: Any, prepare: Callable) -> None:
-    """Lets spawned children be prepared for the same tree, and for what it sees.
+    """Makes spawned children be prepared for the same tree and the same TensorFlow.
 
     Args:
       tree: the user's files.
-      sees: the TensorFlow that they see, as plain data.
-      prepare: a function of a module, which is called in the child before that loads the script, with the path of the
-        script, the tree's `roots` and `known_paths`, `sees` and `sys.path` of the parent. It returns the path.
+      sees: the TensorFlow of the files, as plain data.
+      prepare: a module-level function, called in the child before it loads the script, with the path of the script, the
+      tree's `roots` and `known_paths`, `sees` and the parent's `sys.path`. It returns the path.
     """
     ask = spawn.get_preparation_data
 
@@ -42,7 +42,7 @@ def follow(tree: SourceTree, sees: Any, prepare: Callable) -> None:
 
 
 def run_file(path: str, namespace: dict[str, Any]) -> None:
-    """Executes a file of the user's in a namespace, as `python path` does."""
+    """Executes one of the user's files in a namespace, as `python path` does."""
     with io.open_code(path) as file:
         code = compile_source(file.read(), path)
     prepare_namespace(namespace)
@@ -60,12 +60,12 @@ class _MainPath(str):
 
 
 def load_main_of_parent() -> None:
-    """In a child: has the script loaded as in the parent."""
+    """Makes a child load the script as its parent did."""
     spawn._fixup_main_from_path = _load_main
 
 
 def _load_main(path: str) -> None:
-    """As the function it replaces, but with the script compiled as in the parent."""
+    """Works as the function it replaces, but compiles the script as the parent did."""
     current = sys.modules["__main__"]
     if getattr(current, "__file__", None) == path:
         return

@@ -1,4 +1,4 @@
-"""Turning an older TensorFlow on for one process: from then on the user's files see it, and nobody else does."""
+"""Switches a process to an older TensorFlow: from then on the user's files see it, and no other code does."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _is_decided = False
 
 
 def decide() -> None:
-    """Says that the launcher knows what the script is, so that nobody else need find out."""
+    """Notes that the launcher has determined the script's version, so that no other code examines it."""
     global _is_decided
     _is_decided = True
 
 
 def is_decided() -> bool:
-    """Whether `decide` was called in this process."""
+    """Returns whether `decide` was called in this process."""
     return _is_decided
 
 
@@ -40,7 +40,7 @@ def enter(
       roots: the user's source tree.
       known_paths: see `SourceTree`.
       era: 1 or 2.
-      older: for era 2, the packages that are to be as they were (`Evidence.older`).
+      older: for era 2, the packages whose older names the script needs (`Evidence.older`).
     Returns:
       The tree.
     """
@@ -67,9 +67,9 @@ def _begin() -> None:
 def _prepare_child(
     path: str, roots: list[str], known_paths: list[str], sees: tuple[int, list[str]], search_path: list[str]
 ) -> str:
-    """Runs in a spawned child when it reads what its parent has sent, before it loads the script."""
+    """Prepares a spawned child when it reads its parent's data, before it loads the script."""
     sys.path[:] = search_path
-    journal.silence()  # the parent has said it
+    journal.silence()  # the parent has printed it
     enter(roots, known_paths, *sees)
     spawn.load_main_of_parent()
     return path
@@ -79,8 +79,8 @@ def switch_v2_off() -> None:
     """Sets TensorFlow 1.15's defaults: graphs, plain variables, shapes and epsilons, sizes like `64 / 2`."""
     import tensorflow.compat.v1 as tf
 
-    # One of the switches warns that it is about to be dropped, which a script of TensorFlow 1 need not hear.
-    # The logger's own level, which as a rule is none: what the script sets for all loggers shall reach it.
+    # One of the switches warns about its removal, which a script of TensorFlow 1 need not know. Only this logger's own
+    # level changes, usually unset, so that a script's level for all loggers still applies.
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel("ERROR")

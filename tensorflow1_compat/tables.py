@@ -1,7 +1,7 @@
 """Maps names of TensorFlow 1.15 that `tensorflow.compat.v1` lacks to their places today.
 
-Every module of `tensorflow1_compat.contrib` is `tensorflow.contrib.<name>` without an entry here, and what
-`tensorflow.compat.v1` holds under the same name needs none either.
+A module of `tensorflow1_compat.contrib` is `tensorflow.contrib.<name>` without an entry here, and names that
+`tensorflow.compat.v1` has unchanged need none either.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _MNIST = f"{_CONTRIB}.learn.datasets.mnist"
 _KERAS = f"{KERAS}.api._v1.keras"
 _INNER_KERAS = "tensorflow.python.keras"
 
-# Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
+# Parts of the real TensorFlow with the same name in 1.15; other modules below `tensorflow` are version 2.
 INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
 
-# Old module -> the module handed out instead. Modules below it are looked up below the new one.
+# Old module -> its replacement. Modules below the old one are looked up below the new one.
 MODULES: dict[str, str] = {
     "keras": _KERAS,
     "npu_ops": "npu_bridge.estimator.npu_ops",
@@ -27,7 +27,7 @@ MODULES: dict[str, str] = {
     "tensorflow.compat.v1": "tensorflow.compat.v1",
     "tensorflow.contrib": _CONTRIB,
     "tensorflow.keras": _KERAS,
-    # The insides of contrib.
+    # Inner modules of contrib.
     f"{_OLD}.framework.python.framework.checkpoint_utils": "tensorflow.python.training.checkpoint_utils",
     f"{_OLD}.framework.nest": "tensorflow.python.util.nest",
     f"{_OLD}.framework.python.ops.arg_scope": "tf_slim.ops.arg_scope",
@@ -94,12 +94,12 @@ MODULES: dict[str, str] = {
     f"{_INNER_KERAS}.utils": f"{_KERAS}.utils",
 }
 
-# Modules of stand-alone Keras that are one module now, at whichever name files look for them.
+# Modules of stand-alone Keras that are one module now, under every name by which files look for them.
 _KERAS_LAYERS = (
     "advanced_activations", "convolutional", "convolutional_recurrent", "core", "cudnn_recurrent", "embeddings",
     "local", "merge", "noise", "normalization", "pooling", "recurrent", "wrappers",
 )  # fmt: skip
-# The layers and cells of version 1 are one family with those of Keras, whatever the path; TensorFlow has a second copy.
+# The layers and cells of version 1 belong to Keras's, under every path; TensorFlow has a second copy.
 for _name in ("base", "convolutional", "core", "normalization", "pooling"):
     MODULES[f"tensorflow.python.layers.{_name}"] = f"{KERAS}.src.legacy_tf_layers.{_name}"
 for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.keras"):
@@ -113,7 +113,7 @@ for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.
     MODULES[f"{_root}.optimizer_v2"] = f"{KERAS}.src.optimizers.legacy"
     MODULES[f"{_root}.optimizer_v2.optimizer_v2"] = f"{KERAS}.src.optimizers.legacy.optimizer_v2"
 
-# "old.module.attribute" -> "module:attribute" (`module` alone is the module itself), imported when asked for.
+# "old.module.attribute" -> "module:attribute" (`module` alone is the module itself), imported on first use.
 _V1 = "tensorflow.compat.v1"
 _PYTHON = "tensorflow.python"
 NAMES: dict[str, str] = {
@@ -146,7 +146,7 @@ NAMES: dict[str, str] = {
     f"{_PYTHON}.framework.test_util.run_in_graph_and_eager_modes": (
         "tensorflow1_compat.test_util:run_in_graph_and_eager_modes"
     ),
-    # TensorFlow 2.15 asks what converts a class and keeps no list of classes: a function that does nothing.
+    # TensorFlow 2.15 asks the converters of a class and keeps no list of classes: a function that does nothing.
     f"{_PYTHON}.framework.ops.register_dense_tensor_like_type": "builtins:callable",
     f"{_PYTHON}.graph_util": f"{_V1}.graph_util",
     f"{_PYTHON}.layers.base.InputSpec": f"{_KERAS}.layers:InputSpec",
@@ -182,7 +182,7 @@ for _root in ("keras", "tensorflow.keras", _INNER_KERAS):
     NAMES[f"{_root}.engine.InputSpec"] = f"{_KERAS}.layers:InputSpec"
     NAMES[f"{_root}.engine.Model"] = f"{_KERAS}.models:Model"
 
-# A name or module that cannot be here -> what to use instead, as a sentence's second half.
+# A name or module that cannot exist here -> its replacement, as the second half of a sentence.
 GONE: dict[str, str] = {
     "tensorflow.LegacySyncReplicasOptimizer": "tf.train.SyncReplicasOptimizer",
     "tensorflow.Supervisor": "tf.train.Supervisor",
@@ -237,14 +237,14 @@ GONE: dict[str, str] = {
 
 
 class Tables(NamedTuple):
-    """What the files of a tree see.
+    """The names that the files of a tree get.
 
     Attributes:
-      modules: old module -> the module handed out instead.
+      modules: old module -> its replacement.
       names: "old.module.attribute" -> "module:attribute".
-      versions: full names of versions -> what they say.
-      same: other names of a module -> the one in these tables.
-      roots: packages that are handed out as these tables say; others of TensorFlow are as installed.
+      versions: full names of versions -> their values.
+      same: other names of a module -> its name in these tables.
+      roots: packages that these tables replace; other packages of TensorFlow are as installed.
     """
 
     modules: dict[str, str]

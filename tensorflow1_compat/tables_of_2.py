@@ -1,6 +1,6 @@
-"""Maps names of TensorFlow 2.0 to 2.14 that 2.15 lacks, or has in an older copy, to their places today.
+"""Maps names of TensorFlow 2.0 to 2.14 that 2.15 lacks, or has only in an older copy, to their places today.
 
-`tensorflow.python.keras` was Keras itself then; what is there now is a copy that no longer goes with `tf.keras`.
+`tensorflow.python.keras` was Keras itself then; today it is a copy that is incompatible with `tf.keras`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["LEGACY_OPTIMIZERS", "OF_2", "tables_of"]
 
 _KERAS_OF_1, _KERAS = f"{KERAS}.api._v1.keras", f"{KERAS}.api._v2.keras"
 _ROOTS = ("keras.", "tensorflow.keras.", "tensorflow.python.", "npu_ops")
-# Modules of the package keras 2.4 to 2.12 that are not of its interface.
+# Modules of the package keras 2.4 to 2.12 outside of its interface.
 _INSIDES = (
     "activations", "backend_config", "callbacks", "datasets.cifar", "distribute", "engine", "feature_column",
     "initializers.initializers_v1", "layers.preprocessing", "layers.rnn", "mixed_precision.autocast_variable",
@@ -24,7 +24,7 @@ _INSIDES = (
     "utils.tf_inspect", "utils.tf_utils", "utils.version_utils", "utils.vis_utils",
 )  # fmt: skip
 _TESTING = f"{KERAS}.src.testing_infra"
-# Optimizers of Keras until TensorFlow 2.10. Their names are also those of a younger generation, so they tell no age.
+# Optimizers of Keras until TensorFlow 2.10. A newer generation has the same names, so these show no age.
 LEGACY_OPTIMIZERS: dict[str, str] = {
     f"{root}.optimizers.{name}": f"{_KERAS}.optimizers.legacy:{name}"
     for root in ("keras", "tensorflow", "tensorflow.keras")
@@ -60,10 +60,10 @@ OF_2 = Tables(
 
 
 def tables_of(roots: Iterable[str]) -> Tables:
-    """Gives the tables for a script that needs an older interface of some packages alone.
+    """Returns the tables for a script that needs an older interface of only some packages.
 
     Args:
-      roots: "keras", "tensorflow", both or none.
+      roots: "keras", "tensorflow", both or neither.
     """
     roots = frozenset(roots)
     others = OF_2.roots - roots

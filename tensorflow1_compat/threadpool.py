@@ -6,11 +6,11 @@ import tensorflow.compat.v1 as tf
 
 
 class PrivateThreadPool:
-    """A number of threads that only the datasets with it use.
+    """A number of threads that are only used by the datasets with this pool.
 
     Args:
-      num_threads: how many.
-      max_intra_op_parallelism: threads of one operator at most.
+      num_threads: their number.
+      max_intra_op_parallelism: the most threads of one operator.
       display_name: not used.
     """
 
@@ -19,7 +19,7 @@ class PrivateThreadPool:
 
 
 def override_threadpool(dataset, thread_pool):
-    """The dataset, whose transformations so far use the threads of `thread_pool`."""
+    """Makes a dataset's transformations so far use the threads of `thread_pool`; returns the dataset."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = thread_pool.num_threads
     if thread_pool.max_intra_op_parallelism:

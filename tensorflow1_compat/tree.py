@@ -1,7 +1,7 @@
-"""Decides which files are the user's own, and has Python load them with `source.UserLoader`.
+"""Decides which files are the user's own, and makes Python load them with `source.UserLoader`.
 
-Python asks each path hook for a finder of a folder, once per folder. Ours answers for folders of the user's tree only,
-so imports of anything else never pass through code of ours.
+Python asks each path hook once per folder for a finder. The hook here answers only for folders of the user's tree, so
+other imports never run code of this package.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 
 
 class SourceTree:
-    """Folders of the user's own modules: those given, all below, and what the script itself puts on `sys.path`.
+    """Folders of the user's own modules: the given ones with all below, and those that the script adds to `sys.path`.
 
     Installed packages inside them (a virtual environment in the project's folder) are not the user's own.
 
     Args:
       roots: the script's folder and those of `--tree`.
-      known_paths: `sys.path` before the script has run. What is there belongs to somebody else, unless it is below a
-        root.
+      known_paths: `sys.path` before the script has run. These folders belong to others, unless they are below a root.
     """
 
     def __init__(self, roots: Iterable[str], known_paths: Iterable[str] | None = None):
@@ -42,7 +41,7 @@ class SourceTree:
         )
 
     def holds(self, path: str) -> bool:
-        """Whether a file or folder is the user's own."""
+        """Returns whether a file or folder is the user's own."""
         path = os.path.realpath(path)
         if any(_is_below(path, root) for root in (*_OWN_FOLDERS, *self._libraries)):
             return False
@@ -52,7 +51,7 @@ class SourceTree:
         )
 
     def holds_module(self, name: str) -> bool:
-        """Whether a top-level module is found in the user's own files."""
+        """Returns whether a top-level module is found in the user's own files."""
         module = sys.modules.get(name)
         if module is not None:
             spec = getattr(module, "__spec__", None)
@@ -71,7 +70,7 @@ class SourceTree:
         loader: type[importlib.machinery.SourceFileLoader],
         extension_loader: type[importlib.machinery.ExtensionFileLoader],
     ) -> None:
-        """From now on, modules of the tree are loaded by `loader`, compiled ones by `extension_loader`."""
+        """Makes `loader` load modules of the tree from now on, and `extension_loader` compiled ones."""
 
         def hook(path: str) -> Any:
             if not os.path.isdir(path) or not (self.holds(path) or self._takes(path)):
@@ -84,14 +83,14 @@ class SourceTree:
             )
 
         sys.path_hooks.insert(0, hook)
-        # `python -m` had the current folder on `sys.path`. If the script puts it there again, it is the user's.
+        # `python -m` had the current folder on `sys.path`. If the script adds it again, it belongs to the user.
         current = os.path.realpath(os.curdir)
         for path in list(sys.path_importer_cache):
             if self.holds(path) or os.path.realpath(path) == current:
                 del sys.path_importer_cache[path]
 
     def _takes(self, path: str) -> bool:
-        """Whether a folder that was put on `sys.path` by the script becomes part of the tree."""
+        """Returns whether a folder that the script added to `sys.path` becomes part of the tree."""
         real = os.path.realpath(path)
         if path not in sys.path or any(_is_below(real, known) for known in self.known_paths):
             return False

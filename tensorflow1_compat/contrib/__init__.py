@@ -1,1 +1,1 @@
-"""What `tf.contrib` had: a module here is `tensorflow.contrib.<its name>` to the user's source files."""
+"""Holds the modules of `tf.contrib`: user files import a module here as `tensorflow.contrib.<its name>`."""

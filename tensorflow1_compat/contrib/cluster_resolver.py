@@ -1,4 +1,4 @@
-"""`tf.contrib.cluster_resolver`: who takes part in a training, by source of that knowledge."""
+"""`tf.contrib.cluster_resolver`: finds the members of a training, by source of the information."""
 
 from tensorflow.compat.v1.distribute.cluster_resolver import (
     ClusterResolver,

@@ -7,15 +7,15 @@ import tensorflow.compat.v1 as tf
 
 
 def crf_sequence_score(inputs, tag_indices, sequence_lengths, transition_params):
-    """Unnormalised scores of tag sequences: [batch]; see `crf_log_likelihood` for the arguments."""
+    """Returns unnormalised scores of tag sequences: [batch]; see `crf_log_likelihood` for the arguments."""
     return crf_unary_score(tag_indices, sequence_lengths, inputs) + crf_binary_score(
         tag_indices, sequence_lengths, transition_params
     )
 
 
 def crf_multitag_sequence_score(inputs, tag_bitmap, sequence_lengths, transition_params):
-    """Log of the summed scores of all sequences that `tag_bitmap` (bool [batch, time, tags]) allows: [batch]."""
-    # A sequence of one step counts whatever its length is given as, as in 1.15.
+    """Returns logs of the summed scores of all sequences in `tag_bitmap` (bool [batch, time, tags]): [batch]."""
+    # A sequence of one step counts whatever its given length is, as in 1.15.
     if inputs.shape[1] == 1:
         sequence_lengths = tf.ones_like(sequence_lengths)
     allowed = tf.where(tag_bitmap, inputs, tf.fill(tf.shape(inputs), tf.cast(-np.inf, inputs.dtype)))
@@ -23,14 +23,14 @@ def crf_multitag_sequence_score(inputs, tag_bitmap, sequence_lengths, transition
 
 
 def crf_unary_score(tag_indices, sequence_lengths, inputs):
-    """Sums of the scores of the tags by themselves: [batch]."""
+    """Returns sums of the scores of the tags by themselves: [batch]."""
     tags = tf.one_hot(tag_indices, inputs.shape[2], dtype=inputs.dtype)
     mask = tf.sequence_mask(sequence_lengths, tf.shape(tag_indices)[1], inputs.dtype)
     return tf.reduce_sum(tf.reduce_sum(inputs * tags, 2) * mask, 1)
 
 
 def crf_binary_score(tag_indices, sequence_lengths, transition_params):
-    """Sums of the scores of transitions between the tags: [batch]."""
+    """Returns sums of the scores of transitions between the tags: [batch]."""
     tags = tf.shape(transition_params)[0]
     pairs = tag_indices[:, :-1] * tf.cast(tags, tag_indices.dtype) + tag_indices[:, 1:]
     scores = tf.gather(tf.reshape(transition_params, [-1]), pairs)
@@ -40,7 +40,7 @@ def crf_binary_score(tag_indices, sequence_lengths, transition_params):
 
 
 def crf_log_norm(inputs, sequence_lengths, transition_params):
-    """Log of the normalisation: [batch], 0 for empty sequences."""
+    """Returns the log of the normalisation: [batch], 0 for empty sequences."""
     lengths = tf.cast(sequence_lengths, tf.int32)
     transitions = transition_params[None]
 
@@ -58,7 +58,7 @@ def crf_log_norm(inputs, sequence_lengths, transition_params):
 
 
 def crf_log_likelihood(inputs, tag_indices, sequence_lengths, transition_params=None):
-    """Log-likelihoods of tag sequences.
+    """Returns log-likelihoods of tag sequences.
 
     Args:
       inputs: scores of tags, float [batch, time, tags].
@@ -77,7 +77,7 @@ def crf_log_likelihood(inputs, tag_indices, sequence_lengths, transition_params=
 
 
 def viterbi_decode(score, transition_params):
-    """The best tag sequence in numpy.
+    """Returns the best tag sequence, computed in numpy.
 
     Args:
       score: [time, tags].
@@ -100,7 +100,7 @@ def viterbi_decode(score, transition_params):
 
 
 def crf_decode(potentials, transition_params, sequence_length):
-    """The best tag sequences.
+    """Returns the best tag sequences.
 
     Args:
       potentials: float [batch, time, tags].

@@ -26,7 +26,7 @@ class CudnnCompatibleLSTMCell(LSTMBlockCell):
 
 
 class CudnnCompatibleGRUCell(tf.nn.rnn_cell.GRUCell):
-    """The cell of `CudnnGRU`: the reset gate comes after the recurrent matrix, which has a bias of its own."""
+    """The cell of `CudnnGRU`: its reset gate comes after the recurrent matrix, which has a bias too."""
 
     def __init__(self, num_units, reuse=None, kernel_initializer=None):
         super().__init__(
@@ -54,7 +54,7 @@ class CudnnCompatibleGRUCell(tf.nn.rnn_cell.GRUCell):
         self.built = True
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         gates = tf.nn.xw_plus_b(tf.concat([inputs, state], 1), self._gate_kernel, self._gate_bias)
         reset, update = tf.split(tf.sigmoid(gates), 2, axis=1)
         hidden = tf.nn.xw_plus_b(state, self._hidden_kernel, self._hidden_bias)
@@ -98,7 +98,7 @@ class _CudnnRNN:
         return self._name
 
     def state_shape(self, batch_size):
-        """Shapes of the states: [layers * directions, batch, units] each."""
+        """Returns shapes of the states: [layers * directions, batch, units] each."""
         return [[self.num_layers * self.num_dirs, batch_size, self.num_units]] * self._states
 
     def build(self, input_shape):
@@ -106,12 +106,12 @@ class _CudnnRNN:
         self.input_shape = tf.TensorShape(input_shape)
 
     def __call__(self, inputs, initial_state=None, sequence_lengths=None, time_major=True, training=True):
-        """(outputs [time, batch, directions * units], final states as a tuple of `state_shape`).
+        """Returns (outputs [time, batch, directions * units], final states as a tuple of `state_shape`).
 
         Args:
-          inputs: [time, batch, width], [batch, time, width] with `time_major=False`.
+          inputs: [time, batch, width], or [batch, time, width] with `time_major=False`.
           initial_state: tuple of `state_shape`; default: zeros.
-          sequence_lengths: int32 [batch]; after an end come zeros.
+          sequence_lengths: int32 [batch]; outputs after the end are zeros.
           training: whether there is dropout between layers.
         """
         layer = inputs if time_major else tf.transpose(inputs, [1, 0, 2])

@@ -49,22 +49,22 @@ TextLineDataset = tf.data.TextLineDataset
 
 
 def sloppy_interleave(map_func, cycle_length, block_length=1):
-    """`parallel_interleave` that takes what is ready first."""
+    """Interleaves as `parallel_interleave`, and takes the elements that are ready first."""
     return parallel_interleave(map_func, cycle_length, block_length, sloppy=True)
 
 
 def batch_and_drop_remainder(batch_size):
-    """Batches of exactly `batch_size` elements; what is left at the end is dropped."""
+    """Makes batches of exactly `batch_size` elements; drops the remainder."""
     return lambda dataset: dataset.batch(batch_size, drop_remainder=True)
 
 
 def padded_batch_and_drop_remainder(batch_size, padded_shapes, padding_values=None):
-    """Padded batches of exactly `batch_size` elements; what is left at the end is dropped."""
+    """Makes padded batches of exactly `batch_size` elements; drops the remainder."""
     return lambda dataset: dataset.padded_batch(batch_size, padded_shapes, padding_values, drop_remainder=True)
 
 
 def assert_element_shape(expected_shapes):
-    """Elements of these shapes: an element of another shape is an error, now or when it comes."""
+    """Requires elements of these shapes: raises for another shape, now or when the element comes."""
 
     def checked(tensor, shape):
         shape = tf.TensorShape(shape)
@@ -94,7 +94,7 @@ def read_batch_features(
     file_pattern, batch_size, features, reader=tf.data.TFRecordDataset, reader_args=None,
     randomize_input=True, num_epochs=None, capacity=10000,
 ):  # fmt: skip
-    """Batches of parsed tf.Examples: a dict of feature names and tensors, ready for a session."""
+    """Returns batches of parsed tf.Examples: a dict of tensors by feature name, ready for a session."""
     dataset = make_batched_features_dataset(
         file_pattern, batch_size, features, reader, reader_args=reader_args,
         num_epochs=num_epochs, shuffle=randomize_input, shuffle_buffer_size=capacity,
@@ -103,12 +103,12 @@ def read_batch_features(
 
 
 def reduce_dataset(dataset, reducer):
-    """All elements of a dataset put together by a `Reducer`, whose `finalize_func` is not called, as in 1.15."""
+    """Combines all elements of a dataset by a `Reducer`, whose `finalize_func` is not called, as in 1.15."""
     return dataset.reduce(reducer.init_func(tf.constant(0, tf.int64)), reducer.reduce_func)
 
 
 def sliding_window_batch(window_size, stride=None, window_shift=None, window_stride=1):
-    """Batches of `window_size` elements that overlap.
+    """Makes overlapping batches of `window_size` elements.
 
     Args:
       window_size: elements in a batch.

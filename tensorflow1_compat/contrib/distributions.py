@@ -1,4 +1,4 @@
-"""`tf.contrib.distributions`: those that TensorFlow kept, and percentiles."""
+"""`tf.contrib.distributions`: the distributions that TensorFlow kept, and percentiles."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _divergence(one, other, name=None):
 
 
 def percentile(x, q, axis=None, interpolation=None, keep_dims=False, validate_args=False, name=None):
-    """The q-th percentile (0 to 100) of values along axes.
+    """Returns the q-th percentile (0 to 100) of values along axes.
 
     Args:
       x: numbers.

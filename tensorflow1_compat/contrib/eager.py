@@ -29,10 +29,10 @@ Sequential = tf.keras.Sequential
 
 
 def in_graph_mode():
-    """Whether a graph is being made."""
+    """Returns whether a graph is being built."""
     return not tf.executing_eagerly()
 
 
 def get_optimizer_variables(optimizer):
-    """All variables of an optimizer."""
+    """Returns all variables of an optimizer."""
     return optimizer.variables()

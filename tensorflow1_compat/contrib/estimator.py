@@ -42,28 +42,28 @@ class _ClippingOptimizer(OptimizerAround):
         self._clip = clip
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """As the optimizer's own, of clipped gradients."""
+        """Applies clipped gradients with the inner optimizer."""
         used = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         clipped = self._clip([grad for grad, _ in used])
         return self._optimizer.apply_gradients(list(zip(clipped, [var for _, var in used])), global_step, name)
 
     def variables(self):
-        """As the optimizer's own."""
+        """Returns the variables of the inner optimizer."""
         return self._optimizer.variables()
 
 
 def clip_gradients_by_norm(optimizer, clip_norm):
-    """An optimizer that clips the global norm of the gradients to `clip_norm`."""
+    """Returns an optimizer that clips the global norm of the gradients to `clip_norm`."""
     return _ClippingOptimizer(optimizer, lambda grads: tf.clip_by_global_norm(grads, clip_norm)[0])
 
 
 def forward_features(estimator, keys=None, sparse_default_values=None):
-    """An estimator whose predictions hold features of the input, too.
+    """Returns an estimator whose predictions also hold features of the input.
 
     Args:
       estimator: the estimator.
       keys: a name or a list of them; default: all features.
-      sparse_default_values: name -> value with which a sparse feature is filled up.
+      sparse_default_values: name -> value that fills up a sparse feature.
     """
     if isinstance(keys, str):
         keys = [keys]
@@ -78,7 +78,7 @@ def forward_features(estimator, keys=None, sparse_default_values=None):
             if isinstance(feature, tf.SparseTensor):
                 feature = tf.sparse.to_dense(feature, (sparse_default_values or {}).get(key))
             if key in predictions:
-                raise ValueError(f"forward_features: the predictions have a {key!r} already.")
+                raise ValueError(f"forward_features: the predictions already have {key!r}.")
             predictions[key] = feature
         return spec._replace(predictions=predictions)
 
@@ -86,10 +86,10 @@ def forward_features(estimator, keys=None, sparse_default_values=None):
 
 
 def TowerOptimizer(optimizer_or_optimizer_fn):
-    """The optimizer: there is one tower here."""
+    """Returns the optimizer unchanged: there is one tower here."""
     return optimizer_or_optimizer_fn() if callable(optimizer_or_optimizer_fn) else optimizer_or_optimizer_fn
 
 
 def replicate_model_fn(model_fn, loss_reduction=None, devices=None):
-    """The model function: there is one tower here, whose gradients are all gradients."""
+    """Returns the model function unchanged: there is one tower here, so its gradients are complete."""
     return model_fn

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 
 def _as_batch(images):
-    """Images of rank 2, 3 or 4 as [batch, height, width, channels]."""
+    """Returns images of rank 2, 3 or 4 as [batch, height, width, channels]."""
     rank = images.shape.rank
     if rank not in (2, 3, 4):
         raise TypeError(f"tf.contrib.image: expected images of rank 2, 3 or 4; got rank {rank}.")
@@ -25,14 +25,14 @@ def _as_before(batch, images):
 
 
 def transform(images, transforms, interpolation="NEAREST", output_shape=None, name=None):
-    """Projective transformations.
+    """Applies projective transformations.
 
     Args:
       images: [batch, height, width, channels], [height, width, channels] or [height, width].
       transforms: float32 [8] or [batch, 8]: (a0, a1, a2, b0, b1, b2, c0, c1) takes an output point (x, y) to the input
-        point ((a0 x + a1 y + a2) / k, (b0 x + b1 y + b2) / k), k = c0 x + c1 y + 1. Outside of the input is 0.
+        point ((a0 x + a1 y + a2) / k, (b0 x + b1 y + b2) / k), k = c0 x + c1 y + 1. Outside the input is 0.
       interpolation: "NEAREST" or "BILINEAR".
-      output_shape: (height, width), default that of the images.
+      output_shape: (height, width); by default that of the images.
 
     Returns:
       Images of the same rank and type.
@@ -52,7 +52,7 @@ def transform(images, transforms, interpolation="NEAREST", output_shape=None, na
 
 
 def rotate(images, angles, interpolation="NEAREST", name=None):
-    """Rotation about the middle, counter-clockwise, by radians: one number for all images, or [batch]."""
+    """Rotates images about the middle, counter-clockwise, by radians: one number for all images, or [batch]."""
     with tf.name_scope(name, "rotate"):
         images = tf.convert_to_tensor(images)
         shape = tf.cast(tf.shape(_as_batch(images)), tf.float32)
@@ -66,7 +66,7 @@ def translate(images, translations, interpolation="NEAREST", name=None):
 
 
 def angles_to_projective_transforms(angles, image_height, image_width, name=None):
-    """Rotations about the middle of images as transforms [batch, 8]."""
+    """Returns rotations about the middle of images as transforms [batch, 8]."""
     with tf.name_scope(name, "angles_to_projective_transforms"):
         angles = tf.convert_to_tensor(angles, tf.float32)
         angles = angles[None] if angles.shape.rank == 0 else angles
@@ -88,21 +88,21 @@ def translations_to_projective_transforms(translations, name=None):
 
 
 def flat_transforms_to_matrices(transforms):
-    """Transforms [8] or [batch, 8] as matrices [batch, 3, 3]."""
+    """Returns transforms [8] or [batch, 8] as matrices [batch, 3, 3]."""
     transforms = tf.reshape(tf.convert_to_tensor(transforms, tf.float32), [-1, 8])
     return tf.reshape(tf.concat([transforms, tf.ones_like(transforms[:, :1])], 1), [-1, 3, 3])
 
 
 def matrices_to_flat_transforms(transform_matrices):
-    """Matrices [3, 3] or [batch, 3, 3] as transforms [batch, 8]."""
+    """Returns matrices [3, 3] or [batch, 3, 3] as transforms [batch, 8]."""
     flat = tf.reshape(tf.convert_to_tensor(transform_matrices, tf.float32), [-1, 9])
     return (flat / flat[:, 8:9])[:, :8]
 
 
 def compose_transforms(*transforms):
-    """One transform that does what all of them do, in their order."""
+    """Returns one transform that applies all of them, in their order."""
     if not transforms:
-        raise ValueError("compose_transforms: expected at least one transform, got none.")
+        raise ValueError("compose_transforms: expected at least one transform; got an empty list.")
     composed = flat_transforms_to_matrices(transforms[0])
     for each in transforms[1:]:
         composed = tf.matmul(composed, flat_transforms_to_matrices(each))
@@ -113,7 +113,7 @@ _YIQ = np.array([[0.299, 0.596, 0.211], [0.587, -0.274, -0.523], [0.114, -0.322,
 
 
 def adjust_hsv_in_yiq(image, delta_hue=0, scale_saturation=1, scale_value=1, name=None):
-    """Hue turned by `delta_hue` radians, saturation and value scaled, in the YIQ colour space: [..., 3]."""
+    """Turns the hue by `delta_hue` radians and scales saturation and value, in the YIQ colour space: [..., 3]."""
     with tf.name_scope(name, "adjust_hsv_in_yiq"):
         image = tf.convert_to_tensor(image)
         if image.shape.rank is not None and image.shape.rank < 3:
@@ -137,10 +137,10 @@ def adjust_hsv_in_yiq(image, delta_hue=0, scale_saturation=1, scale_value=1, nam
 def random_hsv_in_yiq(
     image, max_delta_hue=0, lower_saturation=1, upper_saturation=1, lower_value=1, upper_value=1, seed=None, name=None
 ):
-    """`adjust_hsv_in_yiq` by random amounts: hue within +-`max_delta_hue`, the scales within their bounds."""
+    """Calls `adjust_hsv_in_yiq` with random amounts: hue within +-`max_delta_hue`, the scales within their bounds."""
     if max_delta_hue < 0 or lower_saturation > upper_saturation or lower_value > upper_value:
         raise ValueError(
-            "random_hsv_in_yiq: max_delta_hue has to be at least 0, and lower bounds not above upper ones."
+            "random_hsv_in_yiq: max_delta_hue must be at least 0, and lower bounds at most the upper bounds."
         )
     with tf.name_scope(name, "random_hsv_in_yiq"):
 
@@ -157,15 +157,15 @@ BipartiteMatch = collections.namedtuple("BipartiteMatch", ("row_to_col_match_ind
 
 
 def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name="bipartite_match"):
-    """Greedy matching of rows and columns by smallest distance.
+    """Matches rows and columns greedily by smallest distance.
 
     Args:
       distance_mat: float32 [rows, columns].
-      num_valid_rows: rows that count; a scalar or one number in a list.
-      top_k: matches at most; below 0 as many as there are.
+      num_valid_rows: number of rows that count; a scalar or a list of one number.
+      top_k: the most matches; below 0 for all.
 
     Returns:
-      `BipartiteMatch(row_to_col_match_indices, col_to_row_match_indices)`: int32, -1 where there is none.
+      `BipartiteMatch(row_to_col_match_indices, col_to_row_match_indices)`: int32, -1 without a match.
     """
     with tf.name_scope(name, "bipartite_match"):
         distance = tf.convert_to_tensor(distance_mat, tf.float32)
@@ -195,7 +195,7 @@ def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name="bipartite_matc
 
 
 def dense_image_warp(image, flow, name="dense_image_warp"):
-    """Images [batch, height, width, channels] read at `(row, column) - flow`; flow in pixels (row, column)."""
+    """Reads images [batch, height, width, channels] at `(row, column) - flow`; flow in pixels (row, column)."""
     import tensorflow_addons as tfa
 
     return tfa.image.dense_image_warp(image, flow, name=name)
@@ -205,7 +205,7 @@ def sparse_image_warp(
     image, source_control_point_locations, dest_control_point_locations, interpolation_order=2,
     regularization_weight=0.0, num_boundary_points=0, name="sparse_image_warp",
 ):  # fmt: skip
-    """Images moved so that control points [batch, points, 2] go from source to destination; and the flow."""
+    """Warps images so that control points [batch, points, 2] move from source to destination; also returns the flow."""
     import tensorflow_addons as tfa
 
     return tfa.image.sparse_image_warp(
@@ -217,16 +217,16 @@ def sparse_image_warp(
 def interpolate_spline(
     train_points, train_values, query_points, order, regularization_weight=0.0, name="interpolate_spline"
 ):
-    """Values of a polyharmonic spline through training points at query points."""
+    """Returns values of a polyharmonic spline through training points at query points."""
     import tensorflow_addons as tfa
 
     return tfa.image.interpolate_spline(train_points, train_values, query_points, order, regularization_weight, name)
 
 
 def connected_components(images):
-    """Components of equal non-zero neighbours, numbered from 1 over all images: int32 of [batch, ...] or one image.
+    """Returns components of equal non-zero neighbours, numbered from 1 over all images: int32 of [batch, ...] or [...].
 
-    Their order is that of their first pixels: each pixel takes the smallest number around it until all stay.
+    They are ordered by their first pixels: each pixel takes the smallest number around it until no number changes.
     """
     images = tf.convert_to_tensor(images)
     batch = images[None] if images.shape.rank == 2 else images

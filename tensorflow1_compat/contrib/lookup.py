@@ -46,13 +46,13 @@ def index_table_from_tensor(
     mapping=None, num_oov_buckets=0, default_value=-1, hasher_spec=FastHashSpec, dtype=tf.string, name=None,
     vocabulary_list=None,
 ):  # fmt: skip
-    """A table from a vocabulary (1-D) to the places of its entries."""
+    """Returns a table from a vocabulary (1-D) to the positions of its entries."""
     vocabulary = vocabulary_list if mapping is None else mapping
     return lookup_ops().index_table_from_tensor(vocabulary, num_oov_buckets, default_value, hasher_spec, dtype, name)
 
 
 def index_to_string_table_from_tensor(mapping=None, default_value="UNK", name=None, vocabulary_list=None):
-    """A table from places (int64) to a vocabulary's entries."""
+    """Returns a table from positions (int64) to a vocabulary's entries."""
     return lookup_ops().index_to_string_table_from_tensor(
         vocabulary_list if mapping is None else mapping, default_value, name
     )
@@ -61,22 +61,22 @@ def index_to_string_table_from_tensor(mapping=None, default_value="UNK", name=No
 def string_to_index_table_from_file(
     vocabulary_file=None, num_oov_buckets=0, vocab_size=None, default_value=-1, hasher_spec=FastHashSpec, name=None
 ):
-    """`index_table_from_file` of strings."""
+    """Calls `index_table_from_file` for strings."""
     return index_table_from_file(vocabulary_file, num_oov_buckets, vocab_size, default_value, hasher_spec, name=name)
 
 
 def string_to_index_table_from_tensor(
     mapping, num_oov_buckets=0, default_value=-1, hasher_spec=FastHashSpec, name=None
 ):
-    """`index_table_from_tensor` of strings."""
+    """Calls `index_table_from_tensor` for strings."""
     return lookup_ops().index_table_from_tensor(mapping, num_oov_buckets, default_value, hasher_spec, tf.string, name)
 
 
 def index_to_string(tensor, mapping, default_value="UNK", name=None):
-    """The vocabulary's entries at the places of a tensor (int64). `tf.tables_initializer()` starts it."""
+    """Returns the vocabulary's entries at positions (int64). `tf.tables_initializer()` initialises the table."""
     return lookup_ops().index_to_string_table_from_tensor(mapping, default_value).lookup(tensor, name)
 
 
 def string_to_index(tensor, mapping, default_value=-1, name=None):
-    """The places of a tensor's strings in the vocabulary. The table is initialised by `tf.tables_initializer()`."""
+    """Returns the positions of strings in the vocabulary. `tf.tables_initializer()` initialises the table."""
     return lookup_ops().index_table_from_tensor(mapping, default_value=default_value).lookup(tensor, name)

@@ -1,4 +1,4 @@
-"""`tf.contrib.memory_stats`: the memory of the first GPU, or of the process where there is none."""
+"""`tf.contrib.memory_stats`: the memory of the first GPU, or of the process without a GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def _measured(name, of_gpu, of_process):
 
 
 def BytesInUse():
-    """A scalar of dtype int64, measured anew in each run."""
+    """Returns the bytes in use: an int64 scalar, measured anew in each run."""
     return _measured("BytesInUse", "current", memory_now)
 
 
 def MaxBytesInUse():
-    """The most bytes so far, likewise."""
+    """Returns the peak of `BytesInUse`, measured likewise."""
     return _measured("MaxBytesInUse", "peak", peak_memory)

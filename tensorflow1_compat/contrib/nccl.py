@@ -15,30 +15,30 @@ def _for_all(combine, tensors):
 
 
 def all_sum(tensors):
-    """The sum, for each device."""
+    """Returns the sum, once for each device."""
     return _for_all(tf.add_n, tensors)
 
 
 def all_prod(tensors):
-    """The product, for each device."""
+    """Returns the product, once for each device."""
     return _for_all(lambda each: tf.reduce_prod(tf.stack(each), 0), tensors)
 
 
 def all_min(tensors):
-    """The least values, for each device."""
+    """Returns the least values, once for each device."""
     return _for_all(lambda each: tf.reduce_min(tf.stack(each), 0), tensors)
 
 
 def all_max(tensors):
-    """The greatest values, for each device."""
+    """Returns the greatest values, once for each device."""
     return _for_all(lambda each: tf.reduce_max(tf.stack(each), 0), tensors)
 
 
 def reduce_sum(tensors):
-    """The sum."""
+    """Returns the sum."""
     return tf.add_n(tensors)
 
 
 def broadcast(tensor):
-    """The tensor; TensorFlow copies it to whoever reads it."""
+    """Returns the tensor unchanged; TensorFlow copies it to its readers."""
     return tf.identity(tensor)

@@ -11,17 +11,17 @@ _DROPPED = 1.7580993408473766
 def conv1d_transpose(
     input, filters, output_shape, strides, padding="SAME", data_format="NWC", dilations=None, name=None
 ):
-    """The gradient of a 1-D convolution: [batch, width, channels] to `output_shape`."""
+    """Computes the gradient of a 1-D convolution: [batch, width, channels] to `output_shape`."""
     return _conv1d_transpose(input, filters, output_shape, strides, padding, data_format, dilations, name)
 
 
 def alpha_dropout(x, keep_prob, noise_shape=None, seed=None, name=None):
-    """Dropout that keeps mean and variance of self-normalising networks (Klambauer and others)."""
+    """Applies dropout that keeps mean and variance of self-normalising networks (Klambauer and others)."""
     with tf.name_scope(name, "alpha_dropout", [x]):
         x = tf.convert_to_tensor(x)
         known = tf.get_static_value(tf.convert_to_tensor(keep_prob, x.dtype))
         if known is not None and (known.shape or not 0 < known <= 1):
-            raise ValueError(f"alpha_dropout: keep_prob has to be a number in (0, 1]; got {known}.")
+            raise ValueError(f"alpha_dropout: keep_prob must be a number in (0, 1]; got {known}.")
         if known == 1:
             return x
         dropped = -_DROPPED
@@ -31,21 +31,21 @@ def alpha_dropout(x, keep_prob, noise_shape=None, seed=None, name=None):
 
 
 def scaled_softplus(x, alpha, clip=None, name=None):
-    """`alpha * softplus(x / alpha)`, at most `clip`."""
+    """Returns `alpha * softplus(x / alpha)`, at most `clip`."""
     result = alpha * tf.nn.softplus(x / alpha)
     return result if clip is None else tf.minimum(result, clip)
 
 
 def deprecated_flipped_softmax_cross_entropy_with_logits(logits, labels, dim=-1, name=None):
-    """`tf.nn.softmax_cross_entropy_with_logits` with the arguments in the other order."""
+    """Calls `tf.nn.softmax_cross_entropy_with_logits` with swapped arguments."""
     return tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits, dim=dim, name=name)
 
 
 def deprecated_flipped_sparse_softmax_cross_entropy_with_logits(logits, labels, name=None):
-    """`tf.nn.sparse_softmax_cross_entropy_with_logits` with the arguments in the other order."""
+    """Calls `tf.nn.sparse_softmax_cross_entropy_with_logits` with swapped arguments."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits, name=name)
 
 
 def deprecated_flipped_sigmoid_cross_entropy_with_logits(logits, targets, name=None):
-    """`tf.nn.sigmoid_cross_entropy_with_logits` with the arguments in the other order."""
+    """Calls `tf.nn.sigmoid_cross_entropy_with_logits` with swapped arguments."""
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits, name=name)

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 
 class _Predictor:
-    """Called with a dict of arrays it returns a dict of arrays; it keeps its session.
+    """A predictor: takes a dict of arrays and returns a dict of arrays; it keeps its session.
 
     Attributes:
       session, graph: of the model.
@@ -28,7 +28,7 @@ class _Predictor:
 
 
 def _of_names(session, inputs, outputs):
-    """A predictor of tensors by their names."""
+    """Returns a predictor for tensors given by name."""
     find = session.graph.get_tensor_by_name
     return _Predictor(
         session, {key: find(name) for key, name in inputs.items()}, {key: find(name) for key, name in outputs.items()}
@@ -39,13 +39,13 @@ def from_saved_model(
     export_dir, signature_def_key=None, signature_def=None, input_names=None, output_names=None, tags=None, graph=None,
     config=None,
 ):  # fmt: skip
-    """A predictor of a saved model.
+    """Returns a predictor of a saved model.
 
     Args:
-      export_dir: its folder.
-      signature_def_key: default "serving_default"; or `signature_def`; or `input_names` and `output_names`, dicts of
-        names of tensors.
-      tags: of the MetaGraphDef, a comma-separated text; default "serve".
+      export_dir: the model's folder.
+      signature_def_key: by default "serving_default"; or `signature_def`; or `input_names` and `output_names`, dicts of
+      tensor names.
+      tags: of the MetaGraphDef, separated by commas; by default "serve".
       graph, config: for the session.
     """
     session = tf.Session(graph=graph or tf.Graph(), config=config)
@@ -64,7 +64,7 @@ def from_saved_model(
 
 
 def from_estimator(estimator, serving_input_receiver_fn, output_key=None, graph=None, config=None):
-    """A predictor of an estimator's last checkpoint."""
+    """Returns a predictor of an estimator's last checkpoint."""
     graph = graph or tf.Graph()
     with graph.as_default():
         receiver = serving_input_receiver_fn()

@@ -1,7 +1,7 @@
-"""`tf.contrib.quantize`: trainings that see the rounding of 8-bit weights and activations.
+"""`tf.contrib.quantize`: trainings that include the rounding of 8-bit weights and activations.
 
-Fake-quantisation goes between a layer's weights and its operator, and after its bias and activation. Batch norms are
-not folded into weights: the rounding is that of a model that keeps them, and the first call says so.
+Fake quantisation is inserted between a layer's weights and its operator, and after its bias and activation. Batch norms
+are not folded into weights: the rounding fits a model that keeps them, and the first call prints a line about it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def create_training_graph(input_graph=None, quant_delay=0):
     """Rewrites a training graph in place, before its gradients are made.
 
     Args:
-      input_graph: default: the default graph.
-      quant_delay: steps of the global step before values are rounded; ranges are followed from the start.
+      input_graph: None for the default graph.
+      quant_delay: global steps before values are rounded; ranges are tracked from the start.
 
     Graph: `<layer>/weights_quant/min|max`, `<layer>/act_quant/min|max` and the moving averages of the latter.
     """
@@ -33,21 +33,21 @@ def create_training_graph(input_graph=None, quant_delay=0):
 
 
 def create_eval_graph(input_graph=None):
-    """Rewrites an evaluation graph in place: rounds with the ranges that the training found."""
+    """Rewrites an evaluation graph in place: rounds with the ranges from the training."""
     _rewrite(input_graph, False, 8, 8, None, None)
 
 
 def experimental_create_training_graph(
     input_graph=None, weight_bits=8, activation_bits=8, symmetric=False, quant_delay=0, freeze_bn_delay=None, scope=None
 ):
-    """`create_training_graph` with other numbers of bits (2 to 16) and within a name scope."""
+    """Works as `create_training_graph`, with other numbers of bits (2 to 16) and within a name scope."""
     _rewrite(input_graph, True, weight_bits, activation_bits, quant_delay, scope, symmetric)
 
 
 def experimental_create_eval_graph(
     input_graph=None, weight_bits=8, activation_bits=8, symmetric=False, quant_delay=None, scope=None
 ):
-    """`create_eval_graph` with other numbers of bits (2 to 16) and within a name scope."""
+    """Works as `create_eval_graph`, with other numbers of bits (2 to 16) and within a name scope."""
     _rewrite(input_graph, False, weight_bits, activation_bits, quant_delay, scope, symmetric)
 
 
@@ -66,7 +66,7 @@ def _rewrite(graph, is_training, weight_bits, activation_bits, quant_delay, scop
 
 
 def _weight_of(op):
-    """The tensor that reads the weights of a layer, or None where they are no variable."""
+    """Returns the tensor that reads the weights of a layer; None if they are not a variable."""
     tensor = op.inputs[1]
     source = tensor.op
     while source.type in ("Identity", "Cast") and source.inputs:

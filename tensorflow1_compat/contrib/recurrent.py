@@ -11,7 +11,7 @@ def functional_rnn(
     cell, inputs, sequence_length=None, initial_state=None, dtype=None, time_major=False, scope=None,
     use_tpu=False, reverse=False,
 ):  # fmt: skip
-    """`tf.nn.dynamic_rnn`, also from the end to the start (`reverse`); `use_tpu` has no effect."""
+    """Calls `tf.nn.dynamic_rnn`, from the end to the start with `reverse`; `use_tpu` has no effect."""
 
     def turned(tensor):
         return reversed_in_time(tensor, sequence_length, 0 if time_major else 1) if reverse else tensor
@@ -26,7 +26,7 @@ def bidirectional_functional_rnn(
     cell_fw, cell_bw, inputs, initial_state_fw=None, initial_state_bw=None, dtype=None, sequence_length=None,
     time_major=False, use_tpu=False, fast_reverse=False, scope=None,
 ):  # fmt: skip
-    """`tf.nn.bidirectional_dynamic_rnn`; `use_tpu` and `fast_reverse` have no effect."""
+    """Calls `tf.nn.bidirectional_dynamic_rnn`; `use_tpu` and `fast_reverse` have no effect."""
     return tf.nn.bidirectional_dynamic_rnn(
         cell_fw, cell_bw, inputs, sequence_length, initial_state_fw, initial_state_bw, dtype, time_major=time_major,
         scope=scope or "bidirectional_rnn",

@@ -6,11 +6,11 @@ import tensorflow.compat.v1 as tf
 
 
 def resampler(data, warp, name="resampler"):
-    """Bilinear samples of images.
+    """Samples images bilinearly.
 
     Args:
       data: float [batch, height, width, channels].
-      warp: float [batch, ..., 2]: (x, y) in pixels; outside of the image is 0.
+      warp: float [batch, ..., 2]: (x, y) in pixels; values outside the image are 0.
 
     Returns:
       [batch, ..., channels].

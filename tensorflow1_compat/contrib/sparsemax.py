@@ -1,4 +1,4 @@
-"""`tf.contrib.sparsemax`: a softmax that may give zeros, and its loss (Martins and Astudillo)."""
+"""`tf.contrib.sparsemax`: a softmax that can give zeros, and its loss (Martins and Astudillo)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import tensorflow.compat.v1 as tf
 
 
 def sparsemax(logits, name=None):
-    """The nearest point to `logits` [batch, classes] among probabilities. A row with a NaN or +inf is NaN."""
+    """Returns the nearest point to `logits` [batch, classes] among probabilities. A row with a NaN or +inf is NaN."""
     with tf.name_scope(name, "sparsemax", [logits]):
         logits = tf.convert_to_tensor(logits, name="logits")
         ordered = tf.sort(logits, axis=1, direction="DESCENDING")
         sums = tf.cumsum(ordered, axis=1)
         ranks = tf.range(1, tf.cast(tf.shape(logits)[1], logits.dtype) + 1, dtype=logits.dtype)
         support = tf.reduce_sum(tf.cast(1 + ranks * ordered > sums, tf.int32), axis=1)
-        # A row of NaN has no support; the index has to be legal nevertheless.
+        # A row of NaN has no support, but the index must be legal.
         last = tf.maximum(support, 1) - 1
         threshold = (tf.gather(sums, last, axis=1, batch_dims=1) - 1) / tf.cast(support, logits.dtype)
         probabilities = tf.maximum(tf.cast(0, logits.dtype), logits - threshold[:, None])
@@ -23,11 +23,11 @@ def sparsemax(logits, name=None):
 
 
 def sparsemax_loss(logits, sparsemax, labels, name=None):
-    """What `sparsemax(logits)`, given as `sparsemax`, loses against probabilities: [batch]."""
+    """Returns the loss of `sparsemax`, which is `sparsemax(logits)`, against probabilities: [batch]."""
     with tf.name_scope(name, "sparsemax_loss", [logits, sparsemax, labels]):
         logits, sparsemax, labels = (tf.convert_to_tensor(each) for each in (logits, sparsemax, labels))
         nothing = tf.zeros_like(logits)
-        # Where there is no probability, a logit of -inf counts nothing.
+        # At probability 0, a logit of -inf has no effect.
         found = tf.where((sparsemax > 0) | tf.is_nan(sparsemax), sparsemax * (logits - 0.5 * sparsemax), nothing)
         wanted = tf.where(tf.equal(labels, 0) & tf.math.is_inf(logits), nothing, labels * (0.5 * labels - logits))
         return tf.reduce_sum(found + wanted, axis=1)

@@ -1,4 +1,4 @@
-"""`tf.contrib.summary`: summaries that a session's run writes by itself."""
+"""`tf.contrib.summary`: summaries that a session's run writes itself."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ record_summaries_if = tf.compat.v2.summary.record_if
 
 
 def all_summary_ops():
-    """Operations that write summaries, of the default graph. None when executing eagerly."""
+    """Returns the default graph's operations that write summaries; None when executing eagerly."""
     return None if tf.executing_eagerly() else summary_operators()

@@ -1,4 +1,4 @@
-"""`tf.contrib.testing`: what is in event files."""
+"""`tf.contrib.testing`: reads event files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import tensorflow.compat.v1 as tf
 
 
 def latest_events(base_dir):
-    """The events of the newest event file of a folder."""
+    """Returns the events of a folder's newest event file."""
     files = sorted(glob.glob(os.path.join(base_dir, "events.*")), key=os.path.getmtime)
     return list(tf.train.summary_iterator(files[-1]))
 
 
 def latest_summaries(base_dir):
-    """Those of `latest_events` that have a summary."""
+    """Returns the `latest_events` that have a summary."""
     return [event for event in latest_events(base_dir) if event.HasField("summary")]

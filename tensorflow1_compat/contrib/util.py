@@ -7,7 +7,7 @@ from npu_bridge.base.tf_internals.graphs import operator_definition
 
 
 def ops_used_by_graph_def(graph_def):
-    """The set of operator types in a GraphDef, its functions included."""
+    """Returns the set of operator types in a GraphDef and its functions."""
     types = {node.op for node in graph_def.node}
     for function in graph_def.library.function:
         types |= {node.op for node in function.node_def}
@@ -15,7 +15,7 @@ def ops_used_by_graph_def(graph_def):
 
 
 def stripped_op_list_for_graph(graph_def):
-    """The definitions (OpList) of the operators in a GraphDef."""
+    """Returns the definitions of the operators in a GraphDef, as an OpList."""
     from tensorflow.core.framework import op_def_pb2
 
     found = (operator_definition(name) for name in sorted(ops_used_by_graph_def(graph_def)))

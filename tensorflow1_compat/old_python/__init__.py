@@ -1,1 +1,1 @@
-"""Brings back functions of old Pythons, numpys and SciPys, for the user's files alone."""
+"""Brings back functions of old versions of Python, numpy and SciPy, only for the user's files."""

@@ -1,4 +1,4 @@
-"""Handles calls of methods, `float` and `%` in the user's files: old methods, and arrays taken for numbers."""
+"""Handles calls in the user's files of removed methods, and of `float` and `%` with arrays as numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorflow1_compat.old_python.removed_names import GONE_METHODS
 __all__ = ["OLD_METHODS", "OLD_MODES", "having", "numpy_version", "old_mode_of", "single", "singles"]
 
 OLD_METHODS = frozenset(key.rpartition(".")[2] for key in GONE_METHODS)
-# Modes of `open` for lines with any end, until Python 3.10; a mode of text has been that since Python 3.0.
+# Modes of `open` for universal newlines, until Python 3.10; text modes have them anyway since Python 3.0.
 OLD_MODES = frozenset({"U", "Ub", "Ur", "Urb", "bU", "rU", "rUb", "rbU", "rtU"})
 _NUMPY = re.compile(r"^numpy-(\d+)\.(\d+).*\.(?:dist|egg)-info$", re.MULTILINE)
 _CONVERSION = re.compile(r"%(?:\((.*?)\))?[-#0 +]*(\*|\d*)(\.\*|\.\d*)?[hlL]?([a-zA-Z%])")
@@ -27,7 +27,7 @@ _NUMBERS = "refused since numpy 2.4; its only element is used, as it was"
 
 @functools.cache
 def numpy_version() -> tuple[int, int]:
-    """Of the numpy that is installed; (0, 0) without one. It is not loaded, nor is what reads packages' metadata."""
+    """Returns the version of the installed numpy without loading it, or a reader of metadata; (0, 0) without numpy."""
     for folder in filter(os.path.isdir, sys.path):
         found = _NUMPY.search("\n".join(os.listdir(folder)))
         if found is not None:
@@ -36,7 +36,7 @@ def numpy_version() -> tuple[int, int]:
 
 
 def old_mode_of(call: ast.Call) -> ast.Constant | None:
-    """The mode that a call of `open`, written out, passes, if it is one of `OLD_MODES`."""
+    """Returns the literal mode of a call of `open`, if it is one of `OLD_MODES`; else None."""
     if getattr(call.func, "attr", getattr(call.func, "id", None)) != "open":
         return None
     given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
@@ -88,7 +88,7 @@ def singles(values: Any, text: str) -> Any:
         numbers = {name for name, kind in zip(names, kinds) if kind not in "sra"}
         return {key: value.item() if key in numbers and _is_single(value) else value for key, value in values.items()}
     if len(several) != len(kinds):
-        return values  # an error, which Python says
+        return values  # Python reports this error
     found = [value.item() if kind not in "sra" and _is_single(value) else value for value, kind in zip(several, kinds)]
     return tuple(found) if isinstance(values, tuple) else found[0]
 

@@ -1,4 +1,4 @@
-"""The functions for texts of the module `cgi`, which Python 3.13 took away; those for web servers are left out."""
+"""Replaces the text functions of the module `cgi`, which Python 3.13 removed; those for web servers are left out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["escape", "parse_header", "parse_qs", "parse_qsl"]
 
 
 def escape(s: str, quote: bool | None = None) -> str:
-    """A text with `&`, `<` and `>` as HTML writes them; `quote` adds `"`."""
+    """Escapes `&`, `<` and `>` in a text for HTML; with `quote` also `"`."""
     text = html.escape(s, quote=False)
     return text.replace('"', "&quot;") if quote else text
 
 
 def parse_header(line: str) -> tuple[str, dict[str, str]]:
-    """The value of a header like `text/html; charset="utf-8"`, and its parameters."""
+    """Parses a header such as `text/html; charset="utf-8"` into its value and parameters."""
     key, *parts = _split(line)
     found = {}
     for part in parts:
@@ -30,7 +30,7 @@ def parse_header(line: str) -> tuple[str, dict[str, str]]:
 
 
 def _split(line: str) -> list[str]:
-    """The parts between semicolons that are not inside quotes."""
+    """Splits a text at the semicolons outside of quotes."""
     parts, is_quoted, before = [""], False, ""
     for letter in line:
         if letter == '"' and before != "\\":

@@ -1,4 +1,4 @@
-"""The module `imghdr`, which told the kind of a picture from its first bytes; Python 3.13 took it away."""
+"""Replaces the module `imghdr`, which recognised pictures by their first bytes; Python 3.13 removed it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PORTABLE = {"pbm": b"14", "pgm": b"25", "ppm": b"36"}
 
 
 def what(file: Any, h: bytes | None = None) -> str | None:
-    """The kind of a picture, "png" and the like; None for what is none.
+    """Returns the kind of a picture, such as "png"; None for other files.
 
     Args:
       file: a path, or a file that is open as bytes.
-      h: its first bytes, in the place of the file's.
+      h: its first bytes, instead of a file.
     """
     if h is None:
         if isinstance(file, (str, os.PathLike)):

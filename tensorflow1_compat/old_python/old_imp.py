@@ -1,4 +1,4 @@
-"""The module `imp`, as far as scripts use it: Python 3.12 took it away. It is made of `importlib`."""
+"""Replaces the parts of the module `imp` that scripts use, by `importlib`: Python 3.12 removed it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PY_SOURCE, PY_COMPILED, C_EXTENSION, PKG_DIRECTORY, C_BUILTIN, PY_FROZEN = 1, 2,
 
 
 def new_module(name: str) -> types.ModuleType:
-    """An empty module, which nobody else knows."""
+    """Returns an empty module that is not in `sys.modules`."""
     return types.ModuleType(name)
 
 
@@ -35,12 +35,12 @@ def get_magic() -> bytes:
 
 
 def get_tag() -> str | None:
-    """The word for this Python in names of files of compiled code."""
+    """Returns this Python's tag in the names of files of compiled code."""
     return sys.implementation.cache_tag
 
 
 def get_suffixes() -> list[tuple[str, str, int]]:
-    """Ends of file names, with the mode to open such files and their kind."""
+    """Returns endings of file names, with the mode to open such files and their kind."""
     machinery = importlib.machinery
     kinds = (
         (machinery.EXTENSION_SUFFIXES, "rb", C_EXTENSION),
@@ -51,7 +51,7 @@ def get_suffixes() -> list[tuple[str, str, int]]:
 
 
 def acquire_lock() -> None:
-    """Does nothing: modules have a lock each."""
+    """Does nothing: each module has its own lock."""
 
 
 def release_lock() -> None:
@@ -59,28 +59,28 @@ def release_lock() -> None:
 
 
 def lock_held() -> bool:
-    """False."""
+    """Returns false."""
     return False
 
 
 def is_builtin(name: str) -> int:
-    """1 for a module that is part of the interpreter, else 0."""
+    """Returns 1 for a module that is part of the interpreter, else 0."""
     return int(name in sys.builtin_module_names)
 
 
 def init_builtin(name: str) -> types.ModuleType | None:
-    """A module that is part of the interpreter; None for others."""
+    """Returns a module that is part of the interpreter; None for other modules."""
     return importlib.import_module(name) if is_builtin(name) else None
 
 
 def find_module(name: str, path: list[str] | None = None) -> tuple[Any, str | None, tuple[str, str, int]]:
-    """Looks for a module: an open file or None, its path, and (suffix, mode, kind).
+    """Finds a module: returns an open file or None, its path, and (suffix, mode, kind).
 
     Args:
-      name: without dots.
-      path: folders; None for those of `sys.path`, and for what is part of the interpreter.
+      name: a name without dots.
+      path: folders; None for `sys.path` and the interpreter's own modules.
     Raises:
-      ImportError: there is none.
+      ImportError: there is no such module.
     """
     if path is None and is_builtin(name):
         return None, None, ("", "", C_BUILTIN)
@@ -104,31 +104,31 @@ def _opened(path: str, mode: str) -> Any:
 
 
 def load_source(name: str, pathname: str, file: Any = None) -> types.ModuleType:
-    """The module of a source file; one that `sys.modules` has under the name is filled anew."""
+    """Loads the module of a source file; refills a module of that name in `sys.modules`."""
     return _load(name, pathname, _source_loader(name, pathname))
 
 
 def load_compiled(name: str, pathname: str, file: Any = None) -> types.ModuleType:
-    """The same for a file of compiled code."""
+    """Loads the module of a file of compiled code, likewise."""
     return _load(name, pathname, importlib.machinery.SourcelessFileLoader(name, pathname))
 
 
 def load_dynamic(name: str, path: str, file: Any = None) -> types.ModuleType:
-    """The same for a library."""
+    """Loads the module of a library, likewise."""
     return _load(name, path, importlib.machinery.ExtensionFileLoader(name, path))
 
 
 def load_package(name: str, path: str) -> types.ModuleType:
-    """The same for a folder with an `__init__.py`."""
+    """Loads a folder with an `__init__.py`, likewise."""
     file = os.path.join(path, "__init__.py") if os.path.isdir(path) else path
     return _load(name, file, _source_loader(name, file), [path])
 
 
 def load_module(name: str, file: Any, filename: str, details: tuple[str, str, int]) -> types.ModuleType:
-    """The module that `find_module` has found.
+    """Loads the module that `find_module` has found.
 
     Raises:
-      ImportError: it is of no kind that can be loaded.
+      ImportError: it is of a kind that cannot be loaded.
     """
     kind = details[2]
     if file is not None:
@@ -144,7 +144,7 @@ def load_module(name: str, file: Any, filename: str, details: tuple[str, str, in
 
 
 def _source_loader(name: str, path: str) -> Any:
-    """The loader that an import of the file would get: that of the user's tree for the user's files."""
+    """Returns the loader that an import of the file would use: the user tree's for the user's files."""
     from tensorflow1_compat.proxies import is_of_tree
     from tensorflow1_compat.source import UserLoader
 

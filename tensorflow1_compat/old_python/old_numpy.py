@@ -1,4 +1,4 @@
-"""Functions, tables and constants that numpy 1.16 to 1.26 had and numpy 2 does not, in terms of what it has."""
+"""Replaces functions, tables and constants that numpy 1.16 to 1.26 had and numpy 2 lacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ numarray = oldnumeric = "removed"
 
 _ERRORS = {"divide": SHIFT_DIVIDEBYZERO, "over": SHIFT_OVERFLOW, "under": SHIFT_UNDERFLOW, "invalid": SHIFT_INVALID}
 _REACTIONS = ("ignore", "warn", "raise", "call", "print", "log")
-# Types in the order in which one is looked for that holds several others.
+# Types in the order in which a common type is searched.
 _WIDENING, _KINDS = "?bBhHiIlLqQefdgFDGO", "buifcSUVOMm"
 
 sctypes: dict[str, list[type]] = {
@@ -39,44 +39,44 @@ sctypes: dict[str, list[type]] = {
 
 
 def alen(a: Any) -> int:
-    """The length of the first axis; 1 for a number."""
+    """Returns the length of the first axis; 1 for a number."""
     return len(np.atleast_1d(a))
 
 
 def asscalar(a: Any) -> Any:
-    """The only element of an array."""
+    """Returns the only element of an array."""
     return a.item()
 
 
 def asfarray(a: Any, dtype: Any = np.float64) -> np.ndarray:
-    """An array of floats: of `dtype` where that is one, else of float64."""
+    """Returns an array of floats: of `dtype` if that is a float type, else of float64."""
     return np.asarray(a, dtype if np.issubdtype(dtype, np.inexact) else np.float64)
 
 
 def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False, **options: Any) -> np.ndarray:
-    """For each element of the flat `ar1`, whether `ar2` has it."""
+    """Returns, for each element of the flat `ar1`, whether `ar2` contains it."""
     return np.isin(np.asarray(ar1).ravel(), ar2, assume_unique=assume_unique, invert=invert, **options)
 
 
 def msort(a: Any) -> np.ndarray:
-    """A copy that is sorted along the first axis."""
+    """Returns a copy sorted along the first axis."""
     return np.sort(a, axis=0)
 
 
 def fastCopyAndTranspose(a: Any) -> np.ndarray:  # noqa: N802 - its name in numpy
-    """A transposed copy."""
+    """Returns a transposed copy."""
     return np.array(np.transpose(a), order="C")
 
 
 def disp(mesg: Any, device: Any = None, linefeed: bool = True) -> None:
-    """Writes a text to a file, by default to standard output."""
+    """Writes a text to a file; by default to standard output."""
     device = device or sys.stdout
     device.write(f"{mesg}\n" if linefeed else f"{mesg}")
     device.flush()
 
 
 def source(object: Any, output: Any = None) -> None:
-    """Prints the text of a function, class or module."""
+    """Prints the source of a function, class or module."""
     output = output or sys.stdout
     try:
         output.write(f"In file: {inspect.getsourcefile(object)}\n\n{inspect.getsource(object)}\n")
@@ -85,7 +85,7 @@ def source(object: Any, output: Any = None) -> None:
 
 
 def who(vardict: dict[str, Any] | None = None) -> None:
-    """Prints names, shapes, bytes and types of the arrays in a dictionary, by default the caller's globals."""
+    """Prints names, shapes, bytes and types of the arrays in a dictionary; by default in the caller's globals."""
     arrays = {
         name: value
         for name, value in (sys._getframe(1).f_globals if vardict is None else vardict).items()
@@ -99,18 +99,18 @@ def who(vardict: dict[str, Any] | None = None) -> None:
 
 
 def kernel_version_of(release: str) -> tuple[int, int]:
-    """The first two numbers of a release of Linux."""
+    """Returns the first two numbers of a Linux release."""
     first, second = (release.split(".") + ["0"])[:2]
     return int(first), int("".join(filter(str.isdigit, second)) or 0)
 
 
 def recfromtxt(fname: Any, **options: Any) -> Any:
-    """`genfromtxt` as a record array, whose types are found out."""
+    """Calls `genfromtxt`; returns a record array with detected types."""
     return np.genfromtxt(fname, **{"dtype": None, **options}).view(_record_type(options))
 
 
 def recfromcsv(fname: Any, **options: Any) -> Any:
-    """`genfromtxt` of a file with commas and a line of names, as a record array with names in small letters."""
+    """Calls `genfromtxt` for comma-separated values below names; returns a record array with lower-case names."""
     given = {"case_sensitive": "lower", "names": True, "delimiter": ",", "dtype": None, **options}
     return np.genfromtxt(fname, **given).view(_record_type(options))
 
@@ -124,17 +124,17 @@ def _record_type(options: dict[str, Any]) -> type:
 
 
 def mafromtxt(fname: Any, **options: Any) -> Any:
-    """`genfromtxt` with a mask."""
+    """Calls `genfromtxt` with a mask."""
     return np.genfromtxt(fname, **{**options, "usemask": True})
 
 
 def ndfromtxt(fname: Any, **options: Any) -> Any:
-    """`genfromtxt` without a mask."""
+    """Calls `genfromtxt` without a mask."""
     return np.genfromtxt(fname, **{**options, "usemask": False})
 
 
 def obj2sctype(rep: Any, default: Any = None) -> Any:
-    """The type of an array's elements, of a dtype or of what can become one; else `default`."""
+    """Returns the scalar type of an array, of a dtype, or of a value convertible to one; else `default`."""
     if isinstance(rep, type) and issubclass(rep, np.generic):
         return rep
     if isinstance(rep, np.ndarray):
@@ -146,12 +146,12 @@ def obj2sctype(rep: Any, default: Any = None) -> Any:
 
 
 def issctype(rep: Any) -> bool:
-    """Whether something is the type of an array's elements, other than of objects."""
+    """Returns whether an object is a scalar type other than that of objects."""
     return isinstance(rep, (type, np.dtype)) and obj2sctype(rep) not in (None, np.object_)
 
 
 def issubclass_(arg1: Any, arg2: Any) -> bool:
-    """`issubclass`, false for what is no class."""
+    """Works as `issubclass`, and returns False for objects that are not classes."""
     try:
         return issubclass(arg1, arg2)
     except TypeError:
@@ -159,16 +159,16 @@ def issubclass_(arg1: Any, arg2: Any) -> bool:
 
 
 def issubsctype(arg1: Any, arg2: Any) -> bool:
-    """Whether the elements of one are of a type below those of the other."""
+    """Returns whether the scalar type of one is a subtype of that of the other."""
     return issubclass(obj2sctype(arg1), obj2sctype(arg2))
 
 
 def sctype2char(sctype: Any) -> str:
-    """The letter of a type.
+    """Returns the character of a type.
 
     Raises:
-      ValueError: it is no type of elements.
-      KeyError: it is an abstract one.
+      ValueError: it is not a scalar type.
+      KeyError: it is an abstract type.
     """
     found = obj2sctype(sctype)
     if found is None:
@@ -179,7 +179,7 @@ def sctype2char(sctype: Any) -> str:
 
 
 def maximum_sctype(t: Any) -> Any:
-    """The longest type of the same kind; of others, the type itself."""
+    """Returns the longest type of the same kind; for other types, the type itself."""
     found = obj2sctype(t)
     if found is None:
         return t
@@ -188,7 +188,7 @@ def maximum_sctype(t: Any) -> Any:
 
 
 def find_common_type(array_types: Iterable[Any], scalar_types: Iterable[Any]) -> Any:
-    """The type that holds all of `array_types`, and those of `scalar_types` that are of a higher kind; else None."""
+    """Returns the type that holds all of `array_types`, and `scalar_types` of a higher kind; None if there is none."""
     of_arrays = _holding_all([*map(np.dtype, array_types)])
     of_scalars = _holding_all([*map(np.dtype, scalar_types)])
     if of_arrays is None or of_scalars is None:
@@ -209,7 +209,7 @@ def _holding_all(types: list[np.dtype], start: int = 0) -> Any:
 
 
 class _ByType(dict):
-    """Values by types of elements, which may be asked for by anything that is a type: "f", float, np.float32."""
+    """Values by scalar type; keys can be anything that names a type: "f", float, np.float32."""
 
     def __getitem__(self, key: Any) -> Any:
         return super().__getitem__(obj2sctype(key))
@@ -221,19 +221,19 @@ nbytes = _ByType({kind: np.dtype(kind).itemsize for kind in _CONCRETE})
 
 
 def get_array_wrap(*arguments: Any) -> Any:
-    """`__array_wrap__` of the argument with the highest priority; None where nobody has one."""
+    """Returns `__array_wrap__` of the argument with the highest priority; None if no argument has it."""
     having = [value for value in arguments if hasattr(value, "__array_wrap__")]
     return max(having, key=lambda v: getattr(v, "__array_priority__", 0)).__array_wrap__ if having else None
 
 
 def geterrobj() -> list[Any]:
-    """Size of the buffers, reactions to errors as one number, and what is called."""
+    """Returns the size of the buffers, the reactions to errors as one number, and the error function."""
     mask = sum(_REACTIONS.index(reaction) << _ERRORS[error] for error, reaction in np.geterr().items())
     return [np.getbufsize(), mask, np.geterrcall()]
 
 
 def seterrobj(errobj: list[Any]) -> None:
-    """Sets what `geterrobj` gives."""
+    """Sets the values that `geterrobj` returns."""
     size, mask, function = errobj
     np.setbufsize(size)
     np.seterr(**{error: _REACTIONS[mask >> shift & 7] for error, shift in _ERRORS.items()})
@@ -241,11 +241,11 @@ def seterrobj(errobj: list[Any]) -> None:
 
 
 def deprecate(*arguments: Any, **options: Any) -> Any:
-    """A function that warns when it is called, or a decorator that makes one.
+    """Makes a function warn when it is called, or returns a decorator that does.
 
     Args:
-      arguments: a function first, or none; then `old_name`, `new_name` and `message`.
-      options: these by name.
+      arguments: an optional function; then `old_name`, `new_name` and `message`.
+      options: the same by name.
     """
     if arguments:
         return _deprecated(*arguments, **options)
@@ -253,7 +253,7 @@ def deprecate(*arguments: Any, **options: Any) -> Any:
 
 
 def deprecate_with_doc(msg: str) -> Callable:
-    """A decorator of functions that warn when they are called."""
+    """Returns a decorator that makes functions warn when they are called."""
     return lambda function: _deprecated(function, message=msg)
 
 
@@ -272,7 +272,7 @@ def _deprecated(function: Any, old_name: Any = None, new_name: Any = None, messa
 
 
 def itemset(array: np.ndarray, *arguments: Any) -> None:
-    """`array.itemset(value)`, `array.itemset(place, value)`, `array.itemset(row, column, value)`."""
+    """Sets an element: `itemset(value)`, `itemset(place, value)` or `itemset(row, column, value)`."""
     *place, value = arguments
     if len(place) > 1 or place and isinstance(place[0], tuple):
         array[place[0] if len(place) == 1 else tuple(place)] = value
@@ -285,7 +285,7 @@ def itemset(array: np.ndarray, *arguments: Any) -> None:
 
 
 def newbyteorder(array: np.ndarray, new_order: str = "S") -> np.ndarray:
-    """The same bytes, read in another order."""
+    """Returns the same bytes, read in another order."""
     return array.view(array.dtype.newbyteorder(new_order))
 
 

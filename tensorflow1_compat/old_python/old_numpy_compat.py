@@ -1,4 +1,4 @@
-"""Helpers for Python 2 and 3 that `numpy.compat` had until numpy 1.26."""
+"""Replaces `numpy.compat`, helpers for Python 2 and 3 that numpy had until 1.26."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ os_fspath, os_PathLike = os.fspath, os.PathLike
 
 
 def asunicode(s: Any) -> str:
-    """A text, of bytes in Latin-1."""
+    """Returns a text; decodes bytes as Latin-1."""
     return s.decode("latin1") if isinstance(s, bytes) else str(s)
 
 
@@ -31,17 +31,17 @@ asstr = asunicode
 
 
 def asbytes(s: Any) -> bytes:
-    """Bytes in Latin-1, of a text."""
+    """Returns bytes; encodes a text as Latin-1."""
     return s if isinstance(s, bytes) else str(s).encode("latin1")
 
 
 def asbytes_nested(x: Any) -> Any:
-    """`asbytes` of all that lists and tuples hold."""
+    """Applies `asbytes` to all elements of lists and tuples."""
     return _nested(x, asbytes)
 
 
 def asunicode_nested(x: Any) -> Any:
-    """`asunicode` of all that lists and tuples hold."""
+    """Applies `asunicode` to all elements of lists and tuples."""
     return _nested(x, asunicode)
 
 
@@ -52,27 +52,27 @@ def _nested(x: Any, convert: Any) -> Any:
 
 
 def sixu(s: str) -> str:
-    """The text itself."""
+    """Returns the text itself."""
     return s
 
 
 def isfileobj(f: Any) -> bool:
-    """Whether something is an open file of the system."""
+    """Returns whether an object is an open file of the system."""
     return isinstance(f, (io.FileIO, io.BufferedReader, io.BufferedWriter))
 
 
 def is_pathlib_path(obj: Any) -> bool:
-    """Whether something is a `Path`."""
+    """Returns whether an object is a `Path`."""
     return isinstance(obj, Path)
 
 
 def getexception() -> Any:
-    """The exception that is being handled."""
+    """Returns the exception being handled."""
     return sys.exc_info()[1]
 
 
 def npy_load_module(name: str, fn: str, info: Any = None) -> Any:
-    """The module of a file."""
+    """Loads the module of a file."""
     from tensorflow1_compat.old_python.old_imp import load_source
 
     return load_source(name, fn)

@@ -1,4 +1,4 @@
-"""Functions of numpy that refuse what scripts of numpy 1.16 pass, or answer otherwise: here they do as they did."""
+"""Restores the behaviour of numpy functions that now refuse arguments of numpy 1.16, or return other results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IS_2, _REFUSES_BYTES = _VERSION >= "2.0.0", _VERSION >= "2.3.0"
 
 
 def _array(name: str) -> Any:
-    """`array` or `asarray`, also of rows of different lengths, of numbers beyond the type, and with `copy=False`."""
+    """Makes `array` or `asarray` accept rows of different lengths, numbers beyond the type, and `copy=False`."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -54,7 +54,7 @@ array, asarray = _array("array"), _array("asarray")
 
 @functools.wraps(numpy.full)
 def full(shape: Any, fill_value: Any, dtype: Any = None, *arguments: Any, **options: Any) -> Any:
-    """`numpy.full`, in which a number beyond the type wraps around."""
+    """Works as `numpy.full`; a number beyond the type wraps around."""
     if dtype is not None and isinstance(fill_value, int):
         fill_value = array(fill_value, dtype)[()]
     return numpy.full(shape, fill_value, dtype, *arguments, **options)
@@ -62,7 +62,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *arguments: Any, **opti
 
 @functools.wraps(numpy.fromstring)
 def fromstring(string: Any, dtype: Any = float, count: int = -1, sep: str = "", **options: Any) -> Any:
-    """`numpy.fromstring`, also of bytes."""
+    """Works as `numpy.fromstring`, also for bytes."""
     if sep != "" or not _REFUSES_BYTES:
         return numpy.fromstring(string, dtype, count, sep=sep, **options)
     say_once("numpy.fromstring of bytes", "refused since numpy 2.3; a copy of numpy.frombuffer is used")
@@ -70,7 +70,7 @@ def fromstring(string: Any, dtype: Any = float, count: int = -1, sep: str = "", 
 
 
 def _renamed(name: str, old: str, new: str) -> Any:
-    """A function whose keyword `old` is called `new` today."""
+    """Returns a function that accepts the keyword `old`, now called `new`."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -98,7 +98,7 @@ reshape = _renamed("reshape", "newshape", "shape")
 
 
 def _of_sequence(name: str) -> Any:
-    """A function of several arrays, which may come from a generator or `map`."""
+    """Returns a function of several arrays that also accepts a generator or `map`."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -116,7 +116,7 @@ stack, vstack = _of_sequence("stack"), _of_sequence("vstack")
 
 
 def _giving_list(name: str) -> Any:
-    """A function that gives several arrays as a list, which is a tuple since numpy 2."""
+    """Returns a function that gives several arrays as a list; numpy 2 gives a tuple."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -132,7 +132,7 @@ broadcast_arrays, meshgrid = _giving_list("broadcast_arrays"), _giving_list("mes
 
 
 def _of_number(name: str) -> Any:
-    """`nonzero` or `where`, also of a single number or truth."""
+    """Makes `nonzero` or `where` accept single numbers and booleans."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -150,13 +150,13 @@ nonzero, where = _of_number("nonzero"), _of_number("where")
 
 @functools.wraps(numpy.cross)
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Any:
-    """`numpy.cross`, also of vectors in a plane."""
+    """Works as `numpy.cross`, also for vectors in a plane."""
     from_a, from_b = (axisa, axisb) if axis is None else (axis, axis)
     first, second = numpy.moveaxis(numpy.asarray(a), from_a, -1), numpy.moveaxis(numpy.asarray(b), from_b, -1)
     lengths = first.shape[-1], second.shape[-1]
     if 2 not in lengths or not {2, 3}.issuperset(lengths) or not _IS_2:
         return numpy.cross(a, b, axisa, axisb, axisc, axis)
-    say_once("numpy.cross of vectors with 2 components", "on their way out since numpy 2; the answer is as it was")
+    say_once("numpy.cross of vectors with 2 components", "deprecated since numpy 2; the result is as it was")
     if lengths == (2, 2):
         return first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
     first, second = (
@@ -168,7 +168,7 @@ def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axi
 
 @functools.wraps(numpy.sum)
 def sum(a: Any, *arguments: Any, **options: Any) -> Any:
-    """`numpy.sum`, also of a generator, whose values are added by Python."""
+    """Works as `numpy.sum`, also for a generator, whose values Python adds."""
     if isinstance(a, types.GeneratorType) and _IS_2:
         say_once("numpy.sum of a generator", "refused since numpy 2.4; Python's sum is used, as it was")
         return builtins.sum(a)
@@ -177,7 +177,7 @@ def sum(a: Any, *arguments: Any, **options: Any) -> Any:
 
 @functools.wraps(numpy.unique)
 def unique(ar: Any, return_index: bool = False, return_inverse: bool = False, *arguments: Any, **options: Any) -> Any:
-    """`numpy.unique`, whose inverse is flat."""
+    """Works as `numpy.unique`, with a flat inverse."""
     found = numpy.unique(ar, return_index, return_inverse, *arguments, **options)
     if not return_inverse:
         return found
@@ -187,7 +187,7 @@ def unique(ar: Any, return_index: bool = False, return_inverse: bool = False, *a
 
 @functools.wraps(numpy.linspace)
 def linspace(start: Any, stop: Any, num: Any = 50, *arguments: Any, **options: Any) -> Any:
-    """`numpy.linspace`, whose number of points may be a float."""
+    """Works as `numpy.linspace`; the number of points can be a float."""
     try:
         num = operator.index(num)
     except TypeError:
@@ -198,8 +198,8 @@ def linspace(start: Any, stop: Any, num: Any = 50, *arguments: Any, **options: A
 
 @functools.wraps(numpy.save)
 def save(file: Any, arr: Any, *arguments: Any, **options: Any) -> None:
-    """`numpy.save`, also of rows of different lengths."""
-    if isinstance(arr, (list, tuple)):  # before the file is opened: one that cannot be written stays as it was
+    """Works as `numpy.save`, also for rows of different lengths."""
+    if isinstance(arr, (list, tuple)):  # before the file is opened: after a failure it stays unchanged
         arr = asarray(arr)
     numpy.save(file, arr, *arguments, **options)
 
@@ -220,14 +220,14 @@ savez, savez_compressed = _saving_several(numpy.savez), _saving_several(numpy.sa
 
 @functools.wraps(numpy.loadtxt)
 def loadtxt(*arguments: Any, **options: Any) -> Any:
-    """`numpy.loadtxt`, also with a delimiter of several characters; converters get bytes."""
+    """Works as `numpy.loadtxt`, also with a delimiter of several characters; converters get bytes."""
     given = inspect.signature(numpy.loadtxt).bind(*arguments, **options).arguments
     given.setdefault("encoding", "bytes")  # None since numpy 2
     delimiter = _decoded(given.get("delimiter"))
     if not isinstance(delimiter, str) or len(delimiter) < 2:
         return numpy.loadtxt(**given)
     say_once("numpy.loadtxt(delimiter=) of several characters", "refused since numpy 1.23; it splits as it did")
-    one_character = "\x1f"  # which ASCII has for this, and texts do not
+    one_character = "\x1f"  # ASCII's separator, which texts do not contain
     with contextlib.ExitStack() as files:
         lines, encoding = given.pop("fname"), given["encoding"]
         if isinstance(lines, (str, os.PathLike)):
@@ -240,7 +240,7 @@ def loadtxt(*arguments: Any, **options: Any) -> Any:
 
 @functools.wraps(numpy.genfromtxt)
 def genfromtxt(*arguments: Any, **options: Any) -> Any:
-    """`numpy.genfromtxt`, whose texts are bytes where no encoding is given."""
+    """Works as `numpy.genfromtxt`; texts are bytes without an encoding."""
     given = inspect.signature(numpy.genfromtxt).bind(*arguments, **options).arguments
     given.setdefault("encoding", "bytes")  # None since numpy 2
     return numpy.genfromtxt(**given)

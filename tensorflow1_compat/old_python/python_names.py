@@ -1,4 +1,4 @@
-"""Functions of Python 3.5 to 3.11 that today's Python has no more, or that refuse what they took then."""
+"""Restores functions of Python 3.5 to 3.11 that were removed, or that now refuse arguments they accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorflow1_compat.journal import say_once
 
 
 def gcd(a: Any, b: Any) -> Any:
-    """`fractions.gcd`: the greatest common divisor, with the sign of `b` unless that is 0; also of fractions."""
+    """Returns `fractions.gcd`: the greatest common divisor, with the sign of `b` unless it is 0; also of fractions."""
     if type(a) is int is type(b):
         return -math.gcd(a, b) if (b or a) < 0 else math.gcd(a, b)
     while b:
@@ -26,7 +26,7 @@ def gcd(a: Any, b: Any) -> Any:
 
 
 def dist(*_: Any, **__: Any) -> tuple[str, str, str]:
-    """`platform.dist`: short name, version and code name of the system, empty where it does not say."""
+    """Returns `platform.dist`: short name, version and code name of the system; empty texts if unknown."""
     from tensorflow1_compat.old_python.shims import linux_distribution
 
     name, version, code_name = linux_distribution()
@@ -34,7 +34,7 @@ def dist(*_: Any, **__: Any) -> tuple[str, str, str]:
 
 
 def find_loader(fullname: str, path: Any = None) -> Any:
-    """The loader of a module; None if there is none. What `importlib` and `pkgutil` had under this name."""
+    """Returns the loader of a module, or None: the removed function of `importlib` and `pkgutil`."""
     if path is not None:
         found = importlib.machinery.PathFinder.find_spec(fullname, path)
         return found and found.loader
@@ -46,7 +46,7 @@ def find_loader(fullname: str, path: Any = None) -> Any:
 
 
 def get_loader(module_or_name: Any) -> Any:
-    """The loader of a module or of what has its name; None if there is none."""
+    """Returns the loader of a module, given as an object or by name; None without one."""
     if isinstance(module_or_name, str):
         module_or_name = sys.modules.get(module_or_name, module_or_name)
         if module_or_name is None:
@@ -60,10 +60,10 @@ def get_loader(module_or_name: Any) -> Any:
 
 
 def format_number(format: str, value: Any, grouping: bool = False, monetary: bool = False, *additional: Any) -> str:
-    """`locale.format`: one number by one `%` sign, as the locale writes it.
+    """Formats one number by one `%` specifier for the locale, as `locale.format` did.
 
     Raises:
-      ValueError: the format is more than one sign.
+      ValueError: the format is not a single specifier.
     """
     if not format.startswith("%") or format.count("%") > 1 or not format[-1].isalpha():
         raise ValueError(f'format() must be given exactly one %char format specifier, "{format}" not valid')
@@ -71,7 +71,7 @@ def format_number(format: str, value: Any, grouping: bool = False, monetary: boo
 
 
 def resetlocale(category: int = locale.LC_ALL) -> None:
-    """`locale.resetlocale`: the locale of the environment."""
+    """Sets the locale of the environment, as `locale.resetlocale` did."""
     locale.setlocale(category, "")
 
 
@@ -86,24 +86,24 @@ def _loader_of(prefix: str, sort_using: Callable | None, suite: type) -> unittes
 def make_suite(
     test_case: type, prefix: str = "test", sort_using: Callable | None = None, suite: type = unittest.TestSuite
 ) -> Any:
-    """`unittest.makeSuite`: a suite of the tests of a class."""
+    """Makes a suite of a class's tests, as `unittest.makeSuite` did."""
     return _loader_of(prefix, sort_using, suite).loadTestsFromTestCase(test_case)
 
 
 def find_test_cases(
     module: Any, prefix: str = "test", sort_using: Callable | None = None, suite: type = unittest.TestSuite
 ) -> Any:
-    """`unittest.findTestCases`: a suite of the tests of a module."""
+    """Makes a suite of a module's tests, as `unittest.findTestCases` did."""
     return _loader_of(prefix, sort_using, suite).loadTestsFromModule(module)
 
 
 def get_test_case_names(test_case: type, prefix: str, sort_using: Callable | None = None, *_: Any) -> list[str]:
-    """`unittest.getTestCaseNames`: the names of the tests of a class."""
+    """Returns the names of a class's tests, as `unittest.getTestCaseNames` did."""
     return list(_loader_of(prefix, sort_using, unittest.TestSuite).getTestCaseNames(test_case))
 
 
 def assert_count_equal(test: unittest.TestCase, *arguments: Any, **options: Any) -> None:
-    """`assertItemsEqual`, which TensorFlow's tests had of Python 2."""
+    """Replaces `assertItemsEqual`, which TensorFlow's tests took from Python 2."""
     test.assertCountEqual(*arguments, **options)
 
 
@@ -113,29 +113,29 @@ def assert_dict_contains_subset(test: unittest.TestCase, subset: Any, dictionary
 
 
 def children_of(element: Any) -> list[Any]:
-    """`Element.getchildren`: what is directly below."""
+    """Returns the children of an element, as `Element.getchildren` did."""
     return list(element)
 
 
 def elements_of(element: Any, tag: Any = None) -> list[Any]:
-    """`Element.getiterator`: what is below, of one tag or of all."""
+    """Yields all elements below an element, or those with a tag, as `Element.getiterator` did."""
     return list(element.iter(tag))
 
 
 def unescape(_: Any, text: str) -> str:
-    """`HTMLParser.unescape`: the text that HTML stands for."""
+    """Decodes HTML entities, as `HTMLParser.unescape` did."""
     import html
 
     return html.unescape(text)
 
 
 def read_fp(parser: Any, fp: Any, filename: str | None = None) -> None:
-    """`ConfigParser.readfp`: reads an open file."""
+    """Reads an open file, as `ConfigParser.readfp` did."""
     parser.read_file(fp, source=filename)
 
 
 def seed(a: Any = None, version: int = 2) -> None:
-    """`random.seed`, also of what has a hash only: integers of numpy, tuples."""
+    """Works as `random.seed`, also for other hashable values: integers of numpy, tuples."""
     if not isinstance(a, (type(None), int, float, str, bytes, bytearray)):
         say_once(
             "random.seed of other than numbers and texts", "refused since Python 3.11; its hash is used, as it was"
@@ -145,7 +145,7 @@ def seed(a: Any = None, version: int = 2) -> None:
 
 
 def shuffle(x: Any, random_function: Callable[[], float] | None = None, **options: Any) -> None:
-    """`random.shuffle`, also with a function that gives numbers from 0 to 1."""
+    """Works as `random.shuffle`, also with a function that returns numbers from 0 to 1."""
     draw = options.get("random", random_function)
     if draw is None:
         return random.shuffle(x)
@@ -157,7 +157,7 @@ def shuffle(x: Any, random_function: Callable[[], float] | None = None, **option
 
 
 def _whole(function: str, value: Any, since: tuple[int, int] = (3, 12)) -> Any:
-    """An integer of a float that is one; anything else, and all that this Python takes, as it is."""
+    """Returns an integral float as an integer; other values, and those that this Python accepts, unchanged."""
     if sys.version_info < since:
         return value
     try:
@@ -171,16 +171,16 @@ def _whole(function: str, value: Any, since: tuple[int, int] = (3, 12)) -> Any:
 
 
 def randint(a: Any, b: Any) -> int:
-    """`random.randint`, also between floats that are whole."""
+    """Works as `random.randint`, also for integral floats."""
     return random.randint(_whole("random.randint", a), _whole("random.randint", b))
 
 
 def randrange(start: Any, stop: Any = None, step: Any = 1) -> int:
-    """`random.randrange`, likewise."""
+    """Works as `random.randrange`, also for integral floats."""
     start, step = _whole("random.randrange", start), _whole("random.randrange", step)
     return random.randrange(start, None if stop is None else _whole("random.randrange", stop), step)
 
 
 def factorial(x: Any) -> int:
-    """`math.factorial`, also of a float that is whole."""
+    """Works as `math.factorial`, also for an integral float."""
     return math.factorial(_whole("math.factorial", x, (3, 10)))

@@ -1,6 +1,7 @@
-"""Names that Python, numpy and others had when TensorFlow 1.15 was new, and where they are found now.
+"""Lists names that Python, numpy and others had when TensorFlow 1.15 was new, and their current places.
 
-Data only. They are healed for the user's files, and each is said once. Those of numpy are in `removed_of_numpy.py`.
+Holds only data. The user's files get these names, and each one is printed once. Those of numpy are in
+`removed_of_numpy.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _OF_TENSORBOARD = (
     "pr_curve_raw_data_op", "pr_curve_raw_data_pb", "pr_curve_streaming_op", "scalar_pb", "text_pb",
 )  # fmt: skip
 
-# Used where the installed package no longer has the name.
+# Used if the installed package lacks the name.
 GONE_NAMES: dict[str, str] = {
     **{
         f"collections.{name}": f"collections.abc:{name}"
@@ -65,7 +66,7 @@ GONE_NAMES: dict[str, str] = {
     "skimage.measure.compare_ssim": f"{_SHIMS}:structural_similarity",
     "time.clock": "time:perf_counter",
 }
-# By the version of Python that took them away. Before, they are what they were.
+# By the version of Python that removed them. Earlier versions still have them.
 _SINCE: dict[tuple[int, int], dict[str, str]] = {
     (3, 12): {
         "configparser.SafeConfigParser": "configparser:ConfigParser",
@@ -89,7 +90,7 @@ for _version, _names in _SINCE.items():
     if sys.version_info >= _version:
         GONE_NAMES.update(_names)
 
-# Used where the installed package no longer has the module.
+# Used if the installed package lacks the module.
 GONE_MODULES: dict[str, str] = {
     "scipy.misc": "tensorflow1_compat.old_python.scipy_misc",
     "scipy.sparse.linalg.eigen.arpack": "scipy.sparse.linalg",
@@ -111,10 +112,10 @@ _MODULES_SINCE: dict[tuple[int, int], dict[str, str]] = {
 for _version, _names in _MODULES_SINCE.items():
     if sys.version_info >= _version:
         GONE_MODULES.update(_names)
-# A module without the name -> another that has it: numpy 1 had all of its names below these as well.
+# A module without the name -> another that has it: numpy 1 also had all of its names below these.
 UP: dict[str, str] = {"numpy.core": "numpy", "numpy.lib": "numpy", "numpy.matlib": "numpy"}
 
-# What objects had: "module.Class.method" -> the method of today, or "module:function", which gets the object first.
+# Removed methods: "module.Class.method" -> the current method, or "module:function", which gets the object first.
 _ASSERTIONS = {
     "assertAlmostEquals": "assertAlmostEqual", "assertEquals": "assertEqual",
     "assertNotAlmostEquals": "assertNotAlmostEqual", "assertNotEquals": "assertNotEqual",
@@ -141,10 +142,10 @@ GONE_METHODS: dict[str, str] = {
     "xml.etree.ElementTree.ElementTree.getiterator": f"{_PYTHON}:elements_of",
 }
 
-# Names that mean something else by now: scripts of TensorFlow 1 get what `GONE_NAMES` says all the same.
+# Names with a new meaning: scripts of TensorFlow 1 still get what `GONE_NAMES` lists.
 REUSED = frozenset({"numpy.bool", "numpy.long"})
 
-# What tells an old script, as `reading.py` names it; some of it only where numpy 2 is installed.
+# Names that reveal an old script, as `reading.py` writes them; some only count with numpy 2.
 OF_OLD = "an old"  # comes before a method, and before a mode of `open`
 
 
@@ -158,7 +159,7 @@ OLD_BESIDE_NUMPY_2 = _said_of(removed_of_numpy.METHODS).union(
 _OTHERS = (f"{OF_OLD}.open", "numpy.core.umath_tests", *(("imp",) if sys.version_info >= (3, 12) else ()))
 OLD_ANYWHERE = _said_of(GONE_METHODS).union(GONE_NAMES, GONE_MODULES, _OTHERS) - OLD_BESIDE_NUMPY_2
 
-# Taken the place of always: what was accepted then is an error or something else now.
+# These always replace the real ones: arguments accepted then are errors or mean something else now.
 WRAPPED: dict[str, str] = {
     "absl.flags.DEFINE_enum": f"{_SHIMS}:define_enum",
     "importlib.import_module": "tensorflow1_compat.imports:import_module",
@@ -168,7 +169,7 @@ WRAPPED: dict[str, str] = {
     "networkx.adjacency_matrix": f"{_SHIMS}:adjacency_matrix",
     "networkx.laplacian_matrix": f"{_SHIMS}:laplacian_matrix",
     "networkx.normalized_laplacian_matrix": f"{_SHIMS}:normalized_laplacian_matrix",
-    "imp": "tensorflow1_compat.old_python.old_imp",  # whose files of the user's are loaded like those that are imported
+    "imp": "tensorflow1_compat.old_python.old_imp",  # loads the user's files as imports do
     "math.factorial": f"{_PYTHON}:factorial",
     "random.randint": f"{_PYTHON}:randint",
     "random.randrange": f"{_PYTHON}:randrange",

@@ -1,7 +1,7 @@
-"""Names that numpy 1.16 to 1.26 had, and where they are found now.
+"""Lists names that numpy 1.16 to 1.26 had, and their current places.
 
-Data only, for `removed_names.py`. What numpy 2 took away is apart: a script that uses one of these is old only where
-numpy 2 is installed.
+Holds only data, for `removed_names.py`. Names that numpy 2 removed are separate: a script that uses one of them counts
+as old only if numpy 2 is installed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _RULES = "tensorflow1_compat.old_python.old_numpy_rules"
 
 
 def _places(module: str, names: str) -> dict[str, str]:
-    """Old names of numpy that a module has under the same name."""
+    """Maps old names of numpy to the same names of a module."""
     return {f"numpy.{name}": f"{module}:{name}" for name in names.split()}
 
 
 def _renamed(pairs: str) -> dict[str, str]:
-    """Old names with what numpy calls the same thing now, as `old=new`."""
+    """Maps old names to numpy's new ones, written as `old=new`."""
     split = (pair.split("=") for pair in pairs.split())
     return {f"numpy.{old}": f"numpy:{new}" for old, new in split}
 
@@ -65,7 +65,7 @@ GONE_SINCE_2: dict[str, str] = {
     "numpy.lib.stride_tricks._broadcast_shape": "numpy.lib._stride_tricks_impl:_broadcast_shape",
     "numpy.safe_eval": "ast:literal_eval",
 }
-# Modules with names of old, or under names of old.
+# Old modules, and modules under old names.
 GONE_MODULES: dict[str, str] = {
     "numpy.compat": "tensorflow1_compat.old_python.old_numpy_compat",
     "numpy.compat.py3k": "tensorflow1_compat.old_python.old_numpy_compat",
@@ -89,7 +89,7 @@ GONE_MODULES: dict[str, str] = {
     "numpy.testing.decorators": "numpy.testing",
     "numpy.testing.utils": "numpy.testing",
 }
-# "module.Class.method" -> the method of today, or "module:function", which gets the object first.
+# "module.Class.method" -> the current method, or "module:function", which gets the object first.
 METHODS: dict[str, str] = {
     "numpy.generic.ptp": "numpy:ptp",
     "numpy.generic.tostring": "tobytes",
@@ -98,7 +98,7 @@ METHODS: dict[str, str] = {
     "numpy.ndarray.ptp": "numpy:ptp",
     "numpy.ndarray.tostring": "tobytes",
 }
-# Keywords that numpy 2 has no more, or that mean something else.
+# Keywords that numpy 2 removed, or that have a new meaning.
 KEYWORDS: dict[str, frozenset[str]] = {
     "numpy.array": frozenset({"copy"}),
     "numpy.histogram": frozenset({"normed"}),
@@ -106,7 +106,7 @@ KEYWORDS: dict[str, frozenset[str]] = {
     "numpy.quantile": frozenset({"interpolation"}),
     "numpy.reshape": frozenset({"newshape"}),
 }
-# What is called as before and refuses, or answers otherwise, since.
+# Functions that are called as before, but refuse the arguments or return other results.
 WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_python.old_umath_tests"} | _places(
     _RULES,
     "array asarray atleast_1d atleast_2d atleast_3d broadcast_arrays column_stack cross dstack fromstring full "

@@ -1,4 +1,4 @@
-"""The picture functions that `scipy.misc` had until SciPy 1.3, on Pillow and numpy."""
+"""Replaces the picture functions that `scipy.misc` had until SciPy 1.3, with Pillow and numpy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 __all__ = ["bytescale", "derivative", "fromimage", "imread", "imresize", "imrotate", "imsave", "imshow", "toimage"]
 
-# Pillow's names of them.
+# Their names in Pillow.
 _RESAMPLING = {name: name.upper() for name in ("nearest", "lanczos", "bilinear", "bicubic")}
 _RESAMPLING["cubic"] = "BICUBIC"
 
 
 def bytescale(data: Any, cmin: Any = None, cmax: Any = None, high: int = 255, low: int = 0) -> np.ndarray:
-    """Values from `cmin` to `cmax` (by default the smallest and largest) as uint8 from `low` to `high`.
+    """Scales values from `cmin` to `cmax` (by default the smallest and largest) to uint8 from `low` to `high`.
 
     Raises:
       ValueError: `low` and `high` are not within 0 and 255 in this order, or `cmax` is below `cmin`.
@@ -43,7 +43,7 @@ def toimage(
     mode: str | None = None,
     channel_axis: int | None = None,
 ) -> Any:
-    """A Pillow image of an array: 2 dimensions are grey, 3 with one of 3 or 4 are colours; values as `bytescale`."""
+    """Makes a Pillow image: 2 dimensions are grey, 3 with one of size 3 or 4 are colours; scales as `bytescale`."""
     from PIL import Image
 
     data = np.asarray(arr)
@@ -72,7 +72,7 @@ def toimage(
 
 
 def fromimage(im: Any, flatten: bool = False, mode: str | None = None) -> np.ndarray:
-    """An image's pixels; `flatten` makes them one layer of grey as float32."""
+    """Returns an image's pixels; with `flatten`, as one layer of grey in float32."""
     if mode is not None and mode != im.mode:
         im = im.convert(mode)
     elif im.mode == "P":
@@ -83,7 +83,7 @@ def fromimage(im: Any, flatten: bool = False, mode: str | None = None) -> np.nda
 
 
 def imread(name: Any, flatten: bool = False, mode: str | None = None) -> np.ndarray:
-    """The pixels of an image file."""
+    """Reads the pixels of an image file."""
     from PIL import Image
 
     with Image.open(name) as image:
@@ -96,13 +96,13 @@ def imsave(name: Any, arr: Any, format: str | None = None) -> None:
 
 
 def imresize(arr: Any, size: Any, interp: str = "bilinear", mode: str | None = None) -> np.ndarray:
-    """A picture of another size, as uint8.
+    """Resizes a picture; returns uint8.
 
     Args:
       arr: its pixels.
-      size: per cent (int), factor (float), or (height, width).
+      size: percent (int), factor (float), or (height, width).
       interp: "nearest", "lanczos", "bilinear", "bicubic" or "cubic".
-      mode: Pillow mode in which it is resized.
+      mode: Pillow mode for the resizing.
     """
     from PIL import Image
 
@@ -117,10 +117,10 @@ def imresize(arr: Any, size: Any, interp: str = "bilinear", mode: str | None = N
 
 
 def imrotate(arr: Any, angle: float, interp: str = "bilinear") -> np.ndarray:
-    """A picture turned by `angle` degrees against the clock."""
+    """Rotates a picture counter-clockwise by `angle` degrees."""
     from PIL import Image
 
-    # Pillow turns with three of them only.
+    # Pillow rotates with only three of them.
     resampling = {"lanczos": "BICUBIC"}.get(interp, _RESAMPLING[interp])
     return fromimage(toimage(arr).rotate(angle, resample=getattr(Image, resampling)))
 
@@ -131,7 +131,7 @@ def imshow(arr: Any) -> None:
 
 
 def derivative(func: Any, x0: float, dx: float = 1.0, n: int = 1, args: tuple = (), order: int = 3) -> float:
-    """The n-th derivative of a function at `x0`, by central differences over `order` points `dx` apart."""
+    """Returns the n-th derivative of a function at `x0`, by central differences over `order` points `dx` apart."""
     if order < n + 1 or order % 2 == 0:
         raise ValueError(f"derivative: expected an odd order above n={n}; got order={order}.")
     points = np.arange(order) - order // 2

@@ -1,4 +1,4 @@
-"""Functions of older numpy, Python and other packages that old scripts call, on what is installed."""
+"""Restores functions of older numpy, Python and other packages that old scripts call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
 
 
 def getargspec(function: Any) -> ArgSpec:
-    """Arguments, `*` name, `**` name and defaults of a function; keyword-only arguments raise ValueError."""
+    """Returns a function's arguments, `*` name, `**` name and defaults; raises ValueError for keyword-only ones."""
     full = inspect.getfullargspec(function)
     if full.kwonlyargs or full.annotations and full.kwonlydefaults:
         raise ValueError("Function has keyword-only parameters; use inspect.signature, which supports them.")
@@ -28,13 +28,13 @@ def getargspec(function: Any) -> ArgSpec:
 
 
 def to_numpy_matrix(graph: Any, *arguments: Any, **options: Any) -> Any:
-    """A graph's adjacency as a `numpy.matrix`."""
+    """Returns a graph's adjacency matrix as a `numpy.matrix`."""
     numpy, networkx = importlib.import_module("numpy"), importlib.import_module("networkx")
     return numpy.asmatrix(networkx.to_numpy_array(graph, *arguments, **options))
 
 
 def linux_distribution(*_: Any, **__: Any) -> tuple[str, str, str]:
-    """Name, version and code name of the system, empty where it does not say."""
+    """Returns name, version and code name of the system; empty texts if unknown."""
     facts: dict[str, str] = {}
     with contextlib.suppress(AttributeError, OSError):
         facts = platform.freedesktop_os_release()  # since Python 3.10
@@ -42,13 +42,13 @@ def linux_distribution(*_: Any, **__: Any) -> tuple[str, str, str]:
 
 
 def json_load(file: Any, **options: Any) -> Any:
-    """`json.load`, with the argument `encoding` of its past."""
+    """Works as `json.load`, and accepts the removed argument `encoding`."""
     _drop_encoding("json.load", options)
     return json.load(file, **options)
 
 
 def json_loads(text: Any, **options: Any) -> Any:
-    """`json.loads`, with the argument `encoding` of its past."""
+    """Works as `json.loads`, and accepts the removed argument `encoding`."""
     _drop_encoding("json.loads", options)
     return json.loads(text, **options)
 
@@ -60,7 +60,7 @@ def _drop_encoding(name: str, options: dict[str, Any]) -> None:
 
 
 def sample(population: Any, k: int, **options: Any) -> list:
-    """`random.sample`, also of a set."""
+    """Works as `random.sample`, also for a set."""
     if isinstance(population, (set, frozenset)):
         say_once("random.sample of a set", "refused since Python 3.11; a tuple of it is used")
         population = tuple(population)
@@ -68,7 +68,7 @@ def sample(population: Any, k: int, **options: Any) -> list:
 
 
 def matplotlib_use(backend: str, *_: Any, **options: Any) -> None:
-    """`matplotlib.use`, with the argument `warn` of its past."""
+    """Works as `matplotlib.use`, and accepts the removed argument `warn`."""
     if "warn" in options:
         del options["warn"]
         say_once("matplotlib.use(warn=)", "gone since matplotlib 3.3; it is left out")
@@ -76,7 +76,7 @@ def matplotlib_use(backend: str, *_: Any, **options: Any) -> None:
 
 
 def _sparse_matrix(name: str, new_name: str | None = None) -> Any:
-    """A function of networkx that returns a SciPy matrix, as before networkx 3; sums of an array have one axis less."""
+    """Returns a function of networkx that gives a SciPy matrix, as before networkx 3; an array's sums lose an axis."""
     networkx = importlib.import_module("networkx")
     real = getattr(networkx, new_name or name)
 
@@ -93,7 +93,7 @@ def _sparse_matrix(name: str, new_name: str | None = None) -> Any:
 
 
 def _deterministic() -> Any:
-    """`patch` of the package tensorflow-determinism; its own bias_add, which is for GPUs, is left out."""
+    """Returns `patch` of the package tensorflow-determinism without its bias_add for GPUs."""
 
     def patch() -> None:
         say_once("tfdeterminism.patch", "refuses TensorFlow since 2.1; only TF_CUDNN_DETERMINISTIC=1 is set, as by it")
@@ -103,7 +103,7 @@ def _deterministic() -> Any:
 
 
 def _with_channels(module: str, name: str) -> Any:
-    """A function of scikit-image that also takes `multichannel`, as before 0.21."""
+    """Returns a function of scikit-image that also accepts `multichannel`, as before 0.21."""
     real = getattr(importlib.import_module(module), name)
 
     @functools.wraps(real)
@@ -159,7 +159,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Wrappers of packages that are imported only when a script has asked for them."""
+    """Makes wrappers of packages that are imported only when a script needs them."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = _LATE[name]()

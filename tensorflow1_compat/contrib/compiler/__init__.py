@@ -1,3 +1,3 @@
-"""`tf.contrib.compiler`: what asked for XLA."""
+"""`tf.contrib.compiler`: functions that request XLA."""
 
 from tensorflow1_compat.contrib.compiler import jit, xla

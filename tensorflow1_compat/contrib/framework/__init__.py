@@ -63,46 +63,46 @@ TensorSpec = tf.TensorSpec
 
 
 def init_from_checkpoint(checkpoint_dir, assignment_map):
-    """`tf.train.init_from_checkpoint`."""
+    """Calls `tf.train.init_from_checkpoint`."""
     return tf.train.init_from_checkpoint(checkpoint_dir, assignment_map)
 
 
 def list_variables(checkpoint_dir):
-    """(name, shape) of each variable in a checkpoint."""
+    """Returns (name, shape) of each variable in a checkpoint."""
     return tf.train.list_variables(checkpoint_dir)
 
 
 def load_checkpoint(filepattern):
-    """A reader of a checkpoint."""
+    """Returns a reader of a checkpoint."""
     return tf.train.load_checkpoint(filepattern)
 
 
 def load_variable(checkpoint_dir, name):
-    """The value of a variable in a checkpoint."""
+    """Returns the value of a variable in a checkpoint."""
     return tf.train.load_variable(checkpoint_dir, name)
 
 
 def BoundedTensorSpec(shape, dtype, minimum, maximum, name=None):
-    """A tensor's shape, dtype and bounds (both included)."""
+    """Returns a tensor's shape, dtype and inclusive bounds."""
     return contrib.bounded_tensor_spec(shape, dtype, minimum, maximum, name)
 
 
 def smart_cond(pred, true_fn=None, false_fn=None, name=None):
-    """`tf.cond`, or only the branch that counts where `pred` is known while the graph is made."""
+    """Builds `tf.cond`, or only one branch if `pred` is known while the graph is built."""
     return contrib.smart_cond(pred, true_fn, false_fn, name)
 
 
 def smart_constant_value(pred):
-    """True or False where `pred` is known while the graph is made, else None."""
+    """Returns True or False if `pred` is known while the graph is built, else None."""
     return contrib.smart_constant_value(pred)
 
 
 def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantized, op_name, op_type):
-    """A graph whose nodes between inputs and outputs are one node of another type, which the outputs read.
+    """Returns a graph whose nodes between inputs and outputs are one node of another type, which the outputs read.
 
     Args:
-      graph_def: the GraphDef; it stays as it is.
-      input_nodes, output_nodes: names at the border, which stay.
+      graph_def: the GraphDef; it is not changed.
+      input_nodes, output_nodes: names of the border nodes, which are kept.
       output_dtypes: types of the outputs, in their order (attribute `_output_types`).
       output_quantized: attribute `_output_quantized`.
       op_name, op_type: of the new node.

@@ -11,7 +11,7 @@ assert_scalar = tf.debugging.assert_scalar
 
 
 def assert_scalar_int(tensor, name=None):
-    """The tensor, which has to be one whole number. ValueError where it is not."""
+    """Returns the tensor; raises ValueError if it is not a scalar integer."""
     tensor = tf.convert_to_tensor(tensor, name=name)
     if not tensor.dtype.base_dtype.is_integer:
         raise ValueError(f"assert_scalar_int: {tensor.name} is not a whole number; its type is {tensor.dtype.name}.")
@@ -19,7 +19,7 @@ def assert_scalar_int(tensor, name=None):
 
 
 def convert_to_tensor_or_sparse_tensor(value, dtype=None, name=None):
-    """A Tensor, or the SparseTensor that `value` is."""
+    """Returns the value as a Tensor, or unchanged if it is a SparseTensor."""
     if isinstance(value, (tf.SparseTensor, tf.SparseTensorValue)):
         value = tf.SparseTensor.from_value(value) if isinstance(value, tf.SparseTensorValue) else value
         if dtype is not None and tf.as_dtype(dtype) != value.dtype:
@@ -30,24 +30,24 @@ def convert_to_tensor_or_sparse_tensor(value, dtype=None, name=None):
 
 
 def reduce_sum_n(tensors, name=None):
-    """The sum of the sums of all tensors: a scalar. ValueError for an empty list."""
+    """Returns the scalar sum of all elements of all tensors; raises ValueError for an empty list."""
     if not tensors:
-        raise ValueError("reduce_sum_n: expected at least one tensor, got none.")
+        raise ValueError("reduce_sum_n: expected at least one tensor; got an empty list.")
     with tf.name_scope(name, "reduce_sum_n", tensors) as scope:
         sums = [tf.reduce_sum(tensor) for tensor in tensors]
         return sums[0] if len(sums) == 1 else tf.add_n(sums, name=scope)
 
 
 def remove_squeezable_dimensions(predictions, labels, name=None):
-    """Both, the one that has one dimension of 1 at the end more without it."""
+    """Returns both; the one with an additional last dimension of 1 loses it."""
     return tuple(reversed(contrib.remove_squeezable_dimensions(labels, predictions, name)))
 
 
 def with_shape(expected_shape, tensor):
-    """The tensor, checked to have this shape: now where both are known, else when it is computed.
+    """Returns the tensor, checked to have this shape: now if both shapes are known, else when it is computed.
 
     Args:
-      expected_shape: whole numbers, a shape that may be known in part, or a tensor, which is not looked at before.
+      expected_shape: integers, a partially known shape, or a tensor, which is only evaluated when it runs.
     """
     tensor = tf.convert_to_tensor(tensor)
     static = expected_shape if isinstance(expected_shape, tf.TensorShape) else None
@@ -70,7 +70,7 @@ def with_shape(expected_shape, tensor):
         return tensor
     actual = tf.shape(tensor, out_type=expected.dtype)
     wanted = tf.where(expected < 0, actual, expected) if static.rank and not static.is_fully_defined() else expected
-    # Of another rank is wrong, which TensorFlow itself says where both ranks are known.
+    # TensorFlow itself reports different ranks if both are known.
     is_right = tf.raw_ops.Equal(
         x=wanted, y=actual, incompatible_shape_error=None not in (static.rank, tensor.shape.rank)
     )
@@ -83,7 +83,7 @@ def with_shape(expected_shape, tensor):
 
 
 def with_same_shape(expected_tensor, tensor):
-    """The tensor, checked to have the shape of `expected_tensor`."""
+    """Returns the tensor, checked to have the shape of `expected_tensor`."""
     with tf.name_scope("same_shape/"):
         expected = tf.convert_to_tensor(expected_tensor)
         shape = expected.shape if expected.shape.is_fully_defined() else tf.shape(expected)

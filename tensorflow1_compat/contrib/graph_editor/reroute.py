@@ -1,4 +1,4 @@
-"""`tf.contrib.graph_editor.reroute`: other connections between operations."""
+"""`tf.contrib.graph_editor.reroute`: changes connections between operations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from tensorflow1_compat.contrib.graph_editor.util import make_list_of_op, make_l
 
 
 def add_control_inputs(op, cops):
-    """Lets an operation wait for others."""
+    """Makes an operation wait for others."""
     graphs.add_control_inputs(op, make_list_of_op(cops))
 
 
 def remove_control_inputs(op, cops):
-    """Lets an operation wait for these others no more."""
+    """Removes these control inputs of an operation."""
     gone = set(make_list_of_op(cops))
     kept = [other for other in op.control_inputs if other not in gone]
     graphs.remove_control_inputs(op)
@@ -20,11 +20,11 @@ def remove_control_inputs(op, cops):
 
 
 def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
-    """Lets the readers of tensors `ts1` read `ts0` instead.
+    """Makes the readers of tensors `ts1` read `ts0` instead.
 
     Args:
       ts0, ts1: tensors, in pairs.
-      can_modify, cannot_modify: readers that may, or may not, be changed.
+      can_modify: only these readers are changed. cannot_modify: these readers are not changed.
 
     Returns:
       The number of inputs that were changed.
@@ -33,7 +33,7 @@ def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
     may_not = set(make_list_of_op(cannot_modify or []))
     count, news, olds = 0, make_list_of_t(ts0), make_list_of_t(ts1)
     if len(news) != len(olds):
-        raise ValueError(f"reroute_ts: ts0 and ts1 have to be as long as each other; got {len(news)} and {len(olds)}.")
+        raise ValueError(f"reroute_ts: ts0 and ts1 must have the same length; got {len(news)} and {len(olds)}.")
     for new, old in zip(news, olds):
         for reader in set(old.consumers()):
             if reader in may_not or (may is not None and reader not in may):
@@ -46,7 +46,7 @@ def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
 
 
 def swap_ts(ts0, ts1, can_modify=None, cannot_modify=None):
-    """Lets the readers of both change sides."""
+    """Swaps the readers of both."""
     firsts, seconds, count = make_list_of_t(ts0), make_list_of_t(ts1), 0
     readers = [(set(first.consumers()), set(second.consumers())) for first, second in zip(firsts, seconds)]
     for first, second, (of_first, of_second) in zip(firsts, seconds, readers):

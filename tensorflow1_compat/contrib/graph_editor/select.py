@@ -1,4 +1,4 @@
-"""`tf.contrib.graph_editor.select`: operations and tensors by names, by neighbours, by ways through a graph."""
+"""`tf.contrib.graph_editor.select`: selects operations and tensors by name, neighbours, or paths through a graph."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _OF_TENSORS = "(?#ts)"
 
 
 def can_be_regex(obj):
-    """Whether it is an expression: a string, or a compiled one."""
+    """Returns whether an object is a regular expression: a string, or a compiled one."""
     return isinstance(obj, (str, re.Pattern))
 
 
 def make_regex(obj):
-    """The compiled expression. ValueError where it is none."""
+    """Returns the compiled expression; raises ValueError for other objects."""
     if not can_be_regex(obj):
         raise ValueError(f"make_regex: expected a regular expression; got {obj!r}.")
     return re.compile(obj)
 
 
 def _get_input_ts(ops):
-    """The tensors that operations read, each once."""
+    """Returns the tensors that operations read, each once."""
     return _once(tensor for op in make_list_of_op(ops) for tensor in op.inputs)
 
 
 def _get_output_ts(ops):
-    """The tensors that operations make."""
+    """Returns the output tensors of operations."""
     return filter_ts(ops, True)
 
 
@@ -39,30 +39,30 @@ def _once(tensors):
 
 
 def filter_ts(ops, positive_filter=None):
-    """Output tensors of operations that the filter (tensor -> bool) lets through."""
+    """Returns output tensors of operations that pass the filter (tensor -> bool)."""
     tensors = [tensor for op in make_list_of_op(ops) for tensor in op.outputs]
     return [tensor for tensor in tensors if positive_filter in (None, True) or positive_filter(tensor)]
 
 
 def filter_ts_from_regex(ops, regex):
-    """Output tensors whose names the expression finds."""
+    """Returns output tensors whose names match the expression."""
     pattern = re.compile(regex)
     return filter_ts(ops, lambda tensor: pattern.search(tensor.name) is not None)
 
 
 def filter_ops(ops, positive_filter=None):
-    """Operations that the filter (operation -> bool) lets through."""
+    """Returns operations that pass the filter (operation -> bool)."""
     return [op for op in make_list_of_op(ops) if positive_filter in (None, True) or positive_filter(op)]
 
 
 def filter_ops_from_regex(ops, regex):
-    """Operations whose names the expression finds."""
+    """Returns operations whose names match the expression."""
     pattern = re.compile(regex)
     return filter_ops(ops, lambda op: pattern.search(op.name) is not None)
 
 
 def select_ops(*args, graph=None, positive_filter=None, restrict_ops_regex=None, **_):
-    """Operations named by objects and by expressions."""
+    """Selects operations by objects and by expressions."""
     graph, found = graph or tf.get_default_graph(), []
     for arg in args:
         ops = filter_ops_from_regex(graph, arg) if isinstance(arg, str) else make_list_of_op(arg)
@@ -73,7 +73,7 @@ def select_ops(*args, graph=None, positive_filter=None, restrict_ops_regex=None,
 
 
 def select_ts(*args, graph=None, positive_filter=None, **_):
-    """Tensors named by objects and by expressions."""
+    """Selects tensors by objects and by expressions."""
     graph, found = graph or tf.get_default_graph(), []
     for arg in args:
         tensors = filter_ts_from_regex(graph, arg) if isinstance(arg, str) else make_list_of_t(arg)
@@ -83,7 +83,7 @@ def select_ts(*args, graph=None, positive_filter=None, **_):
 
 
 def select_ops_and_ts(*args, **kwargs):
-    """(operations, tensors) named by objects and by expressions; those of tensors begin with `(?#ts)`."""
+    """Selects operations and tensors by objects and by expressions; expressions for tensors begin with `(?#ts)`."""
 
     def names_tensors(arg):
         return arg.startswith(_OF_TENSORS) if isinstance(arg, str) else tf.is_tensor(arg)
@@ -93,12 +93,12 @@ def select_ops_and_ts(*args, **kwargs):
 
 
 def get_name_scope_ops(ops, scope):
-    """Operations in a name scope, those below it too."""
+    """Returns operations in a name scope and in its sub-scopes."""
     return filter_ops_from_regex(ops, f"^{re.escape(scope.rstrip('/'))}/")
 
 
 def check_cios(control_inputs=False, control_outputs=None, control_ios=None):
-    """(whether control inputs count, the control outputs), which `control_ios` gives both."""
+    """Returns whether control inputs count, and the control outputs; `control_ios` sets both."""
     return (True, control_ios) if control_ios is not None else (control_inputs, control_outputs)
 
 
@@ -112,14 +112,14 @@ def _after(op, control_outputs=None):
 
 
 def get_ops_ios(ops, control_inputs=False, control_outputs=None, control_ios=None):
-    """The neighbours of operations: what they read, and what reads them."""
+    """Returns the neighbours of operations: the operations that they read, and those that read them."""
     inputs, outputs = check_cios(control_inputs, control_outputs, control_ios)
     near = [each for op in make_list_of_op(ops) for each in (*_before(op, inputs), *_after(op, outputs))]
     return list(dict.fromkeys(near))
 
 
 def compute_boundary_ts(ops):
-    """(tensors read from outside, tensors that are read outside or not at all, tensors that are read inside)."""
+    """Returns three lists: tensors read from outside, tensors read outside or nowhere, and tensors read inside."""
     ops = make_list_of_op(ops)
     inside = set(ops)
     made = [tensor for op in ops for tensor in op.outputs]
@@ -145,7 +145,7 @@ def _walk(seeds, neighbours, within_ops, stop_at=(), inclusive=True, within_ops_
 def get_backward_walk_ops(
     seed_ops, inclusive=True, within_ops=None, within_ops_fn=None, stop_at_ts=(), control_inputs=False
 ):
-    """Operations that the seeds (operations or tensors) depend on, in waves from the seeds."""
+    """Returns operations that the seeds (operations or tensors) depend on, nearest first."""
     stops = {id(tensor) for tensor in stop_at_ts}
 
     def before(op):
@@ -158,7 +158,7 @@ def get_backward_walk_ops(
 def get_forward_walk_ops(
     seed_ops, inclusive=True, within_ops=None, within_ops_fn=None, stop_at_ts=(), control_outputs=None
 ):
-    """Operations that depend on the seeds (operations, or tensors for their readers), in waves from the seeds."""
+    """Returns operations that depend on the seeds (operations, or tensors for their readers), nearest first."""
     if tf.is_tensor(seed_ops) or (isinstance(seed_ops, (list, tuple)) and all(map(tf.is_tensor, seed_ops))):
         seed_ops = list(dict.fromkeys(op for tensor in make_list_of_t(seed_ops) for op in tensor.consumers()))
     stops = {id(tensor) for tensor in stop_at_ts}
@@ -184,13 +184,13 @@ def _both_walks(
 
 
 def get_walks_intersection_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
-    """Operations on the ways from the first seeds to the second ones; see `get_forward_walk_ops` for the others."""
+    """Returns operations on paths from the forward seeds to the backward seeds; see `get_forward_walk_ops`."""
     forward, backward = _both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
     return [op for op in forward if op in set(backward)]
 
 
 def get_walks_union_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
-    """Operations that depend on the first seeds, or on which the second ones depend."""
+    """Returns operations that depend on the forward seeds, or that the backward seeds depend on."""
     forward, backward = _both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
     return list(dict.fromkeys([*forward, *backward]))
 
@@ -198,7 +198,7 @@ def get_walks_union_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
 def get_within_boundary_ops(
     ops, seed_ops, boundary_ops=(), inclusive=True, control_inputs=False, control_outputs=None, control_ios=None
 ):
-    """Operations among `ops` around the seeds, up to the boundary."""
+    """Returns operations among `ops` around the seeds, up to the boundary."""
     border = set(make_list_of_op(boundary_ops or []))
 
     def near(op):

@@ -1,4 +1,4 @@
-"""`tf.contrib.graph_editor.subgraph`: parts of graphs with what goes in and comes out."""
+"""`tf.contrib.graph_editor.subgraph`: parts of graphs with their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensorflow1_compat.contrib.graph_editor.util import make_list_of_op
 
 
 class SubGraphView:
-    """A list of operations with the tensors that go in and come out.
+    """A list of operations with their input and output tensors.
 
     Attributes:
       ops: the operations.
@@ -32,37 +32,37 @@ class SubGraphView:
         self._passthrough = list(passthrough_ts)
 
     def remap(self, new_input_indices=None, new_output_indices=None):
-        """A view of the same operations with some of its inputs and outputs: by place, or the tensors themselves."""
+        """Returns a view of the same operations with some of its inputs and outputs, by position or by tensor."""
         made = copy.copy(self)
         made.inputs, made.outputs = _chosen(self.inputs, new_input_indices), _chosen(self.outputs, new_output_indices)
         return made
 
     def remap_inputs(self, new_input_indices):
-        """`remap` of the inputs."""
+        """Returns a view with some of its inputs; see `remap`."""
         return self.remap(new_input_indices)
 
     def remap_outputs(self, new_output_indices):
-        """`remap` of the outputs."""
+        """Returns a view with some of its outputs; see `remap`."""
         return self.remap(None, new_output_indices)
 
     def remap_default(self, remap_inputs=True, remap_outputs=True):
-        """A view with the inputs and outputs that it began with."""
+        """Returns a view with its original inputs and outputs."""
         first, made = SubGraphView(self.ops, self._passthrough), copy.copy(self)
         made.inputs = first.inputs if remap_inputs else self.inputs
         made.outputs = first.outputs if remap_outputs else self.outputs
         return made
 
     def remap_outputs_make_unique(self):
-        """A view with each output once."""
+        """Returns a view with each output once."""
         return self.remap(None, list({id(tensor): tensor for tensor in self.outputs}.values()))
 
     def remap_outputs_to_consumers(self):
-        """A view with each output once for each operation that reads it."""
+        """Returns a view with each output once for each operation that reads it."""
         unique = self.remap_outputs_make_unique().outputs
         return self.remap(None, [tensor for tensor in unique for _ in tensor.consumers()])
 
     def remove_unused_ops(self, control_inputs=True):
-        """A view without the operations that no output depends on, and that depend on no input."""
+        """Returns a view without operations that no output depends on and that depend on no input."""
         used = set(get_walks_union_ops(self.inputs, [each.op for each in self.outputs], within_ops=self.ops,
                                        control_inputs=control_inputs))  # fmt: skip
         made = copy.copy(self)
@@ -75,7 +75,7 @@ def _chosen(tensors, places):
 
 
 def sgv(*args, **kwargs):
-    """A `SubGraphView` of operations named by objects and by expressions."""
+    """Returns a `SubGraphView` of operations selected by objects and by expressions."""
     return SubGraphView(select_ops(*args, **kwargs))
 
 
@@ -83,7 +83,7 @@ make_view = sgv
 
 
 def sgv_scope(scope, graph):
-    """A `SubGraphView` of a name scope."""
+    """Returns a `SubGraphView` of a name scope."""
     return SubGraphView(get_name_scope_ops(graph, scope))
 
 

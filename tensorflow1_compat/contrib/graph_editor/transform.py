@@ -11,11 +11,11 @@ from tensorflow1_compat.contrib.graph_editor.subgraph import SubGraphView
 def copy_with_input_replacements(
     sgv, replacement_ts, dst_graph=None, dst_scope="", src_scope="", reuse_dst_scope=False
 ):
-    """A copy of a part of a graph that reads other tensors.
+    """Copies a part of a graph, and makes the copy read other tensors.
 
     Args:
       sgv: a `SubGraphView` or operations.
-      replacement_ts: dict from a tensor that the part reads to the one the copy reads.
+      replacement_ts: dict from a tensor that the part reads to the tensor that the copy reads.
       dst_scope: name scope of the copy.
 
     Returns:
@@ -55,18 +55,18 @@ def _copied(op, graph, replaced, copies, src_scope):
 
 
 def copy(sgv, dst_graph=None, dst_scope="", src_scope="", reuse_dst_scope=False):
-    """`copy_with_input_replacements` that reads what the original reads."""
+    """Copies a part of a graph; the copy reads the same tensors as the original."""
     return copy_with_input_replacements(sgv, {}, dst_graph, dst_scope, src_scope, reuse_dst_scope)
 
 
 class TransformerInfo:
-    """What became of operations and tensors."""
+    """The copies of operations and tensors."""
 
     def __init__(self, info):
         self._copies = info
 
     def transformed(self, original, missing_fn=None):
-        """The copy of an operation or tensor (or what `missing_fn` says)."""
+        """Returns the copy of an operation or tensor; without a copy, the result of `missing_fn`."""
         op = original if isinstance(original, tf.Operation) else original.op
         if op not in self._copies:
             return missing_fn(original) if missing_fn else None
@@ -74,11 +74,11 @@ class TransformerInfo:
 
 
 def graph_replace(target_ts, replacement_ts, dst_scope="", src_scope="", reuse_dst_scope=False):
-    """Tensors computed again from replaced ones.
+    """Computes tensors again from replaced tensors.
 
     Args:
       target_ts: a tensor, or a structure of them.
-      replacement_ts: dict from tensor to the one in its place.
+      replacement_ts: dict from tensor to its replacement.
 
     Raises:
       ValueError: no target depends on a replaced tensor.
@@ -87,7 +87,7 @@ def graph_replace(target_ts, replacement_ts, dst_scope="", src_scope="", reuse_d
     targets = tf.nest.flatten(target_ts)
     between = [op for op in get_backward_walk_ops([each.op for each in targets]) if op in starts]
     if not between:
-        raise ValueError("graph_replace: the targets do not depend on the tensors that are to be replaced.")
+        raise ValueError("graph_replace: the targets do not depend on the replaced tensors.")
     _, info = copy_with_input_replacements(between, replacement_ts, None, dst_scope, src_scope, reuse_dst_scope)
     found = [info.transformed(each, lambda original: original) for each in targets]
     return tf.nest.pack_sequence_as(target_ts, found)

@@ -8,7 +8,7 @@ from npu_bridge.base.tf_internals import graphs
 
 
 def make_list_of_op(ops, check_graph=True, allow_graph=True, ignore_ts=False):
-    """Operations of a graph, an operation, or a list of them."""
+    """Returns a list of operations from a graph, an operation, or a list of them."""
     if isinstance(ops, tf.Graph):
         return ops.get_operations()
     if isinstance(ops, (list, tuple)) and not ignore_ts and not all(isinstance(op, tf.Operation) for op in ops):
@@ -20,7 +20,7 @@ def make_list_of_op(ops, check_graph=True, allow_graph=True, ignore_ts=False):
 
 
 def make_list_of_t(ts, check_graph=True, allow_graph=True, ignore_ops=False):
-    """Tensors of a graph, a tensor, or a list of them."""
+    """Returns a list of tensors from a graph, a tensor, or a list of them."""
     if isinstance(ts, tf.Graph):
         return [tensor for op in ts.get_operations() for tensor in op.outputs]
     ts = tf.nest.flatten(list(ts) if isinstance(ts, (list, tuple, set)) else ts)
@@ -28,12 +28,12 @@ def make_list_of_t(ts, check_graph=True, allow_graph=True, ignore_ops=False):
 
 
 def get_tensors(graph):
-    """All tensors of a graph."""
+    """Returns all tensors of a graph."""
     return make_list_of_t(graph)
 
 
 def get_unique_graph(tops, check_types=None, none_if_empty=False):
-    """The one graph of operations and tensors. ValueError where there are several, or none."""
+    """Returns the only graph of operations and tensors; raises ValueError for several graphs, or for none."""
     if isinstance(tops, tf.Graph):
         return tops
     tops = tf.nest.flatten(tops)
@@ -46,53 +46,53 @@ def get_unique_graph(tops, check_types=None, none_if_empty=False):
 
 
 def check_graphs(*args):
-    """ValueError where the things (None among them) are of several graphs."""
+    """Raises ValueError if the objects (None is allowed) are in several graphs."""
     get_unique_graph([each for each in args if each is not None], none_if_empty=True)
 
 
 def get_generating_ops(ts):
-    """The operations that make tensors, each once."""
+    """Returns the operations that make tensors, each once."""
     return list(dict.fromkeys(tensor.op for tensor in make_list_of_t(ts)))
 
 
 def get_consuming_ops(ts):
-    """The operations that read tensors, each once."""
+    """Returns the operations that read tensors, each once."""
     return list(dict.fromkeys(op for tensor in make_list_of_t(ts) for op in tensor.consumers()))
 
 
 class ControlOutputs:
-    """Which operations of a graph wait for which."""
+    """The control dependencies of a graph, by the operation that others wait for."""
 
     def __init__(self, graph):
         self.graph = graph
 
     def get_all(self):
-        """{operation: those that wait for it}, without operations for which none waits."""
+        """Returns {operation: operations that wait for it}, without operations that have no such others."""
         found = {op: self.get(op) for op in self.graph.get_operations()}
         return {op: waiting for op, waiting in found.items() if waiting}
 
     def get(self, op):
-        """The operations that wait for one."""
+        """Returns the operations that wait for an operation."""
         return list(graphs.control_outputs(op))
 
 
 def scope_finalize(scope):
-    """A name scope with the slash at its end."""
+    """Returns a name scope with a slash at its end."""
     return scope if not scope or scope.endswith("/") else f"{scope}/"
 
 
 def scope_dirname(scope):
-    """What stands before a name, with the slash."""
+    """Returns the scope in front of a name, with the slash."""
     return scope[: scope.rfind("/") + 1]
 
 
 def scope_basename(scope):
-    """A name without its scopes."""
+    """Returns a name without its scopes."""
     return scope[scope.rfind("/") + 1 :]
 
 
 def placeholder_name(t=None, scope=None, prefix="geph"):
-    """The name of a placeholder for a tensor, in a scope; default: the tensor's own."""
+    """Returns the name of a placeholder for a tensor, in a scope; by default in the tensor's own."""
     if t is None:
         return scope_finalize(scope or "") + prefix
     above = scope_dirname(t.op.name) if scope is None else scope_finalize(scope)
@@ -100,10 +100,10 @@ def placeholder_name(t=None, scope=None, prefix="geph"):
 
 
 def make_placeholder_from_tensor(t, scope=None, prefix="geph"):
-    """A placeholder for a tensor, with its type and shape."""
+    """Returns a placeholder for a tensor, with its type and shape."""
     return tf.placeholder(t.dtype, t.shape, placeholder_name(t, scope, prefix))
 
 
 def make_placeholder_from_dtype_and_shape(dtype, shape=None, scope=None, prefix="geph"):
-    """A placeholder."""
+    """Returns a placeholder."""
     return tf.placeholder(dtype, shape, placeholder_name(None, scope, prefix))

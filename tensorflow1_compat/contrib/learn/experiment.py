@@ -1,4 +1,4 @@
-"""A training and its evaluation as one object, and how its sessions are set up."""
+"""Holds a training with its evaluation as one object, and the settings of its sessions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class RunConfig(tf.estimator.RunConfig):
     """A `tf.estimator.RunConfig` whose sessions can also be described by single numbers.
 
     Args:
-      num_cores: threads of operators and between them; 0 for as many as there are processors.
+      num_cores: threads within and between operators; 0 for the number of processors.
       log_device_placement, gpu_memory_fraction: as in a ConfigProto.
       session_config: instead of these three.
       master, evaluation_master, session_creation_timeout_secs: accepted; `TF_CONFIG` describes clusters.
-      Others: as in `tf.estimator.RunConfig`; a checkpoint each 600 seconds unless steps are given.
+      Others: as in `tf.estimator.RunConfig`; a checkpoint every 600 seconds unless steps are given.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class RunConfig(tf.estimator.RunConfig):
 
 
 class Experiment:
-    """An estimator with the functions that feed it.
+    """An estimator with its input functions.
 
     Args:
       estimator: a `tf.estimator.Estimator`.
-      train_input_fn, eval_input_fn: functions of nothing.
-      train_steps, eval_steps: how many; None for as many as there are.
+      train_input_fn, eval_input_fn: functions without arguments.
+      train_steps, eval_steps: numbers of steps; None for all available.
       train_monitors, eval_hooks: session hooks.
-      eval_delay_secs, min_eval_frequency, continuous_eval_throttle_secs: when it is evaluated while it trains.
+      eval_delay_secs, min_eval_frequency, continuous_eval_throttle_secs: when the training is evaluated.
       export_strategies: exporters.
     """
 
@@ -92,7 +92,7 @@ class Experiment:
         return self._eval_steps
 
     def extend_train_hooks(self, additional_hooks):
-        """Adds hooks of the training."""
+        """Adds hooks to the training."""
         self._train_hooks.extend(additional_hooks)
 
     def train(self, delay_secs=None):
@@ -106,7 +106,7 @@ class Experiment:
         return self._estimator.evaluate(self._eval_input_fn, self._eval_steps, self._eval_hooks, name=name)
 
     def train_and_evaluate(self):
-        """Trains, and evaluates on the way and at the end: (metrics, results of exporters)."""
+        """Trains, and evaluates during the training and at its end: (metrics, results of exporters)."""
         train = tf.estimator.TrainSpec(self._train_input_fn, self._train_steps, self._train_hooks)
         evaluation = tf.estimator.EvalSpec(
             self._eval_input_fn, self._eval_steps, hooks=self._eval_hooks, exporters=self._exporters,
@@ -115,11 +115,11 @@ class Experiment:
         return tf.estimator.train_and_evaluate(self._estimator, train, evaluation)
 
     def continuous_train_and_eval(self, continuous_eval_predicate_fn=None):
-        """`train_and_evaluate`."""
+        """Calls `train_and_evaluate`."""
         return self.train_and_evaluate()
 
     def test(self):
-        """One step of training and one of evaluation."""
+        """Runs one step of training and one of evaluation."""
         self._estimator.train(self._train_input_fn, steps=1, hooks=self._train_hooks)
         return self._estimator.evaluate(self._eval_input_fn, 1, self._eval_hooks, name="one_pass")
 

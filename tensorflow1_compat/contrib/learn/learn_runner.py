@@ -7,8 +7,8 @@ def run(experiment_fn, output_dir=None, schedule=None, run_config=None, hparams=
     """Makes an experiment and runs one of its methods.
 
     Args:
-      experiment_fn: `(output_dir)`, or `(run_config, hparams)` where `run_config` is given.
-      output_dir: folder of the model, where `run_config` is not given.
+      experiment_fn: `(output_dir)`, or `(run_config, hparams)` if `run_config` is given.
+      output_dir: folder of the model, if `run_config` is not given.
       schedule: name of the method; default: `train_and_evaluate`.
     """
     if run_config is not None:
@@ -19,6 +19,6 @@ def run(experiment_fn, output_dir=None, schedule=None, run_config=None, hparams=
 
 
 def tune(experiment_fn, tuner):
-    """Trains with the settings of a tuner as long as it has some."""
+    """Trains with each setting that a tuner offers."""
     while tuner.next_trial():
         tuner.run_experiment(experiment_fn)

@@ -1,4 +1,4 @@
-"""What model functions got and gave before `tf.estimator`."""
+"""Holds the arguments and results of model functions before `tf.estimator`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ModeKeys:
 
     @classmethod
     def validate(cls, key):
-        """ValueError for what is not a mode."""
+        """Raises ValueError for an unknown mode."""
         if key not in (cls.TRAIN, cls.EVAL, cls.INFER):
             raise ValueError(f"ModeKeys: {key!r} is not a mode. Expected {cls.TRAIN!r}, {cls.EVAL!r} or {cls.INFER!r}.")
 
@@ -45,7 +45,7 @@ class MetricSpec:
         self.label_key, self.weight_key = label_key, weight_key
 
     def create_metric_ops(self, inputs, labels, predictions):
-        """What `metric_fn` gives for the tensors that the keys name."""
+        """Returns the result of `metric_fn` for the tensors that the keys name."""
 
         def pick(values, key):
             if isinstance(values, dict):
@@ -60,7 +60,7 @@ def ModelFnOps(
     mode, predictions=None, loss=None, train_op=None, eval_metric_ops=None, output_alternatives=None,
     training_chief_hooks=None, training_hooks=None, scaffold=None,
 ):  # fmt: skip
-    """What a model function gives, as a `tf.estimator.EstimatorSpec`."""
+    """Returns a model function's results as a `tf.estimator.EstimatorSpec`."""
     return tf.estimator.EstimatorSpec(
         mode, predictions=predictions, loss=loss, train_op=train_op, eval_metric_ops=eval_metric_ops,
         training_chief_hooks=training_chief_hooks, training_hooks=training_hooks, scaffold=scaffold,
@@ -68,7 +68,7 @@ def ModelFnOps(
 
 
 def build_parsing_serving_input_fn(feature_spec, default_batch_size=None):
-    """A function that makes placeholders for serialised tf.Examples and parses them: `InputFnOps`."""
+    """Returns a function that makes placeholders for serialised tf.Examples and parses them: `InputFnOps`."""
 
     def input_fn():
         examples = tf.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
@@ -78,5 +78,5 @@ def build_parsing_serving_input_fn(feature_spec, default_batch_size=None):
 
 
 def infer_real_valued_columns_from_input(x):
-    """A list with the numeric column of a matrix of features."""
+    """Returns a list with the numeric column of a matrix of features."""
     return [tf.feature_column.numeric_column("", shape=(x.shape[1],))]

@@ -1,4 +1,4 @@
-"""Monitors, the hooks of old: `tf.contrib.learn.monitors`."""
+"""`tf.contrib.learn.monitors`: monitors, the predecessors of hooks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ LoggingTrainable = tf.train.LoggingTensorHook
 
 
 def PrintTensor(tensor_names, every_n=100, first_n=1):
-    """Prints tensors every so many steps."""
+    """Prints tensors at an interval of steps."""
     return tf.train.LoggingTensorHook(tensor_names, every_n_iter=every_n)
 
 
 def StepCounter(every_n_steps=100, output_dir=None, summary_writer=None):
-    """Counts steps a second."""
+    """Counts steps per second."""
     return tf.train.StepCounterHook(every_n_steps, output_dir=output_dir, summary_writer=summary_writer)
 
 
 def NanLoss(loss_tensor, every_n_steps=100, fail_on_nan_loss=True):
-    """Ends a training whose loss is not a number."""
+    """Stops a training whose loss is not a number."""
     return tf.train.NanTensorHook(loss_tensor, fail_on_nan_loss)
 
 
 class ValidationMonitor(tf.train.SessionRunHook):
-    """Evaluates an estimator (set by `set_estimator`) after every so many steps."""
+    """Evaluates an estimator (set by `set_estimator`) at an interval of steps."""
 
     def __init__(
         self, x=None, y=None, input_fn=None, batch_size=None, eval_steps=None, every_n_steps=100, metrics=None,
@@ -40,7 +40,7 @@ class ValidationMonitor(tf.train.SessionRunHook):
         self.best_value, self.best_step, self._estimator, self._last = None, None, None, -1
 
     def set_estimator(self, estimator):
-        """Says which estimator to evaluate."""
+        """Sets the estimator to evaluate."""
         self._estimator = estimator
 
     def before_run(self, run_context):
@@ -60,7 +60,7 @@ class ValidationMonitor(tf.train.SessionRunHook):
 
 
 def replace_monitors_with_hooks(monitors_or_hooks, estimator):
-    """A list of hooks: monitors know their estimator then."""
+    """Returns a list of hooks; monitors among them then know their estimator."""
     for each in monitors_or_hooks or []:
         if hasattr(each, "set_estimator"):
             each.set_estimator(estimator)

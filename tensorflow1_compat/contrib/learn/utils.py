@@ -11,7 +11,7 @@ def make_export_strategy(
     serving_input_fn, default_output_alternative_key=None, assets_extra=None, as_text=False, exports_to_keep=5,
     strip_default_attrs=None,
 ):  # fmt: skip
-    """An exporter of the last model, for `Experiment(export_strategies=)` and `tf.estimator.EvalSpec(exporters=)`."""
+    """Returns an exporter of the last model for `Experiment`'s `export_strategies` and `tf.estimator.EvalSpec`."""
 
     def receiver():
         given = serving_input_fn()

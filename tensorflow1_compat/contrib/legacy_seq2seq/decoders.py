@@ -12,7 +12,7 @@ from tensorflow1_compat.contrib.rnn.linear import _linear
 def sequence_loss_by_example(
     logits, targets, weights, average_across_timesteps=True, softmax_loss_function=None, name=None
 ):
-    """Weighted cross entropy of each sequence.
+    """Returns the weighted cross entropy of each sequence.
 
     Args:
       logits: list over time of [batch, classes].
@@ -24,7 +24,7 @@ def sequence_loss_by_example(
       [batch].
     """
     if not len(logits) == len(targets) == len(weights):
-        raise ValueError("sequence_loss_by_example: logits, targets and weights have to be lists of one length; got "
+        raise ValueError("sequence_loss_by_example: logits, targets and weights must be lists of one length; got "
                          f"{len(logits)}, {len(targets)}, {len(weights)}.")  # fmt: skip
     function = softmax_loss_function or tf.nn.sparse_softmax_cross_entropy_with_logits
     with tf.name_scope(name, "sequence_loss_by_example", [*logits, *targets, *weights]):
@@ -40,7 +40,7 @@ def sequence_loss(
     logits, targets, weights, average_across_timesteps=True, average_across_batch=True, softmax_loss_function=None,
     name=None,
 ):  # fmt: skip
-    """The sum of `sequence_loss_by_example`, divided by the batch with `average_across_batch`: a scalar."""
+    """Sums `sequence_loss_by_example` to a scalar, divided by the batch with `average_across_batch`."""
     with tf.name_scope(name, "sequence_loss", [*logits, *targets, *weights]):
         cost = tf.reduce_sum(
             sequence_loss_by_example(logits, targets, weights, average_across_timesteps, softmax_loss_function)
@@ -74,13 +74,13 @@ def attention_decoder(
     decoder_inputs, initial_state, attention_states, cell, output_size=None, num_heads=1, loop_function=None,
     dtype=None, scope=None, initial_state_attention=False,
 ):  # fmt: skip
-    """Runs a cell that looks at `attention_states` [batch, time, depth] at each step: (outputs, state).
+    """Runs a cell that attends to `attention_states` [batch, time, depth] at each step: (outputs, state).
 
     Args:
       decoder_inputs: list of [batch, width].
-      output_size: width of outputs; default that of the cell.
-      num_heads: looks at each step.
-      initial_state_attention: looks once before the first step.
+      output_size: width of outputs; by default that of the cell.
+      num_heads: attention heads at each step.
+      initial_state_attention: attends once before the first step.
     """
     if not decoder_inputs or num_heads < 1:
         raise ValueError("attention_decoder: expected at least one input and one head.")
@@ -136,7 +136,7 @@ def embedding_rnn_decoder(
     decoder_inputs, initial_state, cell, num_symbols, embedding_size, output_projection=None, feed_previous=False,
     update_embedding_for_previous=True, scope=None,
 ):  # fmt: skip
-    """`rnn_decoder` over symbols (list of int32 [batch]); `feed_previous` feeds the most likely symbol back."""
+    """Runs `rnn_decoder` over symbols (list of int32 [batch]); `feed_previous` feeds back the most likely symbol."""
     with tf.variable_scope(scope or "embedding_rnn_decoder"):
         table = tf.get_variable("embedding", [num_symbols, embedding_size])
         again = _feed_back(table, output_projection, update_embedding_for_previous) if feed_previous else None
@@ -148,7 +148,7 @@ def embedding_attention_decoder(
     output_projection=None, feed_previous=False, update_embedding_for_previous=True, dtype=None, scope=None,
     initial_state_attention=False,
 ):  # fmt: skip
-    """`attention_decoder` over symbols; see `embedding_rnn_decoder`."""
+    """Runs `attention_decoder` over symbols; see `embedding_rnn_decoder`."""
     with tf.variable_scope(scope or "embedding_attention_decoder", dtype=dtype):
         table = tf.get_variable("embedding", [num_symbols, embedding_size])
         again = _feed_back(table, output_projection, update_embedding_for_previous) if feed_previous else None

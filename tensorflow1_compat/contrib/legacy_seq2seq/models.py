@@ -1,4 +1,4 @@
-"""Encoder and decoder together, over lists of time steps."""
+"""Models of an encoder and a decoder over lists of time steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tensorflow1_compat.contrib.rnn.wrappers import EmbeddingWrapper, OutputProj
 
 
 def _encode(cell, inputs, symbols, size, dtype):
-    """(outputs, state) of a copy of the cell over embedded symbols."""
+    """Runs a copy of the cell over embedded symbols: (outputs, state)."""
     return tf.nn.static_rnn(EmbeddingWrapper(copy.deepcopy(cell), symbols, size), inputs, dtype=dtype)
 
 
 def _decode(feed_previous, decoder):
-    """`decoder(whether symbols are fed back, whether these train the embedding)`: (outputs, state).
+    """Calls `decoder(whether symbols are fed back, whether these train the embedding)`: (outputs, state).
 
-    A tensor decides when it runs. The embedding then learns of given symbols alone, as in 1.15.
+    `feed_previous` can be a tensor. The embedding then learns only from given symbols, as in 1.15.
     """
     if isinstance(feed_previous, bool):
         return decoder(feed_previous, True)
@@ -63,7 +63,7 @@ def embedding_attention_seq2seq(
 
 
 def tied_rnn_seq2seq(encoder_inputs, decoder_inputs, cell, loop_function=None, dtype=tf.float32, scope=None):
-    """`basic_rnn_seq2seq` whose encoder and decoder have the same weights."""
+    """Works as `basic_rnn_seq2seq`, with the same weights in encoder and decoder."""
     with tf.variable_scope("combined_tied_rnn_seq2seq"):
         scope = scope or "tied_rnn_seq2seq"
         _, state = tf.nn.static_rnn(cell, encoder_inputs, dtype=dtype, scope=scope)
@@ -75,7 +75,7 @@ def embedding_tied_rnn_seq2seq(
     encoder_inputs, decoder_inputs, cell, num_symbols, embedding_size, num_decoder_symbols=None,
     output_projection=None, feed_previous=False, dtype=None, scope=None,
 ):  # fmt: skip
-    """`tied_rnn_seq2seq` over symbols of one embedding."""
+    """Works as `tied_rnn_seq2seq`, over symbols of one embedding."""
     with tf.variable_scope(scope or "embedding_tied_rnn_seq2seq", dtype=dtype) as scope:
         dtype, table = scope.dtype, tf.get_variable("embedding", [num_symbols, embedding_size])
         sources, wanted = ([tf.nn.embedding_lookup(table, each) for each in symbols]
@@ -91,10 +91,10 @@ def model_with_buckets(
     encoder_inputs, decoder_inputs, targets, weights, buckets, seq2seq, softmax_loss_function=None,
     per_example_loss=False, name=None,
 ):  # fmt: skip
-    """One model for sequences of several lengths.
+    """Builds one model for sequences of several lengths.
 
     Args:
-      buckets: pairs of lengths (encoder, decoder), rising.
+      buckets: pairs of lengths (encoder, decoder), ascending.
       seq2seq: `(encoder inputs, decoder inputs) -> (outputs, state)`, called for each bucket with the same weights.
 
     Returns:

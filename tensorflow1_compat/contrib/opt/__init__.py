@@ -1,4 +1,4 @@
-"""`tf.contrib.opt`: optimizers of TensorFlow 1.15, with the slots and variable names they had."""
+"""`tf.contrib.opt`: optimizers of TensorFlow 1.15, with their slots and variable names."""
 
 from tensorflow1_compat.contrib.opt.adams import AdaMaxOptimizer, LazyAdamOptimizer, NadamOptimizer
 from tensorflow1_compat.contrib.opt.external import ExternalOptimizerInterface, ScipyOptimizerInterface

@@ -1,4 +1,4 @@
-"""Relatives of Adam: lazy for rows that a step does not touch, with Nesterov's momentum, with the infinity norm."""
+"""Variants of Adam: lazy for rows without a gradient, with Nesterov's momentum, with the infinity norm."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tensorflow1_compat.contrib.opt.updating import UpdatingOptimizer
 
 
 def _corrected_rate(optimizer, var):
-    """Adam's learning rate with both moments' bias corrected, in the variable's type."""
+    """Returns Adam's learning rate with both bias corrections, in the variable's type."""
     numbers = _numbers(optimizer, var)
     return numbers["lr"] * tf.sqrt(1 - numbers["beta2_power"]) / (1 - numbers["beta1_power"])
 
 
 def _numbers(optimizer, var):
-    """What `tf.raw_ops.ApplyAdam` takes of an optimizer, in the variable's type, by the names it has there."""
+    """Returns an optimizer's arguments of `tf.raw_ops.ApplyAdam` by name, in the variable's type."""
     return {name: tf.cast(number, var.dtype.base_dtype) for name, number in adam_numbers(optimizer).items()}
 
 
 class LazyAdamOptimizer(tf.train.AdamOptimizer):
-    """Adam that moves the moments of those rows only that have a gradient.
+    """Adam that moves only the moments of rows with a gradient.
 
-    For large embeddings. `AdamOptimizer` lets the moments of all rows decay at every step; the numbers differ.
+    For large embeddings. `AdamOptimizer` decays the moments of all rows at every step, so the results differ.
     """
 
     def _rows(self, var, grad, indices):
@@ -81,7 +81,7 @@ class AdaMaxOptimizer(UpdatingOptimizer):
     """Adam with the largest recent gradient in place of the second moment.
 
     `v = max(beta2 * v, |g|)`, `var -= learning_rate / (1 - beta1^t) * m / (v + epsilon)`. Slots `m` and `v`, the
-    variable `beta1_power`. Rows without a gradient stay as they are.
+    variable `beta1_power`. Rows without a gradient do not change.
     """
 
     def __init__(self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name="AdaMax"):

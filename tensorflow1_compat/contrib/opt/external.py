@@ -1,4 +1,4 @@
-"""Optimizers that run outside of the graph: a training is a call, and not an operator."""
+"""Optimizers that run outside of the graph: a training is a call, not an operator."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import tensorflow.compat.v1 as tf
 
 
 class ExternalOptimizerInterface:
-    """Base of optimizers that see all weights as one vector; a subclass writes `_minimize`.
+    """Base of optimizers that see all weights as one vector; a subclass implements `_minimize`.
 
     Args:
-      loss: scalar tensor that becomes small.
-      var_list: variables that change; all trainable ones by default.
-      equalities: scalar tensors that have to be 0.
+      loss: scalar tensor to minimise.
+      var_list: variables to train; by default all trainable ones.
+      equalities: scalar tensors that must be 0.
       inequalities: scalar tensors that must not be negative.
       var_to_bounds: variable -> (low, high), numbers or arrays that broadcast to its shape.
       **optimizer_kwargs: for `_minimize`.
 
-    Graph: a placeholder and an assignment of each variable, and the gradients of the loss and of what is constrained.
+    Graph: a placeholder and an assignment for each variable, and the gradients of the loss and the constraints.
     """
 
     def __init__(self, loss, var_list=None, equalities=None, inequalities=None, var_to_bounds=None, **optimizer_kwargs):
@@ -39,14 +39,14 @@ class ExternalOptimizerInterface:
     def minimize(
         self, session=None, feed_dict=None, fetches=None, step_callback=None, loss_callback=None, **run_kwargs
     ):
-        """Runs the optimizer to its end, and then gives the variables their new values.
+        """Runs the optimizer to its end, then assigns the new values to the variables.
 
         Args:
           session: the default session if None.
           feed_dict: for every run that computes the loss or a constraint.
-          fetches: tensors whose values `loss_callback` gets, one argument each.
+          fetches: tensors whose values `loss_callback` gets, each as one argument.
           step_callback: gets the vector of all weights after each step of the optimizer.
-          loss_callback: called whenever the loss was computed.
+          loss_callback: called whenever the loss has been computed.
           **run_kwargs: for the run that assigns the variables.
         """
         session = session or tf.get_default_session()
@@ -71,8 +71,8 @@ class ExternalOptimizerInterface:
         self, initial_val, loss_grad_func, equality_funcs, equality_grad_funcs, inequality_funcs,
         inequality_grad_funcs, packed_bounds, step_callback, optimizer_kwargs,
     ):  # fmt: skip
-        """The best vector of weights, from the first one; the functions return lists of arrays."""
-        raise NotImplementedError("ExternalOptimizerInterface: a subclass has to write _minimize().")
+        """Returns the best vector of weights, given the first one; the functions return lists of arrays."""
+        raise NotImplementedError("ExternalOptimizerInterface: a subclass must implement _minimize().")
 
     def _parts(self):
         return zip(self._vars, self._shapes)
@@ -94,7 +94,7 @@ class ExternalOptimizerInterface:
         return [part.reshape(shape) for part, shape in zip(np.split(values, ends), self._shapes)]
 
     def _function(self, session, tensors, feed_dict, fetches, callback):
-        """A function from a vector of weights, which are fed, to the values of tensors."""
+        """Returns a function from a vector of weights, which it feeds, to the values of tensors."""
 
         def compute(weights):
             fed = {**dict(zip(self._vars, self._split(weights))), **feed_dict}
@@ -107,7 +107,7 @@ class ExternalOptimizerInterface:
 
 
 class ScipyOptimizerInterface(ExternalOptimizerInterface):
-    """Trains with `scipy.optimize.minimize`; its arguments `method` ("L-BFGS-B") and `options` are given here."""
+    """Trains with `scipy.optimize.minimize`; takes its arguments `method` ("L-BFGS-B") and `options`."""
 
     _DEFAULT_METHOD = "L-BFGS-B"
 
@@ -137,10 +137,10 @@ class ScipyOptimizerInterface(ExternalOptimizerInterface):
 
 
 def _in_float64(function):
-    """The same function with results in float64: not every method of SciPy converts them."""
+    """Makes a function return float64: not every method of SciPy converts the results."""
     return lambda weights: [np.asarray(found, np.float64)[()] for found in function(weights)]
 
 
 def _flat(tensors):
-    """All elements of tensors as one vector."""
+    """Returns all elements of tensors as one vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)

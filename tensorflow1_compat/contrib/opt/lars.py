@@ -16,7 +16,7 @@ class LARSOptimizer(UpdatingOptimizer):
       weight_decay: added to the gradient, and to its norm.
       eeta: the trust coefficient.
       epsilon: added to the divisor.
-      skip_list: parts of names of variables (`["bias", "beta"]`) that get plain momentum.
+      skip_list: parts of variable names (`["bias", "beta"]`); these variables get plain momentum.
       use_nesterov: Nesterov's momentum.
 
     Raises:
@@ -28,7 +28,7 @@ class LARSOptimizer(UpdatingOptimizer):
         name="LARSOptimizer", skip_list=None, use_nesterov=False,
     ):  # fmt: skip
         if momentum < 0.0:
-            raise ValueError(f"LARSOptimizer: momentum has to be positive; got {momentum}.")
+            raise ValueError(f"LARSOptimizer: momentum must not be negative; got {momentum}.")
         super().__init__(use_locking=False, name=name)
         self._learning_rate, self._momentum, self._weight_decay = learning_rate, momentum, weight_decay
         self._eeta, self._epsilon, self._skip_list, self._use_nesterov = eeta, epsilon, skip_list, use_nesterov
@@ -38,7 +38,7 @@ class LARSOptimizer(UpdatingOptimizer):
             self._zeros_slot(var, "momentum", self._name)
 
     def compute_lr(self, grad, var):
-        """The scaled rate, and the gradient with the weight decay in it."""
+        """Returns the scaled rate, and the gradient with weight decay."""
         rate = self._number("learning_rate", self._learning_rate, var)
         if self._skip_list is not None and any(part in var.name for part in self._skip_list):
             return rate, grad
@@ -57,7 +57,7 @@ class LARSOptimizer(UpdatingOptimizer):
         return tf.assign_sub(var, step, use_locking=self._use_locking).op
 
     def _sparse_step(self, var, grad, indices):
-        """Rows get plain momentum: the norm of a part says nothing about the layer."""
+        """Updates rows with plain momentum: the norm of a part says nothing about the layer."""
         rate, momentum = self._number("rate", self._learning_rate, var), self._number("momentum", self._momentum, var)
         slot = self.get_slot(var, "momentum")
         rows = tf.gather(slot, indices) * momentum + grad

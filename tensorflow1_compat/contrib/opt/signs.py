@@ -1,4 +1,4 @@
-"""Decays for rates that depend on signs (Bello and others: Neural Optimizer Search)."""
+"""Decay functions for rates that depend on signs (Bello and others: Neural Optimizer Search)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import tensorflow.compat.v1 as tf
 
 
 def _fraction(step, decay_steps):
-    """How much of the decay is over, from 0 to 1."""
+    """Returns the elapsed share of the decay, from 0 to 1."""
     return tf.minimum(tf.cast(step, tf.float32), decay_steps) / decay_steps
 
 
 def _half_wave(turns, stage, zero_after):
-    """Half a period of a cosine for each of `turns`, and 0 from `stage` = `zero_after` on."""
+    """Returns half a period of a cosine for each of `turns`, and 0 from `stage` = `zero_after` on."""
     wave = 0.5 * (1 + tf.cos(math.pi * turns))
     return wave if zero_after is None else tf.where(stage >= zero_after, tf.zeros_like(wave), wave)
 
 
 def get_linear_decay_fn(decay_steps):
-    """A function of the step: from 1 to 0 in `decay_steps`."""
+    """Returns a function of the step that falls from 1 to 0 in `decay_steps`."""
     return lambda step: 1 - _fraction(step, decay_steps)
 
 
 def get_cosine_decay_fn(decay_steps, num_periods=0.5, zero_after=None):
-    """A function of the step: `num_periods` of a cosine between 1 and 0; 0 after `zero_after` periods."""
+    """Returns a function of the step: `num_periods` of a cosine between 1 and 0; 0 after `zero_after` periods."""
 
     def decay(step):
         periods = num_periods * _fraction(step, decay_steps)
@@ -34,7 +34,7 @@ def get_cosine_decay_fn(decay_steps, num_periods=0.5, zero_after=None):
 
 
 def get_restart_decay_fn(decay_steps, num_periods=1, zero_after=None):
-    """A function of the step: from 1 to 0 along a cosine, `num_periods` times; 0 after `zero_after` periods."""
+    """Returns a function of the step: `num_periods` cosine decays from 1 to 0; 0 after `zero_after` periods."""
 
     def decay(step):
         periods = num_periods * _fraction(step, decay_steps)

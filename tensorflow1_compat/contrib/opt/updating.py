@@ -6,10 +6,10 @@ import tensorflow.compat.v1 as tf
 
 
 class UpdatingOptimizer(tf.train.Optimizer):
-    """Subclasses say what a step is; `_hyper` holds their numbers as tensors of the graph.
+    """An optimizer whose subclasses define a step; `_hyper` holds their numbers as tensors of the graph.
 
-    `_step(var, grad)` is the update of a whole variable. `_sparse_step(var, grad, indices)` that of some rows, whose
-    indices are unique; where a subclass has none, the gradient is made dense.
+    `_step(var, grad)` updates a whole variable, `_sparse_step(var, grad, indices)` rows with unique indices.
+    If a subclass lacks the latter, the gradient is made dense.
     """
 
     def _step(self, var, grad):
@@ -31,6 +31,6 @@ class UpdatingOptimizer(tf.train.Optimizer):
         return self._sparse_step(handle, grad, indices)
 
     def _number(self, name: str, value, var) -> tf.Tensor:
-        """A hyperparameter (a number, tensor or function of nothing) in a variable's type."""
+        """Returns a hyperparameter (a number, tensor or function without arguments) in a variable's type."""
         value = self._call_if_callable(value)
         return tf.cast(tf.convert_to_tensor(value, name=name), var.dtype.base_dtype)

@@ -1,4 +1,4 @@
-"""Weight decay beside the gradient (Loshchilov and Hutter: Decoupled Weight Decay Regularization)."""
+"""Weight decay apart from the gradient (Loshchilov and Hutter: Decoupled Weight Decay Regularization)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import tensorflow.compat.v1 as tf
 
 
 class DecoupledWeightDecayExtension:
-    """Put before an optimizer among a class' bases: weights shrink by `weight_decay * var` at each step.
+    """Put first among a class's bases, before an optimizer: weights shrink by `weight_decay * var` at each step.
 
-    The decay is not multiplied by the learning rate. Of a variable with a sparse gradient only the rows with a gradient
-    shrink.
+    The decay is not multiplied by the learning rate. For a sparse gradient, only the rows with a gradient shrink.
 
     Args:
-      weight_decay: number, tensor, or function of nothing.
+      weight_decay: number, tensor, or function without arguments.
       *args, **kwargs: of the optimizer.
     """
 
@@ -22,12 +21,12 @@ class DecoupledWeightDecayExtension:
         super().__init__(*args, **kwargs)
 
     def minimize(self, loss, global_step=None, var_list=None, *args, decay_var_list=None, **kwargs):
-        """As the optimizer's own; `decay_var_list` are the variables that shrink (default: all)."""
+        """Works as the optimizer's own method; `decay_var_list` are the variables that shrink (default: all)."""
         self._remember(decay_var_list)
         return super().minimize(loss, global_step, var_list, *args, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=None):
-        """As the optimizer's own; `decay_var_list` are the variables that shrink (default: all)."""
+        """Works as the optimizer's own method; `decay_var_list` are the variables that shrink (default: all)."""
         if decay_var_list is not None or self._decayed_names is None:
             self._remember(decay_var_list)
         return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
@@ -63,7 +62,7 @@ class DecoupledWeightDecayExtension:
 
 
 def extend_with_decoupled_weight_decay(base_optimizer):
-    """A class made of an optimizer's class: `weight_decay` comes before the optimizer's own arguments."""
+    """Extends an optimizer class; the argument `weight_decay` comes before the optimizer's own arguments."""
 
     class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension, base_optimizer):
         __doc__ = DecoupledWeightDecayExtension.__doc__

@@ -1,4 +1,4 @@
-"""Optimizers around another: averages of weights, clipped weights, several losses by turns."""
+"""Optimizers around another one: average weights, clip weights, alternate between losses."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from npu_bridge.base.tf_internals.contrib import updates_itself
 
 
 class OptimizerAround(tf.train.Optimizer):
-    """An optimizer whose gradients and slots are those of the one inside."""
+    """An optimizer that delegates gradients and slots to an inner one."""
 
     def __init__(self, optimizer, use_locking, name):
         super().__init__(use_locking, name)
         self._optimizer = optimizer
 
     def compute_gradients(self, *args, **kwargs):
-        """As the optimizer's own."""
+        """Calls the inner optimizer."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def get_slot(self, *args, **kwargs):
-        """As the optimizer's own."""
+        """Calls the inner optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args, **kwargs):
-        """As the optimizer's own."""
+        """Calls the inner optimizer."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
 
 class MovingAverageOptimizer(OptimizerAround):
-    """Keeps moving averages of the weights beside a training.
+    """Keeps moving averages of the weights during a training.
 
     Args:
       opt: the optimizer that trains.
       average_decay: of `tf.train.ExponentialMovingAverage`.
       num_updates: step count with which the decay starts lower.
-      sequential_update: averages after the update; else beside it.
+      sequential_update: averages after the update; otherwise in parallel with it.
 
     Graph: `<variable>/ExponentialMovingAverage` for each trained variable.
     """
@@ -48,7 +48,7 @@ class MovingAverageOptimizer(OptimizerAround):
         self._swapped_variable_name_map = None
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """As the optimizer's own; the averages move with it."""
+        """Applies the gradients with the inner optimizer, and updates the averages."""
         grads_and_vars = list(grads_and_vars)
         train_op = self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
         trained = [var for grad, var in grads_and_vars if grad is not None]
@@ -58,7 +58,7 @@ class MovingAverageOptimizer(OptimizerAround):
         return tf.group(train_op, averages, name="train_with_avg")
 
     def swapping_saver(self, var_list=None, name="swapping_saver", **kwargs):
-        """A Saver that writes the averages under the names of the weights, and the weights under those of the averages.
+        """Returns a Saver that swaps names: averages get the names of the weights, and weights those of the averages.
 
         Raises:
           RuntimeError: before `apply_gradients` or `minimize`.
@@ -76,7 +76,7 @@ class MovingAverageOptimizer(OptimizerAround):
         return tf.train.Saver(by_name, name=name, **kwargs)
 
     def variables(self):
-        """As the optimizer's own."""
+        """Returns the variables of the inner optimizer."""
         return self._optimizer.variables()
 
 
@@ -86,7 +86,7 @@ class VariableClippingOptimizer(OptimizerAround):
     Args:
       opt: the optimizer that trains.
       vars_to_clip_dims: variable -> list of the axes over which its norm is taken.
-      max_norm: the largest norm a weight may have.
+      max_norm: the largest allowed norm of a weight.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class VariableClippingOptimizer(OptimizerAround):
         self._axes = {var.name: axes for var, axes in clipped}
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """As the optimizer's own, then clips."""
+        """Applies the gradients with the inner optimizer, then clips."""
         grads_and_vars = list(grads_and_vars)
         with tf.name_scope(name, self._name):
             update = self._optimizer.apply_gradients(grads_and_vars, global_step=global_step)
@@ -115,12 +115,12 @@ class VariableClippingOptimizer(OptimizerAround):
 
 
 class MultitaskOptimizerWrapper(OptimizerAround):
-    """Leaves a variable and its slots alone in steps in which its gradient is zero everywhere.
+    """Keeps a variable and its slots unchanged in steps in which its whole gradient is zero.
 
-    For trainings that serve one of several losses at a time: momentum would move the weights of the others.
+    For trainings that alternate between losses: momentum would otherwise move the weights of the other losses.
 
     Raises:
-      TypeError: `opt` is not an optimizer, or has another one update.
+      TypeError: `opt` is not an optimizer, or delegates updates to another one.
     """
 
     def __init__(self, opt):
@@ -139,11 +139,11 @@ class MultitaskOptimizerWrapper(OptimizerAround):
             setattr(opt, kind, types.MethodType(_unless_all_zero(getattr(opt, kind)), opt))
 
     def apply_gradients(self, *args, **kwargs):
-        """As the optimizer's own."""
+        """Calls the inner optimizer."""
         return self._opt.apply_gradients(*args, **kwargs)
 
     def variables(self):
-        """As the optimizer's own."""
+        """Calls the inner optimizer."""
         return self._opt.variables()
 
     def __getattr__(self, name):
@@ -162,7 +162,7 @@ def _unless_all_zero(update):
 
 
 def clip_gradients_by_global_norm(gradients_variables, clip_norm=20.0):
-    """((gradient, variable) pairs with the gradients clipped by their global norm, that norm); None stays."""
+    """Clips gradients by their global norm: ((gradient, variable) pairs, norm); a gradient None stays None."""
     gradients, variables = zip(*gradients_variables)
     clipped, norm = tf.clip_by_global_norm(gradients, clip_norm)
     return list(zip(clipped, variables)), norm

@@ -1,6 +1,6 @@
-"""LSTM and GRU cells that had a kernel for a whole step: those kernels have no gradient here, so a step is operators.
+"""LSTM and GRU cells that had a kernel for a whole step; these kernels lack a gradient here, so operators replace them.
 
-The kernel of a whole sequence of LSTM steps has one, and is used.
+The kernel for a whole sequence of LSTM steps has a gradient, and is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 
 
 class _LSTMBlock:
-    """The variables of such an LSTM: `kernel`, `bias` and perhaps peepholes."""
+    """The variables of an LSTM cell: `kernel`, `bias` and optional peepholes."""
 
     def _set(self, num_units, forget_bias, cell_clip, use_peephole):
         self._num_units, self._forget_bias, self._use_peephole = num_units, forget_bias, use_peephole
@@ -37,9 +37,9 @@ class LSTMBlockCell(_LSTMBlock, _TwoStates):
 
     Args:
       num_units: width of the state.
-      forget_bias: added to the forget gate.
+      cell_clip: bound of the cell state, or None.
       cell_clip: bound of the cell state; None for no bound.
-      use_peephole: gates see the cell state (`w_i_diag`, `w_f_diag`, `w_o_diag`).
+      use_peephole: the gates also read the cell state (`w_i_diag`, `w_f_diag`, `w_o_diag`).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LSTMBlockCell(_LSTMBlock, _TwoStates):
         self._set(num_units, forget_bias, cell_clip, use_peephole)
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         before, h = state
         gates = tf.nn.bias_add(tf.matmul(tf.concat([inputs, h], 1), self._kernel), self._bias)
         i, new, f, o = tf.split(gates, 4, 1)
@@ -58,7 +58,7 @@ class LSTMBlockCell(_LSTMBlock, _TwoStates):
             i, f = i + before * w_ci, f + before * w_cf
         c = tf.sigmoid(f + self._forget_bias) * before + tf.sigmoid(i) * tf.tanh(new)
         if self._cell_clip > 0:
-            # As that of the kernel, the gradient does not see the bound.
+            # As in the kernel, the gradient ignores the bound.
             c = tf.grad_pass_through(lambda cell: tf.clip_by_value(cell, -self._cell_clip, self._cell_clip))(c)
         if self._use_peephole:
             o = o + c * w_co
@@ -67,14 +67,14 @@ class LSTMBlockCell(_LSTMBlock, _TwoStates):
 
 
 class LSTMBlockWrapper(tf.layers.Layer, FusedRNNCell):
-    """A fused cell over LSTM states; `_call_cell(inputs, c, h, dtype, sequence_length)` gives all steps."""
+    """A fused cell over LSTM states; `_call_cell(inputs, c, h, dtype, sequence_length)` computes all steps."""
 
     @property
     def num_units(self):
         raise NotImplementedError
 
     def call(self, inputs, initial_state=None, dtype=None, sequence_length=None):
-        """(outputs [time, batch, units], final (c, h)); inputs [time, batch, width] or a list over time."""
+        """Returns (outputs [time, batch, units], final (c, h)); inputs [time, batch, width] or a list over time."""
         is_list = isinstance(inputs, list)
         inputs = tf.stack(inputs) if is_list else inputs
         dtype = dtype or inputs.dtype
@@ -123,7 +123,7 @@ def _block_lstm(
     seq_len_max, x, w, b, cs_prev=None, h_prev=None, wci=None, wcf=None, wco=None, forget_bias=1.0, cell_clip=-1,
     use_peephole=False, name=None,
 ):  # fmt: skip
-    """All steps of an LSTM, `x` [time, batch, width] or a list over time: (i, cs, f, o, ci, co, h) of the operator."""
+    """Runs all steps of an LSTM over `x` [time, batch, width], or a list over time: (i, cs, f, o, ci, co, h)."""
     x = tf.stack(x) if isinstance(x, (list, tuple)) else x
     units = tf.compat.dimension_value(w.shape[1]) // 4
     start, peephole = tf.zeros([tf.shape(x)[1], units], x.dtype), tf.zeros([units], x.dtype)
@@ -141,7 +141,7 @@ class GRUBlockCell(_OneState):
     def __init__(self, num_units=None, cell_size=None, reuse=None, name="gru_cell"):
         super().__init__(_reuse=reuse, name=name)
         if (num_units is None) == (cell_size is None):
-            raise ValueError("GRUBlockCell: expected num_units (or its old name cell_size), and not both.")
+            raise ValueError("GRUBlockCell: expected num_units or its old name cell_size, not both.")
         self._num_units = num_units or cell_size
 
     def build(self, input_shape):
@@ -155,7 +155,7 @@ class GRUBlockCell(_OneState):
     _names = ("w_ru", "b_ru", "w_c", "b_c")
 
     def call(self, inputs, h_prev):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         gates = tf.nn.bias_add(tf.matmul(tf.concat([inputs, h_prev], 1), self._gate_kernel), self._gate_bias)
         r, u = tf.split(tf.sigmoid(gates), 2, 1)
         candidate = tf.matmul(tf.concat([inputs, r * h_prev], 1), self._candidate_kernel)

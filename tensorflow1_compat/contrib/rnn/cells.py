@@ -1,4 +1,4 @@
-"""Cells that `tf.nn.rnn_cell` does not have, with their variables' names."""
+"""Cells that `tf.nn.rnn_cell` lacks, with their variables' names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 
 
 class _OneState(RNNCell):
-    """A cell of `_num_units` whose output is as wide as its state."""
+    """A cell of `_num_units` with an output as wide as its state."""
 
     @property
     def state_size(self):
@@ -21,7 +21,7 @@ class _OneState(RNNCell):
 
 
 class _TwoStates(RNNCell):
-    """A cell of `_num_units` with the states of an LSTM, whose output may be projected to `_num_proj` values."""
+    """A cell of `_num_units` with the states of an LSTM, and an optional projection to `_num_proj` values."""
 
     _num_proj = None
 
@@ -35,7 +35,7 @@ class _TwoStates(RNNCell):
 
 
 def _layer_norm(tensor, scope, gain, shift):
-    """A layer norm over the last axis with the variables `<scope>/gamma` and `<scope>/beta`."""
+    """Applies a layer norm over the last axis, with the variables `<scope>/gamma` and `<scope>/beta`."""
     width = tensor.shape[-1:]
     with tf.variable_scope(scope):
         gamma = tf.get_variable("gamma", width, tensor.dtype, initializer=tf.constant_initializer(gain))
@@ -51,8 +51,8 @@ class LayerNormBasicLSTMCell(_TwoStates):
     Args:
       num_units: width of the state.
       forget_bias: added to the forget gate.
-      norm_gain, norm_shift: first values of the norms' `gamma` and `beta`.
-      layer_norm: whether there are norms; with them there is no bias.
+      norm_gain, norm_shift: initial values of the norms' `gamma` and `beta`.
+      layer_norm: uses layer norms, and then no bias.
       dropout_keep_prob: share of the candidate that is kept; 1.0 for no dropout. `dropout_prob_seed`: its seed.
 
     Graph: `kernel`, `bias` or `input/`, `transform/`, `forget/`, `output/`, `state/` + `gamma`, `beta`.
@@ -68,7 +68,7 @@ class LayerNormBasicLSTMCell(_TwoStates):
         self._keep_prob, self._seed = dropout_keep_prob, dropout_prob_seed
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         c, h = state
         both = tf.concat([inputs, h], 1)
         kernel = tf.get_variable("kernel", [both.shape[-1], 4 * self._num_units], both.dtype)
@@ -109,7 +109,7 @@ class CoupledInputForgetGateLSTMCell(_TwoStates):
         return sizes if self._is_tuple else sum(sizes)
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         c, h = state if self._is_tuple else tf.split(state, [self._num_units, self.output_size], 1)
         with tf.variable_scope(tf.get_variable_scope(), initializer=self._initializer):
             return self._step(inputs, c, h)
@@ -141,7 +141,7 @@ class CoupledInputForgetGateLSTMCell(_TwoStates):
 
 
 def _sharded(name, shape, dtype, shards):
-    """A matrix whose rows are in variables of about the same size, `<name>_0` and so on."""
+    """Returns a matrix whose rows are in variables of similar sizes, `<name>_0` and so on."""
     rows = tf.compat.dimension_value(shape[0])
     sizes = [rows // shards + (place < rows % shards) for place in range(shards)]
     parts = [tf.get_variable(f"{name}_{place}", [size, *shape[1:]], dtype) for place, size in enumerate(sizes)]
@@ -169,7 +169,7 @@ class NASCell(_TwoStates):
         self.built = True
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         c, m = state
         m_matrix = tf.matmul(m, self.recurrent_kernel)
         if self._use_bias:
@@ -191,7 +191,7 @@ class NASCell(_TwoStates):
 
 
 class UGRNNCell(_OneState):
-    """One gate that is update and reset at once (Collins and others): `kernel` and `bias`, gate and candidate g, c."""
+    """A cell with one gate for update and reset (Collins and others): `kernel` and `bias`, gate and candidate g, c."""
 
     def __init__(self, num_units, initializer=None, forget_bias=1.0, activation=tf.tanh, reuse=None):
         super().__init__(_reuse=reuse)
@@ -199,7 +199,7 @@ class UGRNNCell(_OneState):
         self._forget_bias, self._activation = forget_bias, activation
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         both = tf.concat([inputs, state], 1)
         with tf.variable_scope(tf.get_variable_scope(), initializer=self._initializer):
             kernel = tf.get_variable("kernel", [both.shape[-1], 2 * self._num_units], both.dtype)
@@ -224,7 +224,7 @@ class SRUCell(_OneState):
         self.built = True
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         candidate, f, r, shortcut = tf.split(tf.matmul(inputs, self._kernel), 4, axis=1)
         forget, reset = tf.split(tf.sigmoid(tf.nn.bias_add(tf.concat([f, r], 1), self._bias)), 2, axis=1)
         c = forget * state + (1 - forget) * candidate
@@ -232,7 +232,7 @@ class SRUCell(_OneState):
 
 
 class IndRNNCell(_OneState):
-    """Units that see only themselves over time (Li and others): `kernel_w`, `kernel_u`, `bias`."""
+    """Units that read only their own past (Li and others): `kernel_w`, `kernel_u`, `bias`."""
 
     def __init__(self, num_units, activation=None, reuse=None, name=None, dtype=None):
         super().__init__(_reuse=reuse, name=name, dtype=dtype)
@@ -247,7 +247,7 @@ class IndRNNCell(_OneState):
         self.built = True
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         new = self._activation(tf.matmul(inputs, self._kernel_w) + state * self._kernel_u + self._bias)
         return new, new
 
@@ -259,8 +259,8 @@ class ConvLSTMCell(RNNCell):
       conv_ndims: 1, 2 or 3.
       input_shape: of one input without the batch: [..., channels].
       output_channels: of the state and the output.
-      kernel_shape: sizes of the convolution, which keeps the shape.
-      skip_connection: the input's channels follow those of the output.
+      kernel_shape: sizes of the convolution, which preserves the shape.
+      skip_connection: appends the input's channels to those of the output.
       initializers: of `kernel` (an initializer) or by name (a dict).
     """
 
@@ -285,7 +285,7 @@ class ConvLSTMCell(RNNCell):
         return tf.TensorShape([*self._input_shape[:-1], self._channels + extra])
 
     def call(self, inputs, state, scope=None):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         c, h = state
         both = tf.concat([inputs, h], -1)
         shape = [*self._kernel_shape, both.shape[-1], 4 * self._channels]

@@ -1,4 +1,4 @@
-"""The affine map inside of old cells."""
+"""The affine map inside old cells."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import tensorflow.compat.v1 as tf
 
 
 class _Linear:
-    """`concat(args) @ kernel + bias`; makes the variables `kernel` and `bias` of the scope it is made in.
+    """`concat(args) @ kernel + bias`; creates the variables `kernel` and `bias` in the current scope.
 
     Args:
-      args: a 2-D tensor or a list of them, as they will come.
+      args: a 2-D tensor or a list of them, as in later calls.
       output_size: width of the result.
-      build_bias: whether there is a bias.
+      build_bias: adds a bias.
       bias_initializer, kernel_initializer: default: zeros, and the scope's.
     """
 
@@ -35,7 +35,7 @@ class _Linear:
     @staticmethod
     def _listed(args):
         if args is None or (tf.nest.is_nested(args) and not args):
-            raise ValueError("_Linear: args has to be a tensor or a list of tensors.")
+            raise ValueError("_Linear: args must be a tensor or a list of tensors.")
         return list(args) if tf.nest.is_nested(args) else [args]
 
     def __call__(self, args):
@@ -45,5 +45,5 @@ class _Linear:
 
 
 def _linear(args, output_size, bias, bias_initializer=None, kernel_initializer=None):
-    """`_Linear` at once."""
+    """Makes a `_Linear` and calls it."""
     return _Linear(args, output_size, bias, bias_initializer, kernel_initializer)(args)

@@ -1,4 +1,4 @@
-"""Stacks of bidirectional layers, and cells that run over all time steps at once."""
+"""Stacks bidirectional layers, and runs cells over all time steps at once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import tensorflow.compat.v1 as tf
 
 
 def transpose_batch_time(x):
-    """[batch, time, ...] as [time, batch, ...]; tensors of a lower or unknown rank as they are."""
+    """Swaps the first two axes of tensors; tensors of a lower or unknown rank are unchanged."""
     if x.shape.rank is None or x.shape.rank < 2:
         return x
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
 def reversed_in_time(tensor, lengths, time_axis=0):
-    """A tensor whose first two axes are time and batch, each sequence of it from its end to its start."""
+    """Reverses each sequence of a tensor whose first two axes are time and batch."""
     if lengths is None:
         return tf.reverse(tensor, [time_axis])
     return tf.reverse_sequence(tensor, lengths, time_axis, batch_axis=1 - time_axis)
@@ -25,7 +25,7 @@ def stack_bidirectional_rnn(
     cells_fw, cells_bw, inputs, initial_states_fw=None, initial_states_bw=None, dtype=None, sequence_length=None,
     scope=None,
 ):  # fmt: skip
-    """Bidirectional layers on top of each other, unrolled.
+    """Stacks bidirectional layers, unrolled.
 
     Args:
       cells_fw, cells_bw: lists of cells, one for each layer.
@@ -49,7 +49,7 @@ def stack_bidirectional_dynamic_rnn(
     cells_fw, cells_bw, inputs, initial_states_fw=None, initial_states_bw=None, dtype=None, sequence_length=None,
     parallel_iterations=None, time_major=False, scope=None, swap_memory=False,
 ):  # fmt: skip
-    """Bidirectional layers on top of each other.
+    """Stacks bidirectional layers.
 
     Args:
       cells_fw, cells_bw: lists of cells, one for each layer.
@@ -73,10 +73,10 @@ def stack_bidirectional_dynamic_rnn(
 
 
 def _stacked(where, run_layer, cells_fw, cells_bw, layer, initial_states_fw, initial_states_bw, scope):
-    """Layers on top of each other; `run_layer` gives a layer's outputs and its two final states."""
+    """Stacks layers; `run_layer` returns a layer's outputs and its two final states."""
     are_lists = isinstance(cells_fw, list) and isinstance(cells_bw, list)
     if not are_lists or len(cells_fw) != len(cells_bw) or not cells_fw:
-        raise ValueError(f"{where}: cells_fw and cells_bw have to be lists of the same length, at least 1.")
+        raise ValueError(f"{where}: cells_fw and cells_bw must be lists of the same length, at least 1.")
     states_fw, states_bw = [], []
     with tf.variable_scope(scope or "stack_bidirectional_rnn"):
         for depth, (cell_fw, cell_bw) in enumerate(zip(cells_fw, cells_bw)):
@@ -96,11 +96,11 @@ class FusedRNNCell(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, inputs, initial_state=None, dtype=None, sequence_length=None, scope=None):
-        """(outputs [time, batch, width], final state)."""
+        """Returns (outputs [time, batch, width], final state)."""
 
 
 class FusedRNNCellAdaptor(FusedRNNCell):
-    """A plain cell as one that is called with all time steps."""
+    """Makes a plain cell callable with all time steps."""
 
     def __init__(self, cell, use_dynamic_rnn=False):
         self._cell, self._is_dynamic = cell, use_dynamic_rnn
@@ -121,7 +121,7 @@ class FusedRNNCellAdaptor(FusedRNNCell):
 
 
 class TimeReversedFusedRNN(FusedRNNCell):
-    """Runs another fused cell from the end of each sequence to its start."""
+    """Runs another fused cell over each sequence in reverse."""
 
     def __init__(self, cell):
         self._cell = cell

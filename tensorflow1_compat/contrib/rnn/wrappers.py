@@ -1,6 +1,6 @@
 """Cells around cells: projections, embeddings, highways, attention over a window.
 
-Also `tf.contrib.rnn.python.ops.core_rnn_cell`, with the affine map inside of them.
+Also `tf.contrib.rnn.python.ops.core_rnn_cell`, with the affine map inside cells.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ RNNCell = tf.nn.rnn_cell.RNNCell
 
 
 def _projected(tensor, width, activation):
-    """A dense layer with the variables `kernel` and `bias` of the scope."""
+    """Applies a dense layer with the variables `kernel` and `bias` of the scope."""
     result = _linear(tensor, width, bias=True)
     return activation(result) if activation else result
 
 
 def check_cell(where, cell):
-    """TypeError where something is not a cell, whatever its class."""
+    """Raises TypeError for an object without a cell's methods, whatever its class."""
     is_stateful = hasattr(cell, "zero_state") or hasattr(cell, "get_initial_state")
     if not (hasattr(cell, "output_size") and hasattr(cell, "state_size") and is_stateful and callable(cell)):
-        raise TypeError(f"{where}: cell has to be an RNNCell; got {cell!r} of type {type(cell).__name__}.")
+        raise TypeError(f"{where}: cell must be an RNNCell; got {cell!r} of type {type(cell).__name__}.")
 
 
 class _Wrapper(RNNCell):
-    """A cell whose sizes are those of another one."""
+    """A cell with the sizes of another cell."""
 
     def __init__(self, cell, reuse=None):
         super().__init__(_reuse=reuse)
@@ -47,14 +47,14 @@ class _Wrapper(RNNCell):
 
 
 class InputProjectionWrapper(_Wrapper):
-    """Gives a cell a linear projection of the input to `num_proj` values."""
+    """A cell around another one that projects the input to `num_proj` values."""
 
     def __init__(self, cell, num_proj, activation=None, input_size=None, reuse=None):
         super().__init__(cell, reuse)
         self._num_proj, self._activation = num_proj, activation
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         return self._cell(_projected(inputs, self._num_proj, self._activation), state)
 
 
@@ -64,7 +64,7 @@ class OutputProjectionWrapper(_Wrapper):
     def __init__(self, cell, output_size, activation=None, reuse=None):
         super().__init__(cell, reuse)
         if output_size < 1:
-            raise ValueError(f"OutputProjectionWrapper: output_size has to be at least 1; got {output_size}.")
+            raise ValueError(f"OutputProjectionWrapper: output_size must be at least 1; got {output_size}.")
         self._output_size, self._activation = output_size, activation
 
     @property
@@ -72,23 +72,23 @@ class OutputProjectionWrapper(_Wrapper):
         return self._output_size
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         output, state = self._cell(inputs, state)
         return _projected(output, self._output_size, self._activation), state
 
 
 class EmbeddingWrapper(_Wrapper):
-    """Looks whole-number inputs [batch] or [batch, 1] up in the variable `embedding` first."""
+    """A cell around another one that looks up integer inputs [batch] or [batch, 1] in the variable `embedding`."""
 
     def __init__(self, cell, embedding_classes, embedding_size, initializer=None, reuse=None):
         super().__init__(cell, reuse)
         if embedding_classes < 1 or embedding_size < 1:
-            raise ValueError("EmbeddingWrapper: embedding_classes and embedding_size have to be at least 1; got "
+            raise ValueError("EmbeddingWrapper: embedding_classes and embedding_size must be at least 1; got "
                              f"{embedding_classes} and {embedding_size}.")  # fmt: skip
         self._classes, self._size, self._initializer = embedding_classes, embedding_size, initializer
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         scope = tf.get_variable_scope()
         initializer = self._initializer or scope.initializer or tf.random_uniform_initializer(-(3**0.5), 3**0.5)
         dtype = tf.nest.flatten(state)[0].dtype
@@ -97,7 +97,7 @@ class EmbeddingWrapper(_Wrapper):
 
 
 class HighwayWrapper(_Wrapper):
-    """Lets a part of the input pass beside the cell (Srivastava and others: Highway Networks)."""
+    """A cell around another one that passes a part of the input by (Srivastava and others: Highway Networks)."""
 
     def __init__(self, cell, couple_carry_transform_gates=True, carry_bias_init=1.0):
         super().__init__(cell)
@@ -121,7 +121,7 @@ class HighwayWrapper(_Wrapper):
 
 
 class CompiledWrapper(_Wrapper):
-    """A cell, not compiled: XLA decides on whole graphs here."""
+    """A cell, not compiled: here XLA compiles only whole graphs."""
 
     def __init__(self, cell, compile_stateful=False):
         super().__init__(cell)
@@ -131,7 +131,7 @@ class CompiledWrapper(_Wrapper):
 
 
 class AttentionCellWrapper(_Wrapper):
-    """Attention over the last `attn_length` states of a cell.
+    """A cell with attention over its last `attn_length` states.
 
     State: (the cell's state, attention [batch, attn_size], window [batch, attn_size * attn_length]), side by side
     without `state_is_tuple`.
@@ -142,7 +142,7 @@ class AttentionCellWrapper(_Wrapper):
     ):
         super().__init__(cell, reuse)
         if attn_length <= 0:
-            raise ValueError(f"AttentionCellWrapper: attn_length has to be at least 1; got {attn_length}.")
+            raise ValueError(f"AttentionCellWrapper: attn_length must be at least 1; got {attn_length}.")
         if tf.nest.is_nested(cell.state_size) and not state_is_tuple:
             raise ValueError("AttentionCellWrapper: a cell with several states needs state_is_tuple=True.")
         self._is_tuple = state_is_tuple
@@ -162,7 +162,7 @@ class AttentionCellWrapper(_Wrapper):
         return RNNCell.zero_state(self, batch_size, dtype)
 
     def call(self, inputs, state):
-        """(output, new state)."""
+        """Returns (output, new state)."""
         if not self._is_tuple:
             state = tf.split(state, [self._cell.state_size, self._attn_size, self._attn_size * self._length], 1)
         cell_state, attention, window = state

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 
 def _prepared(memory, lengths):
-    """Memory that is zero after each sequence's end."""
+    """Returns memory with zeros after each sequence's end."""
     memory = tf.nest.map_structure(lambda each: tf.convert_to_tensor(each, name="memory"), memory)
     if lengths is None:
         return memory
@@ -22,7 +22,7 @@ def _prepared(memory, lengths):
 
 
 class AttentionMechanism:
-    """Keys and values of a memory; called with a query and the last state it gives alignments and the next state.
+    """The keys and values of a memory; a call with a query and the last state returns alignments and the next state.
 
     Attributes:
       keys: [batch, time, units], the memory through `memory_layer`.
@@ -75,11 +75,11 @@ class AttentionMechanism:
         return self._alignments_size
 
     def initial_alignments(self, batch_size, dtype):
-        """Zeros [batch, time]."""
+        """Returns zeros [batch, time]."""
         return tf.zeros([batch_size, self._alignments_size], dtype)
 
     def initial_state(self, batch_size, dtype):
-        """The first state: the first alignments."""
+        """Returns the first state: the first alignments."""
         return self.initial_alignments(batch_size, dtype)
 
     def _masked(self, score):
@@ -92,7 +92,7 @@ class AttentionMechanism:
         raise NotImplementedError
 
     def __call__(self, query, state):
-        """(alignments [batch, time], next state)."""
+        """Returns (alignments [batch, time], next state)."""
         with tf.variable_scope(None, self._scope, [query]):
             alignments = self._probability_fn(self._masked(self._score(query)), state)
         return alignments, alignments
@@ -106,7 +106,7 @@ def _dense(num_units, name, dtype):
 
 
 def _alone(probability_fn):
-    """A probability function of scores as one of scores and the last state."""
+    """Makes a function of scores one of scores and the last state."""
     function = probability_fn or tf.nn.softmax
     return lambda score, _: function(score)
 
@@ -117,7 +117,7 @@ class LuongAttention(AttentionMechanism):
     Args:
       num_units: depth of queries and keys.
       memory: [batch, time, depth].
-      memory_sequence_length: whole numbers [batch]; what comes after is not looked at.
+      memory_sequence_length: integers [batch]; later entries are ignored.
       probability_fn: scores -> alignments; default: softmax.
     """
 
@@ -177,13 +177,13 @@ class BahdanauAttention(AttentionMechanism):
 
 
 def safe_cumprod(x, *args, **kwargs):
-    """Cumulative product by sums of logs, of values clipped to [tiny, 1]."""
+    """Returns the cumulative product of values clipped to [tiny, 1], by sums of logs."""
     x = tf.convert_to_tensor(x)
     return tf.exp(tf.cumsum(tf.log(tf.clip_by_value(x, x.dtype.as_numpy_dtype(1e-30), 1)), *args, **kwargs))
 
 
 def monotonic_attention(p_choose_i, previous_attention, mode):
-    """Expected attention that only moves forward (Raffel and others): `mode` is recursive, parallel or hard."""
+    """Returns expected attention that only moves forward (Raffel and others): `mode` is recursive, parallel or hard."""
     p = tf.convert_to_tensor(p_choose_i)
     if mode == "recursive":
         shifted = tf.concat([tf.ones_like(p[:, :1]), 1 - p[:, :-1]], 1)
@@ -221,7 +221,7 @@ class _Monotonic:
         return score + tf.get_variable("attention_score_bias", [], query.dtype, initializer=first)
 
     def initial_alignments(self, batch_size, dtype):
-        """1 at the first entry."""
+        """Returns 1 at the first entry and 0 elsewhere."""
         return tf.one_hot(tf.zeros([batch_size], tf.int32), self._alignments_size, dtype=dtype)
 
 

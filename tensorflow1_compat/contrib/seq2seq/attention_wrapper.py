@@ -1,4 +1,4 @@
-"""The cell that looks at a memory."""
+"""The cell that attends to a memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorflow1_compat.contrib.seq2seq.attention import (
 
 
 def hardmax(logits, name=None):
-    """One-hot of the largest entry along the last axis."""
+    """Returns the one-hot code of the largest entry along the last axis."""
     return tf.one_hot(tf.argmax(logits, -1), tf.shape(logits)[-1], dtype=logits.dtype, name=name)
 
 
@@ -33,12 +33,12 @@ class AttentionWrapperState(
     """State of an `AttentionWrapper`."""
 
     def clone(self, **kwargs):
-        """A copy with some fields replaced, such as `cell_state`."""
+        """Returns a copy with some fields replaced, such as `cell_state`."""
         return self._replace(**kwargs)
 
 
 def _compute_attention(mechanism, cell_output, attention_state, attention_layer):
-    """(attention, alignments, next attention state)."""
+    """Returns (attention, alignments, next attention state)."""
     alignments, next_state = mechanism(cell_output, state=attention_state)
     context = tf.squeeze(tf.matmul(alignments[:, None], mechanism.values), [1])
     if attention_layer is None:
@@ -47,7 +47,7 @@ def _compute_attention(mechanism, cell_output, attention_state, attention_layer)
 
 
 class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
-    """A cell that looks at a memory at each step.
+    """A cell that attends to a memory at each step.
 
     Args:
       cell: the cell; it gets the inputs and the last attention.
@@ -72,7 +72,7 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
             raise ValueError("AttentionWrapper: expected attention_layer_size or attention_layer, not both.")
         count = len(self._attention_mechanisms)
         if not all(isinstance(each, AttentionMechanism) for each in self._attention_mechanisms):
-            raise TypeError("AttentionWrapper: attention_mechanism has to be an AttentionMechanism, or a list of them; "
+            raise TypeError("AttentionWrapper: attention_mechanism must be an AttentionMechanism, or a list of them; "
                             f"got {attention_mechanism!r}.")  # fmt: skip
         self._attention_layers = None
         if attention_layer_size is not None:
@@ -117,7 +117,7 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
         )  # fmt: skip
 
     def zero_state(self, batch_size, dtype):
-        """The first state."""
+        """Returns the first state."""
         with tf.name_scope(type(self).__name__ + "ZeroState"):
             start = self._initial_cell_state
             if start is None:
@@ -137,9 +137,9 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
             )  # fmt: skip
 
     def call(self, inputs, state):
-        """(attention or the cell's output, next state)."""
+        """Returns (attention or the cell's output, next state)."""
         if not isinstance(state, AttentionWrapperState):
-            raise TypeError(f"AttentionWrapper: state has to be an AttentionWrapperState; got {type(state).__name__}. "
+            raise TypeError(f"AttentionWrapper: state must be an AttentionWrapperState; got {type(state).__name__}. "
                             "Make the first one with zero_state().")  # fmt: skip
         cell_output, cell_state = self._cell(self._cell_input_fn(inputs, state.attention), state.cell_state)
         histories = state.alignment_history if self._is_multi else (state.alignment_history,)

@@ -23,7 +23,7 @@ FinalBeamSearchDecoderOutput = collections.namedtuple(
 
 
 def tile_batch(t, multiplier, name=None):
-    """Each entry of a batch `multiplier` times in a row: [batch * multiplier, ...], through a structure."""
+    """Repeats each entry of a batch `multiplier` times in a row: [batch * multiplier, ...], through a structure."""
 
     def tiled(tensor):
         tensor = tf.convert_to_tensor(tensor)
@@ -38,12 +38,12 @@ def tile_batch(t, multiplier, name=None):
 
 
 def gather_tree(step_ids, parent_ids, max_sequence_lengths, end_token, name=None):
-    """Full sequences of beams from the ids and parents of their steps.
+    """Returns full sequences of beams from the ids and parents of their steps.
 
     Args:
       step_ids, parent_ids: int32 [time, batch, beams].
       max_sequence_lengths: int32 [batch].
-      end_token: int32 scalar; what comes after it, and after the length, is `end_token`.
+      end_token: int32 scalar; all entries after it, and after the length, become `end_token`.
 
     Returns:
       int32 [time, batch, beams].
@@ -72,7 +72,7 @@ def gather_tree(step_ids, parent_ids, max_sequence_lengths, end_token, name=None
 
 
 def gather_tree_from_array(t, parent_ids, sequence_length):
-    """What belongs to each beam's full sequence out of [time, batch, beams, ...] (or [time, batch * beams, ...])."""
+    """Selects each beam's full sequence from [time, batch, beams, ...] (or [time, batch * beams, ...])."""
     time, batch, beams = (tf.shape(parent_ids)[axis] for axis in range(3))
     own = tf.broadcast_to(tf.range(beams)[None, None], [time, batch, beams])
     lengths = tf.cast(tf.reduce_max(sequence_length, axis=1), tf.int32)
@@ -86,7 +86,7 @@ def gather_tree_from_array(t, parent_ids, sequence_length):
 
 
 def _attention(cell_state):
-    """Where an `AttentionWrapper` has looked: [batch, beams, time], those of several mechanisms side by side."""
+    """Returns an `AttentionWrapper`'s alignments: [batch, beams, time], those of several mechanisms side by side."""
     if not hasattr(cell_state, "alignments"):
         raise ValueError("BeamSearchDecoder: coverage_penalty_weight needs a cell that is an AttentionWrapper.")
     alignments = tf.nest.flatten(cell_state.alignments)
@@ -101,13 +101,13 @@ class BeamSearchDecoder(Decoder):
       embedding: a table or a function of ids.
       start_tokens: int32 [batch]; end_token: int32 scalar.
       initial_state: the cell's state, tiled to [batch * beam_width, ...].
-      beam_width: sequences.
-      output_layer: makes logits of outputs.
+      beam_width: number of sequences.
+      output_layer: computes logits from outputs.
       length_penalty_weight: exponent of `(5 + length) / 6`, by which scores are divided.
       coverage_penalty_weight: factor of the sum of `log(min(attention, 1))` that is added to scores of ended sequences;
-        the cell is an `AttentionWrapper` then.
+      needs an `AttentionWrapper` as cell.
 
-    `dynamic_decode` gives `FinalBeamSearchDecoderOutput(predicted_ids [batch, time, beams], ...)`.
+    `dynamic_decode` returns `FinalBeamSearchDecoderOutput(predicted_ids [batch, time, beams], ...)`.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class BeamSearchDecoder(Decoder):
         return BeamSearchDecoderOutput(dtype, tf.int32, tf.int32)
 
     def initialize(self, name=None):
-        """See `Decoder`."""
+        """Implements `Decoder.initialize`."""
         dtype = tf.nest.flatten(self._initial_cell_state)[0].dtype
         only_first = tf.one_hot(
             tf.zeros([self._batch_size], tf.int32), self._beam_width, tf.cast(0.0, dtype), tf.cast(-np.inf, dtype)
@@ -174,7 +174,7 @@ class BeamSearchDecoder(Decoder):
         return self._finished, self._start_inputs, state
 
     def step(self, time, inputs, state, name=None):
-        """See `Decoder`."""
+        """Implements `Decoder.step`."""
         cell_state = tf.nest.map_structure(self._merge, state.cell_state)
         outputs, next_cell_state = self._cell(self._merge(inputs), cell_state)
         logits = self._split(outputs)
@@ -230,7 +230,7 @@ class BeamSearchDecoder(Decoder):
         return BeamSearchDecoderOutput(best, ids, parents), new_state
 
     def finalize(self, outputs, final_state, sequence_lengths):
-        """The sequences of the final beams, best first."""
+        """Returns the sequences of the final beams, best first."""
         longest = tf.cast(tf.reduce_max(final_state.lengths, axis=1), tf.int32)
         predicted = gather_tree(outputs.predicted_ids, outputs.parent_ids, longest, self._end_token)
         return FinalBeamSearchDecoderOutput(predicted, outputs), final_state

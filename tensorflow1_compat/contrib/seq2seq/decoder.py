@@ -38,24 +38,24 @@ class Decoder(abc.ABC):
 
     @abc.abstractmethod
     def initialize(self, name=None):
-        """(finished: bool [batch], first inputs, first state)."""
+        """Returns (finished: bool [batch], first inputs, first state)."""
 
     @abc.abstractmethod
     def step(self, time, inputs, state, name=None):
-        """(outputs, next state, next inputs, finished)."""
+        """Returns (outputs, next state, next inputs, finished)."""
 
     def finalize(self, outputs, final_state, sequence_lengths):
-        """(outputs, final state) after the loop; overriding it is optional."""
+        """Returns (outputs, final state) after the loop; overriding it is optional."""
         raise NotImplementedError
 
     @property
     def tracks_own_finished(self):
-        """Whether `step` gives the sequences finished so far, in any order."""
+        """Whether `step` returns the sequences finished so far, in any order."""
         return False
 
 
 class BasicDecoder(Decoder):
-    """A cell, a helper, and perhaps a layer that makes logits of outputs.
+    """A cell, a helper, and an optional layer that computes logits from outputs.
 
     Outputs are `BasicDecoderOutput(rnn_output, sample_id)`.
     """
@@ -63,7 +63,7 @@ class BasicDecoder(Decoder):
     def __init__(self, cell, helper, initial_state, output_layer=None):
         check_cell("BasicDecoder", cell)
         if not hasattr(helper, "next_inputs"):
-            raise TypeError(f"BasicDecoder: helper has to be a Helper; got {type(helper).__name__}.")
+            raise TypeError(f"BasicDecoder: helper must be a Helper; got {type(helper).__name__}.")
         self._cell, self._helper, self._initial_state, self._output_layer = cell, helper, initial_state, output_layer
 
     @property
@@ -83,11 +83,11 @@ class BasicDecoder(Decoder):
         return BasicDecoderOutput(tf.nest.flatten(self._initial_state)[0].dtype, self._helper.sample_ids_dtype)
 
     def initialize(self, name=None):
-        """See `Decoder`."""
+        """Implements `Decoder.initialize`."""
         return (*self._helper.initialize(), self._initial_state)
 
     def step(self, time, inputs, state, name=None):
-        """See `Decoder`."""
+        """Implements `Decoder.step`."""
         with tf.name_scope(name, "BasicDecoderStep"):
             outputs, cell_state = self._cell(inputs, state)
             if self._output_layer is not None:
@@ -109,7 +109,7 @@ def dynamic_decode(
       decoder: a `Decoder`.
       output_time_major: outputs as [time, batch, ...]; else [batch, time, ...].
       impute_finished: zeros after a sequence's end, and its last state as the final one.
-      maximum_iterations: steps at most.
+      maximum_iterations: the most steps.
 
     Returns:
       (outputs, final state, lengths: int32 [batch]).
@@ -117,13 +117,13 @@ def dynamic_decode(
     Graph: variables in the scope `decoder`.
     """
     if not hasattr(decoder, "step"):
-        raise TypeError(f"dynamic_decode: decoder has to be a Decoder; got {type(decoder).__name__}.")
+        raise TypeError(f"dynamic_decode: decoder must be a Decoder; got {type(decoder).__name__}.")
     with tf.variable_scope(scope, "decoder") as variable_scope:
         if variable_scope.caching_device is None:
             variable_scope.set_caching_device(lambda op: op.device)
         limit = None if maximum_iterations is None else tf.convert_to_tensor(maximum_iterations, tf.int32)
         finished, inputs, state = decoder.initialize()
-        sizes = flatten_up_to(decoder.output_dtype, decoder.output_size)  # a shape is not a structure of its own
+        sizes = flatten_up_to(decoder.output_dtype, decoder.output_size)  # a shape is not a nested structure here
         dtypes, batch_size = tf.nest.flatten(decoder.output_dtype), decoder.batch_size
         shapes = [tf.TensorShape(size) for size in sizes]
         zeros = [tf.zeros(tf.stack([batch_size, *shape.as_list()]), dtype) for shape, dtype in zip(shapes, dtypes)]
@@ -169,7 +169,7 @@ def dynamic_decode(
 
 
 def _kept(finished, new, old):
-    """A state that stays where its sequence has ended; scalars and TensorArrays go on."""
+    """Keeps a state unchanged after its sequence has ended; scalars and TensorArrays always change."""
     if isinstance(old, tf.TensorArray) or new.shape.rank == 0:
         return new
     return rows_where(finished, old, new)

@@ -1,4 +1,4 @@
-"""What a decoder samples, and what it gets as the next input."""
+"""Helpers: they choose a decoder's samples and its next inputs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Helper(abc.ABC):
 
     @abc.abstractmethod
     def initialize(self, name=None):
-        """(finished: bool [batch], first inputs)."""
+        """Returns (finished: bool [batch], first inputs)."""
 
     @abc.abstractmethod
     def sample(self, time, outputs, state, name=None):
-        """Samples of this step."""
+        """Returns samples of this step."""
 
     @abc.abstractmethod
     def next_inputs(self, time, outputs, state, sample_ids, name=None):
-        """(finished: bool [batch], next inputs, next state)."""
+        """Returns (finished: bool [batch], next inputs, next state)."""
 
 
 def categorical_sample(logits, dtype=tf.int32, sample_shape=(), seed=None):
-    """Classes drawn by logits [batch, classes]: `sample_shape` + [batch]."""
+    """Draws classes by logits [batch, classes]: `sample_shape` + [batch]."""
     shape = tf.concat([tf.cast(sample_shape, tf.int32), tf.shape(logits)[:1]], 0)
     count = int(np.prod(sample_shape))
     drawn = tf.reshape(tf.transpose(tf.random.categorical(logits, count, seed=seed, dtype=tf.int32)), shape)
@@ -54,7 +54,7 @@ def categorical_sample(logits, dtype=tf.int32, sample_shape=(), seed=None):
 
 
 def bernoulli_sample(probs=None, logits=None, dtype=tf.int32, sample_shape=(), seed=None):
-    """1 with a probability, else 0: `sample_shape` + the shape of `probs` or `logits`."""
+    """Draws 1 with a probability, else 0: `sample_shape` + the shape of `probs` or `logits`."""
     probs = tf.sigmoid(logits) if probs is None else tf.convert_to_tensor(probs)
     shape = tf.concat([tf.cast(sample_shape, tf.int32), tf.shape(probs)], 0)
     drawn = tf.random_uniform(shape, dtype=probs.dtype, seed=seed) < probs
@@ -63,7 +63,7 @@ def bernoulli_sample(probs=None, logits=None, dtype=tf.int32, sample_shape=(), s
 
 
 class CustomHelper(Helper):
-    """A helper of three functions, with their names as arguments."""
+    """A helper made of three functions, which are its arguments."""
 
     def __init__(self, initialize_fn, sample_fn, next_inputs_fn, sample_ids_shape=None, sample_ids_dtype=None):
         self._initialize_fn, self._sample_fn, self._next_inputs_fn = initialize_fn, sample_fn, next_inputs_fn
@@ -73,7 +73,7 @@ class CustomHelper(Helper):
     @property
     def batch_size(self):
         if self._batch_size is None:
-            raise ValueError("CustomHelper: batch_size is known after initialize().")
+            raise ValueError("CustomHelper: batch_size is only known after initialize().")
         return self._batch_size
 
     @property
@@ -85,18 +85,18 @@ class CustomHelper(Helper):
         return self._sample_ids_dtype
 
     def initialize(self, name=None):
-        """See `Helper`."""
+        """Implements `Helper.initialize`."""
         finished, inputs = self._initialize_fn()
         if self._batch_size is None:
             self._batch_size = tf.size(finished)
         return finished, inputs
 
     def sample(self, time, outputs, state, name=None):
-        """See `Helper`."""
+        """Implements `Helper.sample`."""
         return self._sample_fn(time=time, outputs=outputs, state=state)
 
     def next_inputs(self, time, outputs, state, sample_ids, name=None):
-        """See `Helper`."""
+        """Implements `Helper.next_inputs`."""
         return self._next_inputs_fn(time=time, outputs=outputs, state=state, sample_ids=sample_ids)
 
 
@@ -116,7 +116,7 @@ class _MostLikely(Helper):
         return tf.int32
 
     def sample(self, time, outputs, state, name=None):
-        """See `Helper`."""
+        """Implements `Helper.sample`."""
         return tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
 
@@ -136,13 +136,13 @@ class TrainingHelper(_MostLikely):
         self._input_tas = tf.nest.map_structure(unstack_ta, inputs)
         self._sequence_length = tf.convert_to_tensor(sequence_length, name="sequence_length")
         if self._sequence_length.shape.rank != 1:
-            raise ValueError(f"{type(self).__name__}: sequence_length has to be a vector; got {sequence_length}.")
+            raise ValueError(f"{type(self).__name__}: sequence_length must be a vector; got {sequence_length}.")
         self._zero_inputs = tf.nest.map_structure(lambda each: tf.zeros_like(each[0]), inputs)
         self._batch_size = tf.size(self._sequence_length)
 
     @property
     def inputs(self):
-        """The inputs as they were given."""
+        """The inputs as given."""
         return self._inputs
 
     @property
@@ -154,19 +154,19 @@ class TrainingHelper(_MostLikely):
         return tf.nest.map_structure(lambda array: array.read(time), self._input_tas)
 
     def initialize(self, name=None):
-        """See `Helper`."""
+        """Implements `Helper.initialize`."""
         finished = tf.equal(0, self._sequence_length)
         return finished, tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read(0))
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
-        """See `Helper`."""
+        """Implements `Helper.next_inputs`."""
         finished = time + 1 >= self._sequence_length
         inputs = tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read(time + 1))
         return finished, inputs, state
 
 
 class ScheduledEmbeddingTrainingHelper(TrainingHelper):
-    """Feeds embeddings of its own samples with a probability, else the true inputs; samples are -1 where it did not."""
+    """Feeds embeddings of its own samples with a probability, else the true inputs; samples are -1 for true inputs."""
 
     def __init__(
         self, inputs, sequence_length, embedding, sampling_probability, time_major=False, seed=None,
@@ -177,20 +177,20 @@ class ScheduledEmbeddingTrainingHelper(TrainingHelper):
         self._probability, self._seed, self._scheduling_seed = sampling_probability, seed, scheduling_seed
 
     def sample(self, time, outputs, state, name=None):
-        """See `Helper`."""
+        """Implements `Helper.sample`."""
         is_own = tf.random_uniform([self.batch_size], seed=self._scheduling_seed) < self._probability
         drawn = tf.cast(tf.reshape(tf.random.categorical(outputs, 1, seed=self._seed), [-1]), tf.int32)
         return tf.where(is_own, drawn, tf.fill([self.batch_size], -1))
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
-        """See `Helper`."""
+        """Implements `Helper.next_inputs`."""
         finished, inputs, state = super().next_inputs(time, outputs, state, sample_ids)
         own = self._embedding(tf.maximum(sample_ids, 0))
         return finished, rows_where(sample_ids > -1, own, inputs), state
 
 
 class ScheduledOutputTrainingHelper(TrainingHelper):
-    """Feeds its own outputs with a probability, else the true inputs; `auxiliary_inputs` follow either."""
+    """Feeds its own outputs with a probability, else the true inputs; appends `auxiliary_inputs` to both."""
 
     def __init__(
         self, inputs, sequence_length, sampling_probability, time_major=False, seed=None, next_inputs_fn=None,
@@ -205,11 +205,11 @@ class ScheduledOutputTrainingHelper(TrainingHelper):
         self._probability, self._seed, self._next_inputs_fn = sampling_probability, seed, next_inputs_fn
 
     def sample(self, time, outputs, state, name=None):
-        """See `Helper`: 1 where the next input is the output."""
+        """Implements `Helper.sample`; 1 if the next input is the output."""
         return tf.cast(tf.random_uniform([self.batch_size], seed=self._seed) < self._probability, tf.int32)
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
-        """See `Helper`."""
+        """Implements `Helper.next_inputs`."""
         finished, inputs, state = super().next_inputs(time, outputs, state, sample_ids)
         own = outputs if self._next_inputs_fn is None else self._next_inputs_fn(outputs)
         if self._auxiliary_width:
@@ -231,36 +231,36 @@ class GreedyEmbeddingHelper(_MostLikely):
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32, name="start_tokens")
         self._end_token = tf.convert_to_tensor(end_token, tf.int32, name="end_token")
         if self._start_tokens.shape.rank != 1 or self._end_token.shape.rank != 0:
-            raise ValueError(f"{type(self).__name__}: start_tokens have to be a vector, end_token a scalar.")
+            raise ValueError(f"{type(self).__name__}: start_tokens must be a vector, end_token a scalar.")
         self._batch_size = tf.size(self._start_tokens)
         self._start_inputs = self._embedding_fn(self._start_tokens)
 
     def initialize(self, name=None):
-        """See `Helper`."""
+        """Implements `Helper.initialize`."""
         return tf.tile([False], [self._batch_size]), self._start_inputs
 
     def next_inputs(self, time, outputs, state, sample_ids, name=None):
-        """See `Helper`."""
+        """Implements `Helper.next_inputs`."""
         finished = tf.equal(sample_ids, self._end_token)
         inputs = tf.cond(tf.reduce_all(finished), lambda: self._start_inputs, lambda: self._embedding_fn(sample_ids))
         return finished, inputs, state
 
 
 class SampleEmbeddingHelper(GreedyEmbeddingHelper):
-    """Feeds the embedding of an output drawn by its probability at a temperature."""
+    """Feeds the embedding of an output drawn with its probability at a temperature."""
 
     def __init__(self, embedding, start_tokens, end_token, softmax_temperature=None, seed=None):
         super().__init__(embedding, start_tokens, end_token)
         self._temperature, self._seed = softmax_temperature, seed
 
     def sample(self, time, outputs, state, name=None):
-        """See `Helper`."""
+        """Implements `Helper.sample`."""
         logits = outputs if self._temperature is None else outputs / self._temperature
         return categorical_sample(logits, seed=self._seed)
 
 
 class InferenceHelper(CustomHelper):
-    """Feeds what `sample_fn(outputs)` gives, until `end_fn(samples)`."""
+    """Feeds the results of `sample_fn(outputs)`, until `end_fn(samples)`."""
 
     def __init__(self, sample_fn, sample_shape, sample_dtype, start_inputs, end_fn, next_inputs_fn=None):
         start = tf.convert_to_tensor(start_inputs)

@@ -9,7 +9,7 @@ def sequence_loss(
     logits, targets, weights, average_across_timesteps=True, average_across_batch=True, sum_over_timesteps=False,
     sum_over_batch=False, softmax_loss_function=None, name=None,
 ):  # fmt: skip
-    """Weighted cross entropy.
+    """Returns the weighted cross entropy.
 
     Args:
       logits: [batch, time, classes].
@@ -26,7 +26,7 @@ def sequence_loss(
         raise ValueError("sequence_loss: expected logits of rank 3, targets and weights of rank 2; got "
                          f"{logits.shape}, {targets.shape}, {weights.shape}.")  # fmt: skip
     if (average_across_timesteps and sum_over_timesteps) or (average_across_batch and sum_over_batch):
-        raise ValueError("sequence_loss: an axis is averaged or summed, not both.")
+        raise ValueError("sequence_loss: an axis is both averaged and summed.")
     with tf.name_scope(name, "sequence_loss", [logits, targets, weights]):
         flat = tf.reshape(logits, [-1, tf.shape(logits)[2]])
         labels = tf.reshape(targets, [-1])

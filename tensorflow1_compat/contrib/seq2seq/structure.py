@@ -1,4 +1,4 @@
-"""Small work on nested tensors that decoders and helpers share."""
+"""Functions for nested tensors that decoders and helpers share."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import tensorflow.compat.v1 as tf
 
 
 def lookup_in(embedding):
-    """What gives the embeddings of ids: a function as it is, or rows of a table."""
+    """Returns a function from ids to embeddings: a function unchanged, or a lookup in a table."""
     return embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
 
 
 def unstack_ta(tensor):
-    """A TensorArray of what a tensor holds along its first axis."""
+    """Returns a TensorArray of a tensor's entries along its first axis."""
     array = tf.TensorArray(tensor.dtype, size=tf.shape(tensor)[0], element_shape=tensor.shape[1:])
     return array.unstack(tensor)
 
 
 def rows_where(condition, chosen, other):
-    """Rows of `chosen` where the condition [batch] holds, else those of `other`."""
+    """Returns rows of `chosen` where the condition [batch] holds, else rows of `other`."""
     rank = chosen.shape.rank
     shape = tf.concat([tf.shape(condition), tf.ones([max(rank - 1, 0)], tf.int32)], 0)
     mask = tf.reshape(condition, shape) if rank else condition

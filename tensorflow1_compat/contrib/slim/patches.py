@@ -1,4 +1,4 @@
-"""TF-Slim 1.1 uses names that TensorFlow 2.15 keeps elsewhere: its own modules get them back."""
+"""Gives TF-Slim 1.1 the names that TensorFlow 2.15 keeps elsewhere, in TF-Slim's own modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npu_bridge.base.tf_internals.contrib import modules_of_layers, modules_with
 
 
 class _WithNames(types.ModuleType):
-    """A module of TensorFlow with some names beside its own; the module itself stays as it is."""
+    """A module of TensorFlow with additional names; the module itself does not change."""
 
     def __init__(self, module: types.ModuleType, names: dict) -> None:
         super().__init__(module.__name__, module.__doc__)
@@ -23,15 +23,15 @@ class _WithNames(types.ModuleType):
 
 
 def _gradient_of_a_lower_bound(op, grad):
-    """That of `maximum(inputs, bound)`, which also lets inputs below the bound grow; none for the bound."""
+    """Returns the gradients of `maximum(inputs, bound)`, in which low inputs can still grow; None for the bound."""
     moves = (op.inputs[0] >= op.inputs[1]) | (grad < 0)
     return tf.cast(moves, grad.dtype) * grad, None
 
 
 def apply() -> None:
-    """Gives the modules of TF-Slim the names they miss; TensorFlow's modules stay as they are."""
-    with contextlib.suppress(KeyError):  # there since the last call
-        tf.RegisterGradient("GDNLowerBound")(_gradient_of_a_lower_bound)  # TF-Slim's `gdn` asks for it by name
+    """Gives the modules of TF-Slim their missing names; TensorFlow's modules do not change."""
+    with contextlib.suppress(KeyError):  # registered by an earlier call
+        tf.RegisterGradient("GDNLowerBound")(_gradient_of_a_lower_bound)  # TF-Slim's `gdn` looks it up by name
     missing = {**modules_with_fewer_names(), variable_scope_module(): ()}
     completed = {
         module: _WithNames(module, {name: getattr(tf, name) for name in names}) for module, names in missing.items()

@@ -12,13 +12,13 @@ from npu_bridge.base.tf_internals.contrib import write_profile
 
 
 class ProfileContext:
-    """Traces some session runs within `with`, and profiles them.
+    """Traces some session runs in a `with` block, and profiles them.
 
     Args:
       profile_dir: folder for `profile_<step>` files.
-      trace_steps: numbers of the runs that are traced; default: none but those asked for by `trace_next_step`.
-      dump_steps: numbers of the runs after which what was traced so far is written.
-      enabled: False does nothing.
+      trace_steps: numbers of the traced runs; by default only those requested by `trace_next_step`.
+      dump_steps: numbers of the runs after which the traces so far are written.
+      enabled: False for a context that does nothing.
     """
 
     def __init__(self, profile_dir, trace_steps=None, dump_steps=None, enabled=True, debug=False):
@@ -29,7 +29,7 @@ class ProfileContext:
 
     @property
     def profiler(self):
-        """A `tf.profiler.Profiler` of the default graph, with what was traced."""
+        """A `tf.profiler.Profiler` of the default graph, with the traces so far."""
         if not self._is_enabled:
             raise ValueError("ProfileContext: it is not enabled.")
         if self._profiler is None:
@@ -45,7 +45,7 @@ class ProfileContext:
         self._wants_next = self._dumps_next = True
 
     def add_auto_profiling(self, cmd, options, profile_steps):
-        """Prints a profile (`cmd`, `options` as of `tf.profiler.profile`) after the runs of these numbers."""
+        """Prints a profile (`cmd` and `options` as in `tf.profiler.profile`) after the runs with these numbers."""
         self._asked.append((cmd, options, set(profile_steps)))
         self._trace |= set(profile_steps)
 
@@ -83,7 +83,7 @@ class ProfileContext:
 
 
 class _Watch(SessionEngine):
-    """Hands runs to the contexts that are entered."""
+    """Passes runs to the open contexts."""
 
     def __init__(self):
         self.entered = []
@@ -97,7 +97,7 @@ class _Watch(SessionEngine):
 
 @functools.cache
 def _watch():
-    """The one of this process."""
+    """Returns the watch of this process."""
     watch = _Watch()
     add_engine(None, watch)
     return watch

@@ -20,11 +20,11 @@ Profiler, profile, advise = tf.profiler.Profiler, tf.profiler.profile, tf.profil
 def print_model_analysis(
     graph, run_meta=None, op_log=None, tfprof_cmd="scope", tfprof_options=TRAINABLE_VARS_PARAMS_STAT_OPTIONS
 ):
-    """Prints and returns what the options ask for: `total_parameters`, `total_float_ops` and more.
+    """Prints and returns the quantities that the options name: `total_parameters`, `total_float_ops` and more.
 
     Args:
       graph: the graph.
-      run_meta: RunMetadata with times and memory; needed for those only.
+      run_meta: RunMetadata with times and memory; only needed for these.
       op_log: not used; the graph knows its operations.
       tfprof_cmd: scope, graph, code or op.
       tfprof_options: of this module, or a dictionary.

@@ -1,4 +1,4 @@
-"""`tf.contrib.tpu`: estimators and optimizers written for TPUs train on the devices that are here."""
+"""`tf.contrib.tpu`: estimators and optimizers written for TPUs train on the existing devices."""
 
 import logging
 
@@ -28,12 +28,12 @@ AsyncCheckpointSaverHook = background_saver_hook()
 
 
 class TPUEstimator(tf.estimator.tpu.TPUEstimator):
-    """`tf.estimator.tpu.TPUEstimator` on the devices that are here, whatever `use_tpu` says.
+    """`tf.estimator.tpu.TPUEstimator` on the existing devices, whatever `use_tpu` says.
 
     `input_fn(params)` and `model_fn(..., params)` find the mode's batch size in `params["batch_size"]`; `eval_metrics`
-    and host calls of a `TPUEstimatorSpec` are computed as they are on a CPU.
+    and host calls of a `TPUEstimatorSpec` are computed as on a CPU.
 
-    Args: as in TensorFlow 1.15. `config` may be any `tf.estimator.RunConfig`.
+    Args: as in TensorFlow 1.15. `config` can be any `tf.estimator.RunConfig`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TPUEstimator(tf.estimator.tpu.TPUEstimator):
 
 
 def _with_tpu_config(config):
-    """A RunConfig of this module with the settings of another one."""
+    """Returns a RunConfig of this module with the settings of another RunConfig."""
     fields = (
         "model_dir", "tf_random_seed", "save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs",
         "session_config", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps",
@@ -63,15 +63,15 @@ def _with_tpu_config(config):
 
 
 class CrossShardOptimizer(_CrossShardOptimizer):
-    """Trains with the optimizer it is around: there is one shard here, whose gradients are their own mean.
+    """Trains with the inner optimizer: there is one shard here, whose gradients are their own mean.
 
-    Ranks of a job are not shards: the distribution of the script's own NPU optimizer reduces over them.
+    Ranks of a job are not shards: the distribution of the script's own NPU optimizer reduces over ranks.
     """
 
     def compute_gradients(self, loss, var_list=None, **kwargs):
-        """As the optimizer's own."""
+        """Calls the inner optimizer."""
         return self._opt.compute_gradients(loss, var_list=var_list, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """As the optimizer's own."""
+        """Calls the inner optimizer."""
         return self._opt.apply_gradients(grads_and_vars, global_step, name)

@@ -1,4 +1,4 @@
-"""What surrounds a computation on TPUs, with one shard that is here: `tf.contrib.tpu.python.ops.tpu_ops`."""
+"""`tf.contrib.tpu.python.ops.tpu_ops`: operations around computations on TPUs, for one shard."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import tensorflow.compat.v1 as tf
 
 
 def cross_replica_sum(x, group_assignment=None, name=None):
-    """The sum over all shards: of one shard, the tensor."""
+    """Returns the sum over all shards: with one shard, the tensor."""
     return tf.identity(x, name=name or "CrossReplicaSum")
 
 
 def all_to_all(x, concat_dimension, split_dimension, split_count, group_assignment=None, name=None):
-    """Pieces of all shards: of one shard, the tensor."""
+    """Returns the pieces of all shards: with one shard, the tensor."""
     return tf.identity(x, name=name or "AllToAll")
 
 
 def collective_permute(x, source_target_pairs, name=None):
-    """The value of another shard: of one shard, the tensor."""
+    """Returns the value of another shard: with one shard, the tensor."""
     return tf.identity(x, name=name or "CollectivePermute")
 
 
 def initialize_system(embedding_config=None, job=None, compilation_failure_closes_chips=True, **_):
-    """An op that makes TPUs ready: a string tensor, empty here."""
+    """Returns an op that initialises TPUs; here it returns an empty string."""
     return tf.constant(b"", name="ConfigureDistributedTPU")
 
 
 def shutdown_system(job=None):
-    """An op that lets TPUs go: nothing here."""
+    """Returns an op that shuts TPUs down; here it does nothing."""
     return tf.no_op(name="ShutdownDistributedTPU")
 
 
 def core(num):
-    """The device of a TPU's core: any device."""
+    """Returns the device of a TPU's core; here any device."""
     return ""
 
 
 def outside_compilation(computation, *args, **kwargs):
-    """`computation(*args, **kwargs)`: nothing is compiled here."""
+    """Calls `computation(*args, **kwargs)`: nothing is compiled here."""
     return computation(*args, **kwargs)
 
 
@@ -47,7 +47,7 @@ def _listed(outputs):
 
 
 def rewrite(computation, inputs=None, infeed_queue=None, device_assignment=None, name=None, **_):
-    """The list of outputs of `computation(*inputs)`; operations among them run before any of its tensors."""
+    """Returns the list of outputs of `computation(*inputs)`; its operations run before any of its tensors."""
     outputs = _listed(computation(*(tf.convert_to_tensor(each) for each in inputs or [])))
     operations = [each for each in outputs if isinstance(each, tf.Operation)]
     tensors = [tf.convert_to_tensor(each) for each in outputs if not isinstance(each, tf.Operation)]
@@ -58,7 +58,7 @@ def rewrite(computation, inputs=None, infeed_queue=None, device_assignment=None,
 
 
 def replicate(computation, inputs=None, infeed_queue=None, device_assignment=None, name=None, **_):
-    """Outputs of the computation for each list of inputs, one after the other."""
+    """Returns the outputs of the computation for each list of inputs, in order."""
     return [rewrite(computation, each) for each in (inputs or [[]])]
 
 
@@ -66,12 +66,12 @@ def shard(
     computation, inputs=None, num_shards=1, input_shard_axes=None, outputs_from_all_shards=True, output_shard_axes=None,
     infeed_queue=None, device_assignment=None, name=None, **_,
 ):  # fmt: skip
-    """Outputs of the computation for parts of the inputs, put together again.
+    """Applies a computation to parts of the inputs, and joins the outputs.
 
     Args:
       computation: function of one part of each input.
       inputs: tensors, each split into `num_shards` along its axis of `input_shard_axes` (default 0).
-      outputs_from_all_shards: whether outputs are concatenated, along `output_shard_axes`; else the first's count.
+      outputs_from_all_shards: concatenates outputs along `output_shard_axes`; otherwise returns the first shard's.
     """
     inputs = [tf.convert_to_tensor(each) for each in inputs or []]
     axes = input_shard_axes or [0] * len(inputs)
@@ -93,5 +93,5 @@ def shard(
 
 
 def batch_parallel(computation, inputs=None, num_shards=1, infeed_queue=None, device_assignment=None, name=None, **_):
-    """`shard` along the batch of every input and output."""
+    """Calls `shard` along the batch of every input and output."""
     return shard(computation, inputs, num_shards)

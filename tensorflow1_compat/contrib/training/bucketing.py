@@ -1,4 +1,4 @@
-"""Batches of examples that are alike, by queues: `bucket`, `bucket_by_sequence_length`."""
+"""Batches similar examples by queues: `bucket`, `bucket_by_sequence_length`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ def bucket(
     tensors, which_bucket, batch_size, num_buckets, num_threads=1, capacity=32, bucket_capacities=None, shapes=None,
     dynamic_pad=False, allow_smaller_final_batch=False, keep_input=True, shared_name=None, name=None,
 ):  # fmt: skip
-    """Batches of examples from one bucket each.
+    """Returns batches of examples from one bucket each.
 
     Args:
-      tensors: a list or dict of an example's tensors, SparseTensors among them.
+      tensors: a list or dict of an example's tensors, also SparseTensors.
       which_bucket: int32 scalar, from 0 to `num_buckets` - 1.
       batch_size: a number, or a list with one for each bucket.
       num_threads: threads that put examples into buckets.
-      capacity: batches that wait; examples that wait in a bucket, where `bucket_capacities` does not say so.
+      capacity: number of waiting batches; also of waiting examples in a bucket, unless `bucket_capacities` says it.
       shapes: of the tensors; default: their static shapes.
-      dynamic_pad: pads examples to the largest of a batch; else their shapes have to be known.
-      allow_smaller_final_batch: gives what is left at the end.
-      keep_input: bool scalar: whether the example is used.
+      dynamic_pad: pads examples to the largest of a batch; otherwise their shapes must be known.
+      allow_smaller_final_batch: returns the remaining examples in a last, smaller batch.
+      keep_input: bool scalar; False discards the example.
 
     Returns:
       (number of the bucket, batched tensors in the structure of `tensors`).
@@ -80,11 +80,11 @@ def bucket_by_sequence_length(
     input_length, tensors, batch_size, bucket_boundaries, num_threads=1, capacity=32, bucket_capacities=None,
     shapes=None, dynamic_pad=False, allow_smaller_final_batch=False, keep_input=True, shared_name=None, name=None,
 ):  # fmt: skip
-    """Batches of sequences of about one length.
+    """Returns batches of sequences of similar lengths.
 
     Args:
       input_length: int32 scalar.
-      bucket_boundaries: rising lengths at which the next bucket begins.
+      bucket_boundaries: ascending lengths at which the next bucket begins.
       others: see `bucket`.
 
     Returns:
@@ -92,9 +92,9 @@ def bucket_by_sequence_length(
     """
     bounds = list(bucket_boundaries)
     if not bounds or any(not isinstance(each, int) for each in bounds):
-        raise TypeError(f"bucket_by_sequence_length: bucket_boundaries has to be a list of int; got {bounds}.")
+        raise TypeError(f"bucket_by_sequence_length: bucket_boundaries must be a list of int; got {bounds}.")
     if any(low >= high for low, high in zip(bounds, bounds[1:])):
-        raise ValueError(f"bucket_by_sequence_length: bucket_boundaries have to rise; got {bounds}.")
+        raise ValueError(f"bucket_by_sequence_length: bucket_boundaries must be ascending; got {bounds}.")
     if shapes is not None:
         shapes = [tf.TensorShape([]), *shapes]
     is_dict = isinstance(tensors, dict)

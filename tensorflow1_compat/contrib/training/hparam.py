@@ -12,7 +12,7 @@ _ASSIGNMENT = re.compile(
 
 
 def _parsed(text: str, kind: type, name: str):
-    """A word as a value of a type."""
+    """Parses a word as a value of a type."""
     text = text.strip()
     try:
         if kind is bool:
@@ -24,7 +24,7 @@ def _parsed(text: str, kind: type, name: str):
 
 
 def _fitting(value, kind: type, name: str):
-    """A value as the type that a hyperparameter has, where nothing is lost by it. ValueError where it is."""
+    """Converts a value to a hyperparameter's type; raises ValueError if the conversion loses information."""
     if value is None or kind is type(None) or isinstance(value, kind) and kind not in (int, float, bool, str, bytes):
         return value
     wrong = ValueError(f"HParams: {name} has type {kind.__name__}; got {value!r} of type {type(value).__name__}.")
@@ -51,13 +51,13 @@ def parse_values(values: str, type_map: dict, ignore_unknown: bool = False) -> d
     Args:
       values: the text.
       type_map: name -> type of the value, or of a list's elements.
-      ignore_unknown: leaves names out that `type_map` does not have.
+      ignore_unknown: ignores names that `type_map` lacks.
 
     Returns:
       name -> value, list, or {index: value}.
 
     Raises:
-      ValueError: the text, a name or a value does not fit, or a name comes twice.
+      ValueError: the text, a name or a value does not fit, or a name occurs twice.
     """
     found: dict = {}
     position = 0
@@ -91,12 +91,12 @@ def parse_values(values: str, type_map: dict, ignore_unknown: bool = False) -> d
 
 
 class HParams:
-    """Hyperparameters as attributes, each with the type of its first value.
+    """Hyperparameters as attributes, each with the type of its initial value.
 
     Args:
       hparam_def: not available (a protocol buffer of 1.15); pass the values by name.
       model_structure: any object, kept for the caller.
-      **kwargs: names and values; a list's elements are of one type.
+      **kwargs: names and values; the elements of a list have one type.
     """
 
     _HAS_DYNAMIC_ATTRIBUTES = True
@@ -110,7 +110,7 @@ class HParams:
             self.add_hparam(name, value)
 
     def add_hparam(self, name, value):
-        """A new hyperparameter. ValueError for a name that is taken or an empty list."""
+        """Adds a hyperparameter; raises ValueError for a name in use or an empty list."""
         if getattr(self, name, None) is not None:
             raise ValueError(f"HParams: the name {name!r} is taken.")
         if isinstance(value, (list, tuple)):
@@ -122,20 +122,20 @@ class HParams:
         setattr(self, name, value)
 
     def set_hparam(self, name, value):
-        """A new value for a hyperparameter. ValueError where it is of another kind."""
+        """Sets a hyperparameter; raises ValueError for a value of another kind."""
         kind, is_list = self._hparam_types[name]
         if isinstance(value, list) != is_list and not (is_list and isinstance(value, tuple)):
             raise ValueError(f"HParams: Must {'' if is_list else 'not '}pass a list for {name}; got {value!r}.")
         setattr(self, name, [_fitting(each, kind, name) for each in value] if is_list else _fitting(value, kind, name))
 
     def del_hparam(self, name):
-        """Takes a hyperparameter away."""
+        """Removes a hyperparameter."""
         if hasattr(self, name):
             delattr(self, name)
             del self._hparam_types[name]
 
     def parse(self, values):
-        """Overrides from a text such as `"rate=0.1,layers=[3,4]"`; returns self."""
+        """Overrides values from a text such as `"rate=0.1,layers=[3,4]"`; returns self."""
         for name, value in parse_values(values, {name: kind for name, (kind, _) in self._hparam_types.items()}).items():
             if isinstance(value, dict):
                 changed = list(getattr(self, name))
@@ -148,7 +148,7 @@ class HParams:
         return self
 
     def override_from_dict(self, values_dict):
-        """Overrides from a dictionary; returns self."""
+        """Overrides values from a dictionary; returns self."""
         for name, value in values_dict.items():
             self.set_hparam(name, value)
         return self
@@ -156,20 +156,20 @@ class HParams:
     set_from_map = override_from_dict
 
     def parse_json(self, values_json):
-        """Overrides from JSON; returns self."""
+        """Overrides values from JSON; returns self."""
         return self.override_from_dict(json.loads(values_json))
 
     def to_json(self, indent=None, separators=None, sort_keys=False):
-        """All values as JSON; functions are left out."""
+        """Returns all values as JSON, without functions."""
         values = {name: value for name, value in self.values().items() if not callable(value)}
         return json.dumps(values, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def values(self):
-        """name -> value."""
+        """Returns all values by name."""
         return {name: getattr(self, name) for name in self._hparam_types}
 
     def get(self, key, default=None):
-        """A value, or `default` for an unknown name. ValueError where the default is of another type."""
+        """Returns a value, or `default` for an unknown name; raises ValueError for a default of another type."""
         if key not in self._hparam_types:
             return default
         kind, is_list = self._hparam_types[key]
@@ -185,7 +185,7 @@ class HParams:
         self._model_structure = model_structure
 
     def get_model_structure(self):
-        """The object kept for the caller."""
+        """Returns the object kept for the caller."""
         return self._model_structure
 
     def __contains__(self, key):

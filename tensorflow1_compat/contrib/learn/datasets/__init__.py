@@ -6,7 +6,7 @@ Dataset, Datasets = base.Dataset, base.Datasets
 
 
 def load_dataset(name, size="small", test_with_fake_data=False):
-    """A data set by its name: "mnist"."""
+    """Loads a data set by its name: "mnist"."""
     if name != "mnist":
         raise ValueError(f"load_dataset: {name!r} is not available here. Expected 'mnist'.")
     return mnist.load_mnist()

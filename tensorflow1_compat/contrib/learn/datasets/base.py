@@ -18,7 +18,7 @@ Datasets = collections.namedtuple("Datasets", ("train", "validation", "test"))
 
 
 def load_csv_with_header(filename, target_dtype, features_dtype, target_column=-1):
-    """A file whose first line starts with (samples, features) as a `Dataset`."""
+    """Reads a file whose first line starts with (samples, features) into a `Dataset`."""
     with tf.gfile.Open(filename) as file:
         lines = csv.reader(file)
         next(lines)
@@ -26,7 +26,7 @@ def load_csv_with_header(filename, target_dtype, features_dtype, target_column=-
 
 
 def load_csv_without_header(filename, target_dtype, features_dtype, target_column=-1):
-    """A file of numbers as a `Dataset`."""
+    """Reads a file of numbers into a `Dataset`."""
     with tf.gfile.Open(filename) as file:
         return _split(csv.reader(file), target_dtype, features_dtype, target_column)
 
@@ -40,7 +40,7 @@ def _split(lines, target_dtype, features_dtype, target_column):
 
 
 def maybe_download(filename, work_directory, source_url):
-    """The path of a file, which is fetched where it is not in the folder yet."""
+    """Returns the path of a file; downloads it if it is not in the folder."""
     tf.gfile.MakeDirs(work_directory)
     path = os.path.join(work_directory, filename)
     if not tf.gfile.Exists(path):

@@ -18,7 +18,7 @@ def _read32(stream):
 
 
 def extract_images(f):
-    """Images of an open gzip file: uint8 [images, rows, columns, 1]."""
+    """Reads images from an open gzip file: uint8 [images, rows, columns, 1]."""
     with gzip.GzipFile(fileobj=f) as stream:
         magic = _read32(stream)
         if magic != 2051:
@@ -28,12 +28,12 @@ def extract_images(f):
 
 
 def dense_to_one_hot(labels_dense, num_classes):
-    """Labels [n] as float64 [n, classes]."""
+    """Converts labels [n] to float64 [n, classes]."""
     return np.eye(num_classes)[np.asarray(labels_dense).ravel()]
 
 
 def extract_labels(f, one_hot=False, num_classes=10):
-    """Labels of an open gzip file: uint8 [labels], or one-hot [labels, classes]."""
+    """Reads labels from an open gzip file: uint8 [labels], or one-hot [labels, classes]."""
     with gzip.GzipFile(fileobj=f) as stream:
         magic = _read32(stream)
         if magic != 2049:
@@ -43,12 +43,12 @@ def extract_labels(f, one_hot=False, num_classes=10):
 
 
 class DataSet:
-    """Images and labels that are given in batches, shuffled anew for each epoch.
+    """Images and labels in batches, shuffled anew for each epoch.
 
     Args:
-      images: uint8 [n, rows, columns, 1]; with `reshape` they are given as [n, rows * columns].
+      images: uint8 [n, rows, columns, 1]; with `reshape`, batches are [n, rows * columns].
       labels: [n] or [n, classes].
-      fake_data, one_hot: made-up examples.
+      fake_data, one_hot: serves made-up examples, with one-hot labels.
       dtype: uint8, or float32 for values in [0, 1].
       seed: of the shuffling.
     """
@@ -57,7 +57,7 @@ class DataSet:
         self._random = np.random.RandomState(seed) if seed is not None else np.random
         dtype = tf.as_dtype(dtype).base_dtype
         if dtype not in (tf.uint8, tf.float32):
-            raise TypeError(f"DataSet: dtype has to be uint8 or float32; got {dtype.name}.")
+            raise TypeError(f"DataSet: dtype must be uint8 or float32; got {dtype.name}.")
         self._is_fake, self._one_hot = fake_data, one_hot
         if fake_data:
             self._num_examples = 10000
@@ -82,7 +82,7 @@ class DataSet:
         self._images, self._labels = self._images[order], self._labels[order]
 
     def next_batch(self, batch_size, fake_data=False, shuffle=True):
-        """(images, labels) of the next examples; the end of an epoch and the start of the next share a batch."""
+        """Returns (images, labels) of the next examples; a batch can span two epochs."""
         if fake_data or self._is_fake:
             label = [1] + [0] * 9 if self._one_hot else 0
             return [[1] * 784 for _ in range(batch_size)], [label for _ in range(batch_size)]
@@ -105,13 +105,13 @@ def read_data_sets(
     train_dir, fake_data=False, one_hot=False, dtype=tf.float32, reshape=True, validation_size=5000, seed=None,
     source_url=DEFAULT_SOURCE_URL,
 ):  # fmt: skip
-    """`Datasets(train, validation, test)` of the four files in a folder; files that are missing are fetched.
+    """Returns `Datasets(train, validation, test)` of the four files in a folder; downloads missing files.
 
     Args:
       train_dir: the folder.
       fake_data: made-up examples; no file is read.
       one_hot: labels as [n, 10].
-      validation_size: the first examples of the training that validate.
+      validation_size: number of examples for validation, the first ones of the training.
       others: see `DataSet`.
     """
     if fake_data:
@@ -126,7 +126,7 @@ def read_data_sets(
             found.append(extract(file) if extract is extract_images else extract(file, one_hot=one_hot))
     images, labels, test_images, test_labels = found
     if not 0 <= validation_size <= len(images):
-        raise ValueError(f"read_data_sets: validation_size has to be 0 to {len(images)}; got {validation_size}.")
+        raise ValueError(f"read_data_sets: validation_size must be 0 to {len(images)}; got {validation_size}.")
     options = {"dtype": dtype, "reshape": reshape, "seed": seed}
     return base.Datasets(
         train=DataSet(images[validation_size:], labels[validation_size:], **options),
@@ -136,5 +136,5 @@ def read_data_sets(
 
 
 def load_mnist(train_dir="MNIST-data"):
-    """`read_data_sets` of the usual folder."""
+    """Calls `read_data_sets` with the usual folder."""
     return read_data_sets(train_dir)
