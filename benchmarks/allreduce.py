@@ -1,12 +1,12 @@
-"""How long gradients of 20 million parameters take from rank to rank, beside Horovod's own ways.
+"""Times all-reduces of gradients of 20 million parameters, ours and Horovod's.
 
     python benchmarks/allreduce.py [--rate 1gbit] [--rounds 10] [--params 20000000] [--tensors 60]
 
-Two ranks on two hosts (network namespaces joined by a link of the given rate; where that is not allowed, two ranks on
-this machine's loopback). Every contender averages the same gradients; they take turns within one job. Printed are
-median times, bytes per step and rank counted on the interface, and two kinds of ratio, each the median over rounds:
-fragments against the faster one of Horovod's ways (aim: at most 1.00), and 16-bit wire formats against gradients that
-are sent as they are (aim: at most 0.6 on a link of 1 Gbit/s, and half the bytes).
+Two ranks on two hosts (network namespaces joined by a link of the given rate; without the permission for that, two
+ranks on this machine's loopback). All contenders average the same gradients, and take turns in one job. Prints median
+times, bytes per step and rank counted on the interface, and two kinds of ratio, each the median over rounds: fragments
+against the faster one of Horovod's ways (aim: at most 1.00), and 16-bit wire formats against gradients in their own
+dtype (aim: at most 0.6 on a link of 1 Gbit/s, and half the bytes).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PEERS = (GROUPED, HOROVOD)
 
 
 def contenders(loss):
-    """The averaged gradients of `loss` by contender."""
+    """Returns the averaged gradients of `loss` by contender."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -57,7 +57,7 @@ def contenders(loss):
 
 
 def measure(options):
-    """On a rank: one time and number of sent bytes per round and contender; rank 0 prints them as JSON."""
+    """Measures on a rank one time and number of sent bytes per round and contender; rank 0 prints them as JSON."""
     import tensorflow as tf
 
     from npu_bridge import collective
@@ -72,7 +72,7 @@ def measure(options):
             for number in range(options.tensors)
         ]
         loss = tf.add_n([tf.nn.l2_loss(variable) for variable in variables])  # its gradients cost nothing
-        # One element of each is fetched, so that every transfer has to happen and nothing else does.
+        # Fetches one element of each, so that every transfer must run and nothing else does.
         steps = {
             name: tf.stack([tf.reshape(gradient, [-1])[0] for gradient in gradients])
             for name, gradients in contenders(loss).items()
@@ -90,14 +90,14 @@ def measure(options):
 def _timed(session, step):
     from benchmarks.lab.counters import sent_bytes
 
-    session.run(step)  # ranks start together, their transfers known to Horovod
+    session.run(step)  # ranks start together, and Horovod knows their transfers
     sent, start = sent_bytes(), time.perf_counter()
     session.run(step)
     return time.perf_counter() - start, sent_bytes() - sent
 
 
 def run_on_two_hosts(options):
-    """Starts the ranks; gives rank 0's output, where they ran, and how many ranks one byte counter counts."""
+    """Starts the ranks; returns rank 0's output, where they ran, and how many ranks one byte counter counts."""
     from benchmarks.lab.two_hosts import reason_for_no_hosts, two_hosts
 
     words = [__file__, "--worker", "--rounds", options.rounds, "--params", options.params, "--tensors", options.tensors]

@@ -1,11 +1,11 @@
-"""What saving costs a training: checkpoints on the disk, and copies in memory for a job that goes on after a loss.
+"""Measures the cost of saving: checkpoints on the disk, and copies in memory for a job that survives lost ranks.
 
     python benchmarks/checkpoints.py [--layers 5] [--width 2000] [--rounds 10] [--steps 100]
 
-Four ways to train the same model take turns, a block of steps each, in one process: with no saver, with the stock saver
-hook, with ours (in the background), and with what an elastic job adds (`StopHook`, `MemoryCheckpointHook`). The saver
-hooks save once in a block. Printed are median times of a step, the longest step of a block in which a checkpoint is
-saved, and the ratios to no saver: the median over rounds (aims: at most 1.02 with our saver, 1.01 in an elastic job).
+Four ways to train the same model take turns, a block of steps each, in one process: without a saver, with the stock
+saver hook, with ours (in the background), and with the hooks of an elastic job (`StopHook`, `MemoryCheckpointHook`).
+The saver hooks save once in a block. Prints median times of a step, the longest step of a block with a checkpoint, and
+the ratios to no saver: the median over rounds (aims: at most 1.02 with our saver, 1.01 in an elastic job).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Training:
         """Trains a block of steps, and notes how long it takes."""
         began = last = time.perf_counter()
         longest = 0.0
-        with self._graph.as_default():  # in which the stock hook looks for its saver
+        with self._graph.as_default():  # the stock hook looks for its saver in this graph
             for _ in range(steps):
                 self.session.run(self._op)
                 now = time.perf_counter()

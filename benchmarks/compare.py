@@ -1,13 +1,13 @@
-"""How often `npu-run compare` is right: pairs of trainings that differ by noise alone, and pairs with a planted error.
+"""Counts correct verdicts of `npu-run compare`: on pairs of trainings that differ only by noise, or by a planted error.
 
     python benchmarks/compare.py [--noise 50] [--planted 50] [--models line,rows,digits,bert,keras]
 
-Each pair is three repeats of a training, and one training more, in real files: a history, checkpoints at steps 0, 10
+Each pair is three repeats of a training, and one more training, in real files: a history, checkpoints at steps 0, 10
 and the last, and for rounding a dump of the first step. The noise is one of three: `rounding` moves every initial
 weight by at most one unit in its last place, `order` changes the order of the examples in each batch, `seed` changes
-initial weights and data. Planted errors: one product computes in bfloat16, one gradient is 1.001 times what it should
-be, one weight begins with other numbers, the learning rate doubles at step 50. Seeds are fixed. Printed are
-false alarms, misses, and how many planted errors were found at their operator, variable or step.
+initial weights and data. Planted errors: one product computes in bfloat16, one gradient is 0.1 % too large, one
+weight begins with other numbers, the learning rate doubles at step 50. Seeds are fixed. Prints false alarms, misses,
+and how many planted errors were found at their operator, variable or step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ERRORS = ("bfloat16", "gradient", "weight", "rate")
 
 
 class Model(NamedTuple):
-    """A model in a graph: what is fed, what is trained, and where errors can be planted."""
+    """A model in a graph, with its inputs, its trained variables, and the places for planted errors."""
 
     graph: tf.Graph
     inputs: list[tf.Tensor]
@@ -61,14 +61,14 @@ class Model(NamedTuple):
 
 
 def line(inputs):
-    """Two layers that learn a sum."""
+    """Builds two layers that learn a sum."""
     x, y = inputs
     hidden = tf.nn.relu(_dense(x, 16, "hidden"))
     return tf.reduce_mean(tf.square(_dense(hidden, 1, "out") - y)), tf1.train.GradientDescentOptimizer
 
 
 def rows(inputs):
-    """A recurrent cell over eight rows of a picture."""
+    """Builds a recurrent cell over eight rows of a picture."""
     x, labels = inputs
     state = tf.zeros([tf.shape(x)[0], 24])
     for row in tf.unstack(tf.reshape(x, [-1, 8, 8]), axis=1):
@@ -80,7 +80,7 @@ def rows(inputs):
 
 
 def digits(inputs):
-    """The network of the digits example."""
+    """Builds the network of the digits example."""
     with _module_of("digits", "network") as network:
         return _cross_entropy(
             network.logits_of(tf.reshape(inputs[0], [-1, 8, 8, 1])), inputs[1]
@@ -88,7 +88,7 @@ def digits(inputs):
 
 
 def bert(inputs):
-    """The model of the BERT example, two layers of 32."""
+    """Builds the model of the BERT example, two layers of 32."""
     tokens, positions = inputs
     with _module_of("bert_pretrain", "model") as model:
         size = model.ModelSize(60, 32, 2, 2, 64, 16)
@@ -103,7 +103,7 @@ def bert(inputs):
 
 
 def keras(inputs):
-    """Layers of Keras, with a normalisation."""
+    """Builds layers of Keras, with a normalisation."""
     x = tf.keras.layers.Reshape([8, 8, 1])(inputs[0])
     x = tf.keras.layers.Conv2D(8, 3, activation="relu", name="conv")(x)
     x = tf.keras.layers.LayerNormalization(name="norm")(tf.keras.layers.Flatten()(x))
@@ -132,7 +132,7 @@ def _cross_entropy(logits, labels):
 
 @contextlib.contextmanager
 def _module_of(example, name):
-    """A module of an example; what examples call their modules is forgotten afterwards."""
+    """Imports a module of an example, and forgets the example's modules afterwards: their names repeat."""
     before = set(sys.modules)
     sys.path.insert(0, str(EXAMPLES / example))
     try:
@@ -146,7 +146,7 @@ def _module_of(example, name):
 
 @contextlib.contextmanager
 def _products(low):
-    """Yields the names of the products that code calls; the second one computes in bfloat16 where that is asked for."""
+    """Yields the names of the products that code calls; the second one computes in bfloat16 on request."""
     names, stock = [], tf1.matmul
 
     def matmul(a, b, *arguments, **options):
@@ -170,7 +170,7 @@ def _products(low):
 
 @functools.cache
 def build(name, error=""):
-    """The graph of a model, with an error in its operators: "bfloat16", "gradient" or none."""
+    """Builds the graph of a model, with an error in its operators: "bfloat16", "gradient" or none."""
     with tf.Graph().as_default() as graph:
         tf1.set_random_seed(1)
         tf.keras.utils.set_random_seed(1)  # layers of Keras draw their seeds from Python's numbers
@@ -206,7 +206,7 @@ def build(name, error=""):
 
 
 def batches(name, seed):
-    """What is fed in each step."""
+    """Returns the fed values of each step."""
     random = np.random.RandomState(seed)
     if name == "line":
         x = random.randn(STEPS, 32, 8).astype(np.float32)
@@ -228,10 +228,10 @@ def _pictures():
 
 
 def train(folder, name, noise, seed, repeat, error=""):
-    """One training: a history, three checkpoints, and with noise of rounding a dump of the first step."""
+    """Runs one training: a history, three checkpoints, and with noise of rounding a dump of the first step."""
     model = build(name, error if error in ("bfloat16", "gradient") else "")
     own = np.random.RandomState(10_000 + 100 * seed + repeat)
-    # Numbers to begin with are those of the graph without an error: in another graph the same seed gives others.
+    # Initial values are those of the graph without an error: in another graph the same seed gives other numbers.
     random = own if noise == "seed" else np.random.RandomState(seed)
     start = [
         random.permutation(value.ravel()).reshape(value.shape) if value.ndim > 1 else value
@@ -279,7 +279,7 @@ def train_pair(root, name, noise, seed, error="") -> None:
 
 
 def is_placed(found: Comparison, name, error) -> bool:
-    """Whether a verdict names the operator, the variable or the step of the error."""
+    """Returns whether a verdict names the operator, the variable or the step of the error."""
     places = build(name).places[error]
     for verdict in found.verdicts:
         if verdict.is_inside is False and error == "rate" and verdict.kind == "losses":
@@ -291,7 +291,7 @@ def is_placed(found: Comparison, name, error) -> bool:
 
 
 def pairs_of(count, names, errors) -> list[tuple[str, str, str]]:
-    """Models, noises and errors in turn. A gradient that is a thousandth too large can be seen in rounding alone."""
+    """Returns models, noises and errors in turn. A gradient 0.1 % too large is only visible beside rounding."""
     ways = [
         (noise, error)
         for noise in NOISES

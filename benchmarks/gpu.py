@@ -1,13 +1,13 @@
-"""Steps of BERT base and of a residual network on a GPU: ours beside the bare optimizer and stock mixed precision.
+"""Times steps of BERT base and of a residual network on a GPU, beside the bare optimizer and stock mixed precision.
 
     python benchmarks/gpu.py [--model bert] [--rounds 10] [--steps 10]   # on a GPU
-    python benchmarks/gpu.py --small                                     # anywhere: that it runs
+    python benchmarks/gpu.py --small                                     # anywhere: to see that it runs
 
 Five ways to train take turns, a block of steps each, in one process: the bare optimizer in float32, with and without
 TF32; stock mixed precision (`enable_mixed_precision_graph_rewrite`) in float16 with its dynamic loss scale; and
-`NPUOptimizer` with a dynamic loss scale, in float32 and in float16. Printed are the median steps per second, the peak
-of memory, and the ratio of our float16 step to the stock one (aim: at most 1.01), the median over rounds. On a CPU the
-ratio says nothing: there we imitate float16, and the stock way stays in float32.
+`NPUOptimizer` with a dynamic loss scale, in float32 and in float16. Prints the median steps per second, the peak of
+memory, and the ratio of our float16 step to the stock one (aim: at most 1.01), the median over rounds. On a CPU the
+ratio is meaningless: our way imitates float16, and the stock way stays in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIRST_SCALE, GROWTH_STEPS = 2.0**15, 2000  # the defaults of the peer
 
 
 def bert(small):
-    """110 million parameters, or a model of two layers; rows of random tokens."""
+    """Builds a model of 110 million parameters, or of two layers, with rows of random tokens."""
     sys.path.insert(0, str(EXAMPLES / "bert_pretrain"))
     from model import ModelSize, masked_language_model
 
@@ -52,7 +52,7 @@ def bert(small):
 
 
 def residual(small):
-    """A residual network of 16 bottleneck blocks, as ResNet-50 has, or of two; random pictures."""
+    """Builds a residual network of 16 bottleneck blocks, as in ResNet-50, or of two, with random pictures."""
     batch, pixels = (2, 32) if small else (64, 224)
 
     def conv(x, channels, size, strides=1):
@@ -88,7 +88,7 @@ def ours(optimizer):
 
 
 STOCK, OURS = "stock, float16", "NPUOptimizer, float16"
-# For each way the wrapper, our precision mode, and whether float32 products may use TF32.
+# For each way the wrapper, our precision mode, and whether float32 products can use TF32.
 WAYS = {
     "bare, float32": (lambda optimizer: optimizer, None, False),
     "bare, TF32": (lambda optimizer: optimizer, None, True),
@@ -99,7 +99,7 @@ WAYS = {
 
 
 def build_step(model, way, small):
-    """A callable that trains one step in a session of its own."""
+    """Returns a callable that trains one step in its own session."""
     wrap, mode, _ = WAYS[way]
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(1)
@@ -124,7 +124,7 @@ def block_secs(step, steps):
 
 
 def peak_megabytes():
-    """The peak since the last call; None without a GPU."""
+    """Returns the peak memory since the last call; None without a GPU."""
     if not tf.config.list_physical_devices("GPU"):
         return None
     peak = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
@@ -141,9 +141,7 @@ def main():
     arguments = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus and not arguments.small:
-        sys.exit(
-            "benchmarks/gpu.py: no GPU on this machine. Expected one; got a CPU alone. Add --small to try it here."
-        )
+        sys.exit("benchmarks/gpu.py: no GPU on this machine. Expected one; got only a CPU. Add --small to try it here.")
     name = tf.config.experimental.get_device_details(gpus[0]).get("device_name") if gpus else "the CPU"
     for model in arguments.model or MODELS:
         print(f"{model}{' (small)' if arguments.small else ''} on {name}, {arguments.rounds} x {arguments.steps} steps")

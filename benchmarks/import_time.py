@@ -1,11 +1,11 @@
-"""What importing `npu_bridge.npu_init` costs over TensorFlow alone, and what a start through `npu-run` costs over that.
+"""Measures the import of `npu_bridge.npu_init` beside TensorFlow's, and a start through `npu-run` beside that.
 
     python benchmarks/import_time.py [--rounds 9]
 
-Three scripts take turns, each in a process of its own: `import tensorflow`, the same with
-`from npu_bridge.npu_init import *`, and that one as a script of TensorFlow 1 under `npu-run`, launcher included.
-Printed are the median CPU times and two ratios of medians over rounds: the import (aim: at most 1.15) and the start
-(aim: at most 1.10). CPU time of the process and its children, so that a busy machine does not decide.
+Three scripts take turns, each in its own process: `import tensorflow`, the same with
+`from npu_bridge.npu_init import *`, and the latter as a script of TensorFlow 1 under `npu-run`, launcher included.
+Prints the median CPU times and two ratios of medians over rounds: the import (aim: at most 1.15) and the start (aim: at
+most 1.10). CPU time of a process and its children does not depend on other load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCRIPTS = {"import tensorflow": TENSORFLOW, "with npu_init": NPU, "under npu-run
 
 
 def cpu_secs(command: list[str], folder: str) -> float:
-    """User and system time of a process and all it waited for."""
+    """Returns user and system time of a process and of all processes that it waited for."""
     paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2"}
     process = subprocess.Popen(command, cwd=folder, env=environment)
@@ -48,7 +48,7 @@ def main() -> None:
                 script.write_text(text)
                 start = ["-m", "npu_bridge.run", "--tf1"] if name == "under npu-run" else []
                 secs = cpu_secs([sys.executable, *start, script.name], folder)
-                if number:  # the first round reads files that no cache has yet
+                if number:  # the first round reads files that are not in a cache
                     times[name].append(secs)
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, secs in medians.items():

@@ -1,13 +1,13 @@
-"""What `iterations_per_loop` saves: steps per second of an Estimator that trains in loops beside one that does not.
+"""Measures the gain of `iterations_per_loop`: steps per second of an Estimator that trains in loops, and without.
 
     python benchmarks/iterations_per_loop.py [--loop 100] [--rounds 7]
 
-An `NPUEstimator` trains each model with `iterations_per_loop` 1 and N, in turns, each time for as many steps. What
-counts is the time between the end of an early run and the end of the last one: hooks, input and log included, start-up
-not. Printed are the medians over rounds and the ratio of the steps per second: small models (a step below 1 ms) aim at
-2.5, the large one at no less than 0.98. Small models are a linear one, a perceptron, and the same with dynamic loss
-scaling, and with a dropout, without and with a seed. All but the last one train in a loop of the graph; seeded random
-numbers are drawn one step after the other, by prepared calls.
+An `NPUEstimator` trains each model with `iterations_per_loop` 1 and N, in turns, always for as many steps. Measures the
+time between the end of an early run and the end of the last one: with hooks, input and log, without the start. Prints
+the medians over rounds and the ratio of the steps per second: small models (a step below 1 ms) aim at 2.5, the large
+one at no less than 0.98. Small models are a linear one, a perceptron, and the same with dynamic loss scaling, and with
+a dropout, without and with a seed. All but the last one train in a loop of the graph; with seeded random numbers, each
+step is a prepared call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FEATURES = 16
 
 
 class Model(NamedTuple):
-    """A chain of dense layers under an optimizer, and the loops of N that a training takes."""
+    """A chain of dense layers under an optimizer, and the number of loops of N in a training."""
 
     layers: int
     units: int
@@ -89,7 +89,7 @@ def input_fn(params):
 
 
 class RunTimes(tf.estimator.SessionRunHook):
-    """When each run ended."""
+    """Notes when each run ended."""
 
     def __init__(self):
         self.ends = []
@@ -99,7 +99,7 @@ class RunTimes(tf.estimator.SessionRunHook):
 
 
 def secs_per_step(model, loop):
-    """Of one training, from the end of a run after the first third to the last."""
+    """Trains once; returns seconds per step, from the end of a run after the first third to the last."""
     with tempfile.TemporaryDirectory() as folder:
         config = NPURunConfig(
             model_dir=folder, save_checkpoints_steps=0, iterations_per_loop=loop, log_step_count_steps=None

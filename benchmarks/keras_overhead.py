@@ -1,13 +1,13 @@
-"""What loss scaling costs in Keras' `fit`, beside Keras' own: step times on a model of many small variables.
+"""Measures the cost of loss scaling in Keras' `fit`, beside Keras' own: step times with many small variables.
 
     python benchmarks/keras_overhead.py [--layers 25] [--rounds 30] [--generation current]
 
 Four optimizers train the same model in turns, a block of steps each, in one process: the bare one,
 `KerasDistributeOptimizer` around it, `tf.keras.mixed_precision.LossScaleOptimizer` and `npu_keras_optimizer` with a
 dynamic loss scale. A block is one call of the function that `fit` runs, with as many steps in it
-(`steps_per_execution`), so that what Keras does between steps does not hide them. Printed are medians of the blocks and
-two ratios, as medians over the rounds: our loss scaling against Keras' (aim: at most 1.00), and the distributed
-optimizer on one process against the bare one (aim: at most 1.02). `--generation keras3` takes Keras 3 in place of
+(`steps_per_execution`), so that Keras' work between steps does not hide the difference. Prints medians of the blocks
+and two ratios, as medians over the rounds: our loss scaling against Keras' (aim: at most 1.00), and the distributed
+optimizer on one process against the bare one (aim: at most 1.02). `--generation keras3` uses Keras 3 instead of
 `tf.keras`; it needs TensorFlow 2.16 or later.
 """
 
@@ -28,7 +28,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer  # noqa: E402
 
 INITIAL_SCALE = 2.0**15
-GROWTH_PERIOD_STEPS = 2000  # what the peer uses by default
+GROWTH_PERIOD_STEPS = 2000  # the peer's default
 OPTIMIZERS = {
     "current": lambda keras: keras.optimizers.Adam(1e-3),
     "legacy": lambda keras: keras.optimizers.legacy.Adam(1e-3),
@@ -43,7 +43,7 @@ def our_loss_scaling(optimizer):
 
 
 def load_keras(generation):
-    """The package, and its own loss scaling."""
+    """Returns the package, and its own loss scaling."""
     if generation != "keras3":
         return tf.keras, tf.keras.mixed_precision.LossScaleOptimizer
     import keras
@@ -52,7 +52,7 @@ def load_keras(generation):
 
 
 def build_block(keras, optimizer, layer_count, steps):
-    """A callable that trains `steps` steps of a chain of small dense layers, the way `fit` does."""
+    """Returns a callable that trains `steps` steps of a chain of small dense layers, as `fit` does."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.layers.Input([16])])
     for _ in range(layer_count):
@@ -98,7 +98,7 @@ def main():
         block()
     names, shuffler = list(blocks), random.Random(0)
     for _ in range(arguments.rounds):
-        shuffler.shuffle(names)  # a fixed order favours whoever follows a small working set
+        shuffler.shuffle(names)  # in a fixed order, the one after a small working set would gain
         for name in names:
             times[name].append(blocks[name]())
 

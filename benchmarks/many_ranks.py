@@ -1,11 +1,11 @@
-"""How `npu-run` bears many ranks on one machine: what the launcher needs for each, and how soon it tells of a failure.
+"""Measures `npu-run` with many ranks on one machine: the launcher's cost of each, and how soon it reports a failure.
 
     python benchmarks/many_ranks.py [--ranks 32,64,256,1024]
     python benchmarks/many_ranks.py --real 32
 
-Ranks are small processes without TensorFlow that speak to the launcher and to its key-value server as real ones do.
-Each job is started twice: in one, a rank is killed, and in the other one all ranks at once. `--real N` trains a small
-model with an `NPUEstimator` on N ranks of TensorFlow and kills one of them; it takes half a gigabyte for each.
+Ranks are small processes without TensorFlow that communicate with the launcher and its key-value server as real ones
+do. Each job is started twice: in one, a rank is killed, and in the other, all ranks at once. `--real N` trains a small
+model with an `NPUEstimator` on N ranks of TensorFlow and kills one of them; each takes half a gigabyte.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import NamedTuple
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 LIMIT_SECS = 900
 _IDLE_SECS = 3.0
-# A rank without TensorFlow: `python -I -S rank.py LINK`. It meets rank 0 at the server, tells that it is in a training,
-# prints its process number, reports twice a second, and does what the launcher orders. SIGUSR1 makes it raise.
+# A rank without TensorFlow: `python -I -S rank.py LINK`. It meets rank 0 at the server, reports that it trains, prints
+# its process number, reports twice a second, and obeys the launcher. SIGUSR1 makes it raise.
 RANK = r"""
 import os, select, signal, sys, time
 from _socket import socket
@@ -86,7 +86,7 @@ while True:
         elif line == b"end":
             os._exit(143)
 """
-# What `npu-run` executes first: its ranks are these.
+# `npu-run` executes this first, so that its ranks are these.
 PREPARE = """
 import sys
 from npu_run.job import supervisor
@@ -128,7 +128,7 @@ _FAILURE = re.compile(rb"npu-run: rank \d+ of \d+ ")
 
 
 class Job:
-    """A running `npu-run`, and what it prints.
+    """A running `npu-run`, and its output.
 
     Args:
       script: a file.
@@ -150,20 +150,20 @@ class Job:
         )
 
     def read_until(self, is_there) -> float:
-        """Reads on until `is_there(output)`; gives when that was so."""
+        """Continues to read until `is_there(output)`; returns when that was so."""
         while not is_there(self.output):
             if not self._read():
                 raise SystemExit(f"the job of {self.size} ranks has ended too early:\n{self.output.decode()[-3000:]}")
         return time.monotonic()
 
     def come_up(self) -> dict[int, tuple[int, ...]]:
-        """Waits for all ranks; gives for each its process, and what else it has told."""
+        """Waits for all ranks; returns for each rank its process number and the other numbers that it printed."""
         self.read_until(lambda output: output.count(b"up ") >= self.size and len(_UP.findall(output)) >= self.size)
         self._told = len(self.output)
         return {int(up[0] or 0): tuple(int(word) for word in up[1:] if word) for up in _UP.findall(self.output)}
 
     def finish(self) -> tuple[float, list[str]]:
-        """Reads on to the end; gives when that was, and the lines since all ranks were up."""
+        """Continues to read to the end; returns when that was, and the lines since all ranks were up."""
         while self._read():
             pass
         self.process.wait()
@@ -179,29 +179,29 @@ class Job:
         return bool(text)
 
     def cpu_secs(self) -> float:
-        """User and system time of the launcher."""
+        """Returns user and system time of the launcher."""
         words = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mb(self) -> float:
-        """Resident memory of the launcher."""
+        """Returns the resident memory of the launcher."""
         words = pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()
         return int(words[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def open_files(self) -> int:
-        """Descriptors of the launcher."""
+        """Returns the number of the launcher's open descriptors."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
 
 class Row(NamedTuple):
-    """What the launcher needs for a number of ranks.
+    """The launcher's needs for a number of ranks.
 
     Attributes:
       up_secs: from its start until all ranks have met.
-      busy: the part of a core that it takes while ranks report, and nothing else happens.
+      busy: the share of a core that it uses while ranks only report.
       line_secs, end_secs: from the death of a rank to the line that names it, and to the end of the job.
-      all_end_secs, lines: from the death of all ranks to the end of the job, and the lines that tell of it.
-      files, memory_mb: what it has open, and its memory.
+      all_end_secs, lines: from the death of all ranks to the end of the job, and the number of lines about it.
+      files, memory_mb: its open files, and its memory.
     """
 
     up_secs: float
@@ -216,7 +216,7 @@ class Row(NamedTuple):
 
 
 def measure(script: pathlib.Path, size: int) -> Row:
-    """Starts two jobs of small ranks."""
+    """Measures two jobs of small ranks."""
     job = Job(script, size, PREPARE)
     ranks = job.come_up()
     up_secs, cpu_secs = time.monotonic() - job.began, job.cpu_secs()
@@ -237,13 +237,13 @@ def measure(script: pathlib.Path, size: int) -> Row:
 
 
 def _shared_out_mb(process: int) -> float:
-    """Memory of a process, in which a page that several have counts in parts."""
+    """Returns the memory of a process; a page that several processes share counts in parts."""
     lines = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def measure_real(folder: pathlib.Path, size: int) -> None:
-    """Trains on real ranks, kills one, and prints what that took."""
+    """Trains on real ranks, kills one, and prints the durations."""
     script = folder / "train.py"
     script.write_text(TRAINING)
     job = Job(script, size)
@@ -267,7 +267,7 @@ def measure_real(folder: pathlib.Path, size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="32,64,256,1024", help="numbers of small ranks")
-    parser.add_argument("--real", type=int, metavar="N", help="real ranks in place of small ones")
+    parser.add_argument("--real", type=int, metavar="N", help="real ranks instead of small ones")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.real:

@@ -1,13 +1,12 @@
-"""What updates cost: the optimizers of this package beside stock ones, on gradients that are there already.
+"""Measures updates: the optimizers of this package beside stock ones, on existing gradients.
 
     python benchmarks/optimizers.py [--cases lamb,adam,momentum,scaled] [--shapes 60x333000,1000x512] [--only fused]
 
-One core, one thread of each kind. For each case the contenders have a graph and a session each in one process and take
-turns; the order changes from round to round. Printed are median and least processor time of a step, and the median over
-rounds of the ratio to the peer, tensorflow-addons' LAMB or the TF 1 optimizer, which update variables one by one. A
-step of the case "scaled" differentiates a scaled loss, unscales and judges the gradients, and updates; its peer does
-not combine them.
-Processor time is what a step takes on a core of its own, also while others use this one.
+One core, one thread of each kind. For each case, every contender has a graph and a session in one process; they take
+turns in an order that changes from round to round. Prints median and least processor time of a step, and the median
+over rounds of the ratio to the peer, tensorflow-addons' LAMB or the TF 1 optimizer, which update variables one by one.
+A step of the case "scaled" differentiates a scaled loss, unscales and checks the gradients, and updates; its peer does
+not combine them. Processor time is the time of a step on a free core, also while other processes use this one.
 
 Aims: LAMB at most 0.40 on 60 x 333,000 and 0.15 on 1,000 x 512; Adam 0.5 and momentum 0.7 on 1,000 x 512; neither above
 1.02 on 60 x 333,000.
@@ -32,7 +31,7 @@ from npu_bridge.optimizers import tf1 as ours  # noqa: E402
 
 tf1 = tf.compat.v1
 WARM_UP_STEPS = 120
-WARM_UP_ELEMENTS = 2e8  # of all steps, where that comes first: large ops are not cheap
+WARM_UP_ELEMENTS = 2e8  # of all steps, if that comes first: large ops are slow
 
 
 def _tfa_lamb():
@@ -72,14 +71,14 @@ CASES = {
 
 
 def build_step(make_optimizer, count, size):
-    """A callable that runs one update of `count` variables of `size` elements, in a session of its own."""
+    """Returns a callable that runs one update of `count` variables of `size` elements, in its own session."""
     graph = tf.Graph()
     with graph.as_default():
         tf1.set_random_seed(1)
         ones, normal = tf1.ones_initializer(), tf1.random_normal_initializer()
         variables = [tf1.get_variable(f"weight_{number}", [size], initializer=ones) for number in range(count)]
         if size % 16 == 0:
-            # One op gives all gradients, so that little but the update is measured; rows of 64 bytes are not copied.
+            # One op makes all gradients, so that mainly the update is measured; rows of 64 bytes are not copied.
             rows = tf1.get_variable("gradients", [count * size // 16, 16], initializer=normal, trainable=False)
             gradients = [tf.reshape(part, [size]) for part in tf.split(rows.read_value(), count)]
         else:
@@ -87,7 +86,7 @@ def build_step(make_optimizer, count, size):
             kept = [tf1.get_variable(name, [size], initializer=normal, trainable=False) for name in names]
             gradients = [gradient.read_value() for gradient in kept]
         optimizer = make_optimizer()
-        if isinstance(optimizer, NPUOptimizer):  # which must have scaled the loss itself
+        if isinstance(optimizer, NPUOptimizer):  # it must have scaled the loss itself
             step = optimizer.minimize(tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, gradients)]))
         else:
             step = optimizer.apply_gradients(list(zip(gradients, variables)))
@@ -100,9 +99,9 @@ def build_step(make_optimizer, count, size):
 
 
 def measure(case, count, size, rounds, steps, only=""):
-    """Step times in seconds by contender, one for each round.
+    """Returns step times in seconds by contender, one for each round.
 
-    Before, there are enough steps for TensorFlow to find out which ops are cheap enough to be run where they are met.
+    First runs enough steps for TensorFlow to learn which ops are cheap enough to run in the current thread.
     """
     peer = next(iter(CASES[case]))
     chosen = {name: make for name, make in CASES[case].items() if name == peer or only in name}

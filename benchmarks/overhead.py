@@ -1,11 +1,11 @@
-"""What NPUOptimizer costs in one process: step times beside stock TensorFlow's, on a model of many small variables.
+"""Measures the cost of NPUOptimizer in one process: step times beside stock TensorFlow's, with many small variables.
 
     python benchmarks/overhead.py [--variables 500] [--rounds 40] [--optimizer adam]
 
-Four ways to train the same model take turns, a block of steps each, in one process. Printed are the median block
-times and two ratios: with dynamic loss scaling against `MixedPrecisionLossScaleOptimizer` around the same optimizer
-(aim: at most 1.00), and without loss scaling against the bare optimizer (aim: at most 1.02). The ratio is the median
-over rounds, so that a machine that slows down for a while slows down both sides.
+Four ways to train the same model take turns, a block of steps each, in one process. Prints the median block times and
+two ratios: with dynamic loss scaling against `MixedPrecisionLossScaleOptimizer` around the same optimizer (aim: at most
+1.00), and without loss scaling against the bare optimizer (aim: at most 1.02). A ratio is the median over rounds: a
+machine that is slow for a while is slow for both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer  # noqa: E402
 
 tf1 = tf.compat.v1
 INITIAL_SCALE = 2.0**15
-GROWTH_PERIOD_STEPS = 2000  # what the peer uses by default
+GROWTH_PERIOD_STEPS = 2000  # the peer's default
 
 OPTIMIZERS = {
     "adam": lambda: tf1.train.AdamOptimizer(1e-3),
@@ -53,7 +53,7 @@ CONTENDERS = {
 
 
 def build_step(wrap, make_optimizer, variable_count):
-    """A callable that trains one step of a chain of `variable_count` elementwise layers, in a session of its own."""
+    """Returns a callable that trains one step of `variable_count` elementwise layers, in its own session."""
     graph = tf.Graph()
     with graph.as_default():
         tf1.set_random_seed(1)
@@ -92,7 +92,7 @@ def main():
         block_secs(step, arguments.steps)  # warm-up: graph optimisation, allocation
     names, shuffler = list(steps), random.Random(0)
     for _ in range(arguments.rounds):
-        shuffler.shuffle(names)  # a fixed order favours whoever follows a small working set
+        shuffler.shuffle(names)  # in a fixed order, the one after a small working set would gain
         for name in names:
             times[name].append(block_secs(steps[name], arguments.steps))
 

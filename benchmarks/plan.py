@@ -1,11 +1,11 @@
-"""What `npu-run plan` predicts beside what is measured: two ranks on two hosts with a link of a known rate.
+"""Compares predictions of `npu-run plan` with measurements: two ranks on two hosts with a link of a known rate.
 
     python benchmarks/plan.py [--rates 1gbit,300mbit] [--rounds 9] [--params 20000000] [--tensors 60]
 
-The hosts are network namespaces (benchmarks/lab), so it needs root. First the sum alone: all gradients at once, with
-nothing to hide behind. Then whole steps with NPUDistributedOptimizer, whose computation is a chain of pauses: in one
-fragment, with the split that is in force when none is set, and with the one the plan calls best. Pauses leave the
-cores to the transfers, as an accelerator would. Printed are medians, predictions and their ratio (aim: 0.85 to 1.15).
+The hosts are network namespaces (benchmarks/lab), so it needs root. First the sum alone: all gradients at once, without
+computation. Then whole steps with NPUDistributedOptimizer, whose computation is a chain of pauses: in one fragment,
+with the default split, and with the split that the plan calls best. Pauses leave the cores to the transfers, as an
+accelerator would. Prints medians, predictions and their ratio (aim: 0.85 to 1.15).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 _VALUE_BYTES = 4
 _BITS_PER_SEC = {"1gbit": 1e9, "300mbit": 300e6, "100mbit": 100e6}
-_LATENCY_SECS = 50e-6  # what ping says between two namespaces, halved and rounded up
+_LATENCY_SECS = 50e-6  # the result of ping between two namespaces, halved and rounded up
 _MARK = "measured "
 
 
 def paused(value, secs):
-    """`value`, after a pause."""
+    """Returns `value` after a pause."""
     import tensorflow as tf
 
     def wait(tensor):
@@ -41,7 +41,7 @@ def paused(value, secs):
 
 
 def layer(signal, weight, forward_secs, backward_secs):
-    """Passes a number on; its backward pass pauses before it delivers the gradient of `weight`."""
+    """Passes a number on; the backward pass pauses before it delivers the gradient of `weight`."""
     import tensorflow as tf
 
     @tf.custom_gradient
@@ -58,7 +58,7 @@ def layer(signal, weight, forward_secs, backward_secs):
 
 
 def build_loss(compute_secs, options):
-    """A chain of as many layers as there are variables, a third of its time forward and the rest backward."""
+    """Builds as many layers as there are variables; a third of their time is forward, the rest backward."""
     import tensorflow as tf
 
     signal = tf.constant(1.0)
@@ -73,7 +73,7 @@ def build_loss(compute_secs, options):
 
 
 def measure(options):
-    """On a rank: median seconds of a step without the other rank and with it; rank 0 prints them."""
+    """Measures on a rank the median seconds of a step without and with the other rank; rank 0 prints them."""
     import tensorflow as tf
 
     from npu_bridge.npu_init import NPUDistributedOptimizer, set_split_strategy_by_size
@@ -86,7 +86,7 @@ def measure(options):
         loss = build_loss(options.compute_secs, options)
         inner = tf1.train.GradientDescentOptimizer(0.1)
         optimizers = {"alone": inner, "together": NPUDistributedOptimizer(inner)}
-        # One element of each is fetched, so that every transfer has to happen and nothing else does.
+        # Fetches one element of each, so that every transfer must run and nothing else does.
         steps = {
             name: tf.stack([grad[0] for grad, _ in optimizer.compute_gradients(loss)])
             for name, optimizer in optimizers.items()
@@ -106,7 +106,7 @@ def timed(session, step):
 
 
 def run_on(hosts, options, compute_secs, percentages):
-    """Median steps over two hosts: `alone` and `together`."""
+    """Returns median steps over two hosts: `alone` and `together`."""
     words = ["--worker", "--rounds", options.rounds, "--params", options.params, "--tensors", options.tensors]
     words += ["--compute-secs", compute_secs, "--percentages", json.dumps(percentages)]
     job = hosts.run_ranks(__file__, *words)
@@ -129,13 +129,13 @@ def compare(options):
     print(f"{'link':8}  {'alone':>8}  {'predicted':>9}  {'measured':>9}  {'ratio':>5}  split")
     for rate in options.rates.split(","):
         link = Link(_BITS_PER_SEC[rate] / 8, _LATENCY_SECS)
-        # Computation as long as the sum: where a split matters most.
+        # Computation as long as the sum, where the split matters most.
         secs = predict(2, training(0.0), link).communication_secs
         best = predict(2, training(secs), link).percentages
         with two_hosts(rate=rate) as hosts:
             for compute_secs, split in ((0.0, [100]), (secs, [100]), (secs, DEFAULT_PERCENTAGES), (secs, best)):
                 measured = run_on(hosts, options, compute_secs, list(split))
-                # The plan is given what somebody with one rank would have measured.
+                # The plan gets a measurement that is possible with one rank.
                 own_secs = measured["alone"] if compute_secs else 0.0
                 predicted = step_secs([share / 100 for share in split], 2, training(own_secs), link)
                 times = f"{own_secs * 1e3:5.0f} ms  {predicted * 1e3:6.0f} ms  {measured['together'] * 1e3:6.0f} ms"

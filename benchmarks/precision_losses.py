@@ -1,11 +1,11 @@
-"""The losses of three small trainings in float32, and with float16 and bfloat16 imitated, as a table.
+"""Prints the losses of three small trainings in float32, and with float16 and bfloat16 imitated, as a table.
 
     TF_ENABLE_ONEDNN_OPTS=0 python benchmarks/precision_losses.py [--steps 300] [--seed 1]
 
-Without oneDNN, TensorFlow lowers nothing to bfloat16 on any processor, so that the numbers do not depend on it. The
-models: the convolutional network of `examples/digits`, the BERT of `configs/bert_tiny.toml` on rows in which each token
-follows from the one before, and an LSTM that reads a digit row by row. All are trained by Adam under a loss scale, from
-equal variables on equal batches; a loss is the mean of the 20 steps up to the one named.
+Without oneDNN, TensorFlow lowers nothing to bfloat16 on any processor, so the numbers do not depend on it. The models:
+the convolutional network of `examples/digits`, the BERT of `configs/bert_tiny.toml` on rows in which each token follows
+from the previous one, and an LSTM that reads a digit row by row. All train with Adam under a loss scale, from equal
+variables on equal batches; a loss is the mean of the 20 steps up to the named one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCH = 32
 
 
 def pictures(random):
-    """A batch of digits: pictures and labels."""
+    """Returns a batch of digits: pictures and labels."""
     from digits import load
 
     inputs, labels = load()[0]
@@ -38,7 +38,7 @@ def pictures(random):
 
 
 def rows(random):
-    """Rows of 32 tokens, each of which is 5 more than 3 times the one before; four of them are to be found."""
+    """Returns rows of 32 tokens, each 5 more than 3 times the previous one; four of them are to be predicted."""
     tokens = random.randint(512, size=[BATCH, 1])
     for _ in range(31):
         tokens = np.concatenate([tokens, (3 * tokens[:, -1:] + 5) % 512], 1)
@@ -73,7 +73,7 @@ MODELS = {"digits": (digits, pictures), "LSTM": (recurrent, pictures), "BERT tin
 
 
 def train(name, mode, steps, seed):
-    """The losses of all steps."""
+    """Returns the losses of all steps."""
     model, draw = MODELS[name]
     random = np.random.RandomState(seed)
     precision = Precision(read_session_config(with_entry(None, {"precision_mode_v2": mode})))

@@ -1,12 +1,12 @@
-"""What the switch of accelerate_train_mode costs, and what its two parts run at.
+"""Measures the cost of the switch of accelerate_train_mode, and the speed of its two parts.
 
     python benchmarks/precision_switch.py [--low float16] [--model bert] [--layers 6] [--units 128] [--steps 60]
     TF_ENABLE_ONEDNN_OPTS=0 python benchmarks/precision_switch.py --model bert  # imitated bfloat16
 
 One session trains a chain of dense layers, or the BERT of `configs/bert_tiny.toml`, first in low precision, then in
-float32. Printed are the first step, which builds the first executor; the step of the switch, which builds the second;
-their ratio (aim: at most about 1); and the median step of each part, as ratios to those of a stock float32 session of
-an equal graph that takes turns with it (aim where the low precision is imitated: at most 1.5). Medians over rounds.
+float32. Prints the first step, which builds the first executor; the step of the switch, which builds the second; their
+ratio (aim: at most about 1); and the median step of each part, as ratios to those of a stock float32 session of an
+equal graph, in turns (aim if the low precision is imitated: at most 1.5). Medians over rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLANS = {"float16": "fast|step|0.5", "bfloat16": "fast1|step|0.5"}
 
 
 def chain(arguments):
-    """The loss of a chain of dense layers."""
+    """Returns the loss of a chain of dense layers."""
     activation = tf1.random_uniform([64, arguments.units], seed=2)
     for layer in range(arguments.layers):
         kernel = tf1.get_variable(f"kernel_{layer}", [arguments.units, arguments.units])
@@ -41,7 +41,7 @@ def chain(arguments):
 
 
 def bert(arguments):
-    """The loss of the BERT of `configs/bert_tiny.toml` on one batch: 32 rows of 64 tokens, of which 10 are hidden."""
+    """Returns the loss of the BERT of `configs/bert_tiny.toml` on one batch: 32 rows of 64 tokens, 10 hidden."""
     sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples" / "bert_pretrain"))
     from model import ModelSize, masked_language_model
 
@@ -70,7 +70,7 @@ def secs(session, op):
 
 
 def one_round(arguments):
-    """Times of a fresh pair of sessions: accelerated steps, stock steps, and the executors built for training."""
+    """Times a fresh pair of sessions: accelerated steps, stock steps, and the executors built for training."""
     (graph, train_op, init), (stock_graph, stock_train_op, stock_init) = (build_model(arguments) for _ in range(2))
     key = {"experimental_accelerate_train_mode": PLANS[arguments.low]}
     precision, config = Precision(read_session_config(with_entry(None, key))), tf1.ConfigProto()

@@ -1,11 +1,11 @@
-"""How soon an elastic job trains again after a rank was killed.
+"""Measures how soon an elastic job trains again after a rank was killed.
 
     python benchmarks/recovery.py [--ranks 4] [--rounds 5]
 
-A BERT of the size of `configs/bert_tiny.toml` with LAMB is trained on random rows by an `NPUEstimator`. Again and again
-a random rank is killed; then as many ranks are started again. Printed are the seconds from the kill to the end of the
-first step after it, and what they are spent on: until the new ranks are started, the import of TensorFlow (of the
-slowest rank), and the rest: the ranks meet, the graph is built, the state is restored, a first step is made.
+An `NPUEstimator` trains a BERT of the size of `configs/bert_tiny.toml` with LAMB on random rows. Again and again a
+random rank is killed; then as many ranks are started again. Prints the seconds from the kill to the end of the next
+step, and their parts: until the new ranks start, the import of TensorFlow (of the slowest rank), and the rest: ranks
+meet, build the graph, restore the state, and run the first step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH, LENGTH, TARGETS = 8, 64, 10
 
 
 class Start(NamedTuple):
-    """A rank that trains: when it began, had imported TensorFlow, and had made its first step; how many it has made."""
+    """A rank that trains: the times of its start, imported TensorFlow and first step; and its number of steps."""
 
     rank: int
     pid: int
@@ -39,7 +39,7 @@ class Start(NamedTuple):
 
 
 def train(folder: str) -> None:
-    """One rank; a line for each step of the file `rank.pid` says when it was made."""
+    """Trains on one rank, and writes a line with the time of each step to the file `rank.pid`."""
     ticks = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]  # since the machine was started
     began = int(ticks) / os.sysconf("SC_CLK_TCK")
     from npu_bridge import npu_init as npu
@@ -77,7 +77,7 @@ def train(folder: str) -> None:
 
 
 def read_starts(folder: pathlib.Path) -> list[Start]:
-    """Of all ranks that have made a step."""
+    """Reads the starts of all ranks that have run a step."""
     found = []
     for path in folder.glob("[0-9]*.[0-9]*"):
         head, *steps = path.read_text().splitlines() or [""]
@@ -87,7 +87,7 @@ def read_starts(folder: pathlib.Path) -> list[Start]:
 
 
 def wait_for_steps(process: subprocess.Popen, folder: pathlib.Path, ranks: int, known: set[int], steps: int):
-    """The ranks of the next start, once each of them has made some steps."""
+    """Returns the ranks of the next start, after each of them has run some steps."""
     limit = time.monotonic() + LIMIT_SECS
     while time.monotonic() < limit and process.poll() is None:
         starts = [start for start in read_starts(folder) if start.pid not in known]
@@ -98,7 +98,7 @@ def wait_for_steps(process: subprocess.Popen, folder: pathlib.Path, ranks: int, 
 
 
 def measure(folder: pathlib.Path, ranks: int, rounds: int) -> None:
-    """Trains, kills a rank again and again, and prints how long each recovery took."""
+    """Trains, kills a rank again and again, and prints the durations of the recoveries."""
     options = ["--min-np", str(ranks), "--max-np", str(ranks), "--cool-down", "0", __file__, "--train", str(folder)]
     launcher = [sys.executable, "-c", "from npu_run.cli import main; main()", *options]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -1,29 +1,29 @@
-"""What hides the tail of the gradient exchange: step times with tail optimisation on and off, beside stock wrappings.
+"""Measures tail optimisation: step times with and without it, beside stock wrappings.
 
     python benchmarks/tailing.py [--rates 2.5gbit,1gbit] [--optimizers lamb,adam] [--models layers,bert] [--rounds 8]
     python benchmarks/tailing.py --brief --rates 1gbit,none
     python benchmarks/tailing.py --rates 1gbit --optimizers lamb --models layers --picture off_and_on.svg
 
-Two ranks with one core each on two hosts (network namespaces joined by a link of the given rate; where that is not
-allowed, on this machine's loopback). All contenders train in one job and take turns. Printed are median step times, the
-median over rounds of their ratio to the fastest loss-scaled stock wrapping, and the limit: the larger one of the time
-the gradients take on the wire and the time the processor works on a step. Nothing can be faster.
+Two ranks with one core each on two hosts (network namespaces joined by a link of the given rate; without the
+permission for that, on this machine's loopback). All contenders train in one job and take turns. Prints median step
+times, the median over rounds of their ratio to the fastest loss-scaled stock wrapping, and the limit: the larger of the
+gradients' time on the wire and the processor's time for a step. No step can be faster.
 
-The peers' LAMB is the formula of tensorflow-addons' as a TF 1 optimizer, the one family that stock loss scaling wraps.
-Besides, this package's own optimizer of that name is measured, fused.
+The peers' LAMB is the formula of tensorflow-addons' as a TF 1 optimizer, the only family that stock loss scaling
+wraps. This package's own, fused LAMB is measured, too.
 
-With steps that overlap (`iterations_per_loop`), a step is one of 13 that one call trains. In turns of stock wrappings,
-the threads of Horovod have the priority that Horovod gives them; in turns of NPUOptimizer, the one that
-`NPU_COMMUNICATION_PRIORITY=1` gives them where it may (as root it may).
+With overlapping steps (`iterations_per_loop`), a step is one of 13 in a call. In turns of stock wrappings, the threads
+of Horovod have their usual priority; in turns of NPUOptimizer, the priority of `NPU_COMMUNICATION_PRIORITY=1`, if the
+system permits it (as for root).
 
-Aims: tailing on at most 0.85 of the best loss-scaled peer and at most 0.90 of tailing off where the exchange is long,
-and nowhere above 1.02 of tailing off; with the fused LAMB at most 0.75 of the best peer, and at most 1.15 of the limit;
-steps that overlap at most 0.95 of tailing on where the exchange is long.
+Aims: tailing on at most 0.85 of the best loss-scaled peer and at most 0.90 of tailing off if the exchange is long, and
+never above 1.02 of tailing off; with the fused LAMB at most 0.75 of the best peer, and at most 1.15 of the limit;
+overlapping steps at most 0.95 of tailing on if the exchange is long.
 
 `--brief` leaves out tailing off and the fused optimizers. A rate of `none` is a link without limit.
 
-`--picture` draws a step with tailing off and one with tailing on, one below the other, on one scale; `--overlap` draws
-steps that overlap.
+`--picture` draws a step with tailing off above one with tailing on, on one scale; `--overlap` draws overlapping
+steps.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STEPS_IN_A_ROW = 13
 
 
 def layers_model(tf1, width=577, depth=60, batch=192):
-    """Square layers: 20 million parameters in 60 variables."""
+    """Builds square layers: 20 million parameters in 60 variables."""
     activation = tf1.random_uniform([batch, width])  # with a seed, steps would not be copied
     for layer in range(depth):
         weight = tf1.get_variable(
@@ -68,7 +68,7 @@ def layers_model(tf1, width=577, depth=60, batch=192):
 
 
 def bert_model(tf1, width=384, depth=6, batch=4, length=48, words=8192):
-    """Attention blocks on top of an embedding that is also the output: 14 million parameters in 99 variables."""
+    """Builds attention blocks on an embedding that is also the output: 14 million parameters in 99 variables."""
     import tensorflow as tf
 
     def dense(name, values, units, activation=None):
@@ -99,7 +99,7 @@ def bert_model(tf1, width=384, depth=6, batch=4, length=48, words=8192):
 
 
 def small_model(tf1):
-    """Too little work to measure; to see that all of this runs."""
+    """Builds a model too small to measure, to see that everything runs."""
     return layers_model(tf1, width=40, depth=8, batch=16)
 
 
@@ -114,7 +114,7 @@ def make_optimizer(name):
         return tf1.train.AdamOptimizer(1e-4)
 
     class Lamb(tf1.train.Optimizer):
-        """Layer-wise adaptive moments as a TF 1 optimizer, the one family all contenders can wrap."""
+        """Layer-wise adaptive moments as a TF 1 optimizer, the only family that all contenders can wrap."""
 
         def __init__(self):
             super().__init__(use_locking=False, name="Lamb")
@@ -138,7 +138,7 @@ def make_optimizer(name):
 
 
 def contenders(optimizer_name):
-    """What wraps the optimizer, by contender."""
+    """Returns the wrapper of the optimizer by contender."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -176,7 +176,7 @@ def contenders(optimizer_name):
 
 
 def build_steps(options):
-    """One training step per contender, each with a model of its own, and the exchange alone."""
+    """Builds one training step per contender, each with its own model, and the exchange alone."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -191,7 +191,7 @@ def build_steps(options):
             continue
         with tf1.variable_scope(f"contender_{number}", use_resource=True):
             loss = MODELS[options.models](tf1)
-            # As with options that ask for steps in a row.
+            # As with options that request steps in a row.
             pieces = str(flight_bytes(hvd.size(), overlaps=name == OVERLAPPED))
             with temporarily(lambda pieces=pieces: {"FUSION_TENSOR_SIZE": pieces}):
                 optimizer = wrap()
@@ -205,7 +205,7 @@ def build_steps(options):
 
 
 def measure(options):
-    """On a rank: seconds of a step and of its processor time, per round and contender; rank 0 prints them as JSON."""
+    """Measures on a rank seconds of a step and of its processor time, per round and contender; rank 0 prints JSON."""
     import tensorflow as tf
 
     from benchmarks.lab.one_core import keep_rank_on_one_core
@@ -248,7 +248,7 @@ def _timed(session, name, step, barrier):
 
 
 def run_ranks(script, words, rate):
-    """Starts the workers of a benchmark as two ranks; gives what rank 0 reported and where they ran."""
+    """Starts the workers of a benchmark as two ranks; returns rank 0's report and where they ran."""
     from benchmarks.lab.two_hosts import reason_for_no_hosts, two_hosts
 
     words = [script, "--worker", *words]

@@ -1,10 +1,10 @@
-"""What the pass that frees the tail costs, by the size of the graph.
+"""Measures the graph pass of tail optimisation by the size of the graph.
 
     python benchmarks/tailing_pass.py [--nodes 5000,20000,80000]
 
-Two ranks build graphs of Horovod and a stock loss-scale optimizer with about so many nodes, and run the pass over each.
-Printed are its seconds (the median of three) and microseconds per node: constant when the pass is linear. Aim: at most
-1 s for 20,000 nodes.
+Two ranks build graphs of Horovod and a stock loss-scale optimizer with about these numbers of nodes, and run the pass
+on each. Prints its seconds (the median of three) and microseconds per node: constant if the pass is linear. Aim: at
+most 1 s for 20,000 nodes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-NODES_PER_LAYER = 70  # of a layer below, its gradient, exchange, check and update
+NODES_PER_LAYER = 70  # of a lower layer, with its gradient, exchange, check and update
 
 
 def secs_of_pass(layers):
-    """The number of nodes of a graph with so many layers, and the seconds the pass took."""
+    """Returns the number of nodes of a graph with these layers, and the seconds of the pass."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -52,7 +52,7 @@ def secs_of_pass(layers):
 
 
 def measure(options):
-    """On a rank: nodes and median seconds for every size; rank 0 prints them as JSON."""
+    """Measures on a rank nodes and median seconds for every size; rank 0 prints them as JSON."""
     from npu_bridge import collective
 
     results = []

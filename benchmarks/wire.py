@@ -1,12 +1,12 @@
-"""What is sent for one update, and how long it takes: every way of keeping ranks together, beside Horovod's own.
+"""Measures bytes and time of one update, for every way to keep ranks together, beside Horovod's own.
 
     python benchmarks/wire.py [--rate 1gbit] [--rounds 8] [--width 577] [--batch 8] [--only PART_OF_A_NAME]
 
-Two ranks with one core each on two hosts (network namespaces joined by a link of the given rate; where that is not
-allowed, on this machine's loopback). They train one model of 20 million parameters in 60 variables, on a batch so small
-that a step is little else than the exchange; all contenders do it in one job and take turns. Printed are median step
-times, the median over rounds of their ratio to plain float32 gradients sent by us, and the bytes that each host has
-put on its interface for a step.
+Two ranks with one core each on two hosts (network namespaces joined by a link of the given rate; without the
+permission for that, on this machine's loopback). They train one model of 20 million parameters in 60 variables, on a
+batch so small that a step is mainly the exchange; all contenders run in one job and take turns. Prints median step
+times, the median over rounds of their ratio to our plain float32 gradients, and the bytes that each host sends on its
+interface for a step.
 
 Aim: 1 % of the values with error feedback at most 0.35 of plain float32.
 """
@@ -35,7 +35,7 @@ SHARE = 0.01
 
 
 def contenders(threshold):
-    """What wraps the optimizer, by contender."""
+    """Returns the wrapper of the optimizer by contender."""
     import horovod.tensorflow as hvd
 
     from npu_bridge import stages
@@ -63,7 +63,7 @@ def contenders(threshold):
 
 
 def step_with(wrap, gradients):
-    """A training step with gradients that all contenders share, so that they are differentiated once."""
+    """Builds a training step; all contenders share the gradients, so that these are computed once."""
     import tensorflow as tf
 
     class Descent(tf.compat.v1.train.GradientDescentOptimizer):
@@ -75,7 +75,7 @@ def step_with(wrap, gradients):
 
 
 def threshold_of(gradients):
-    """The magnitude that `SHARE` of all values reach in a first step; the same number on all ranks."""
+    """Returns the magnitude that `SHARE` of all values reach in a first step; the same number on all ranks."""
     import numpy as np
     import tensorflow as tf
 
@@ -95,7 +95,7 @@ def config_of():
 
 
 def measure(options):
-    """On a rank: seconds and sent bytes of a step, per round and contender; rank 0 prints them as JSON."""
+    """Measures on a rank seconds and sent bytes of a step, per round and contender; rank 0 prints them as JSON."""
     import tensorflow as tf
 
     from benchmarks.lab.counters import sent_bytes

@@ -1,4 +1,4 @@
-"""For the reference: sections of docstrings, which stand one below the other without empty lines, set apart."""
+"""Separates the sections of docstrings, which have no empty lines between them, for the reference."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 import griffe
 
 SECTIONS = re.compile(r"\n+(Attributes|Args|Returns|Yields|Raises|Graph|Ranks|Source|Example):")
-# Sections of ours, which are plain sentences.
+# Sections of this project, which are plain sentences.
 SENTENCES = re.compile(r"^(Graph|Ranks|Source): (?=\S)", re.MULTILINE)
 
 
 class DocstringSections(griffe.Extension):
-    """Gives every section an empty line before it, as the reader of Google's form wants it."""
+    """Puts an empty line before every section, as the reader of Google's form requires."""
 
     def on_instance(self, *, obj, **_):
-        """Called for each module, class, function and attribute that has been read."""
+        """Runs for each module, class, function and attribute that has been read."""
         if obj.docstring:
             obj.docstring.value = SENTENCES.sub(r"**\1:** ", SECTIONS.sub(r"\n\n\1:", obj.docstring.value))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws projects at random from a folder of public scripts, says what each wants, and runs those with a recipe.
+"""Draws projects at random from a folder of public scripts, prints their needs, and runs those with a recipe.
 
     python tools/draw.py 20 --seed 20261125 ModelZoo-TensorFlow
     python tools/draw.py 20 --seed 20261125 ModelZoo-TensorFlow --recipes recipes --out drawn
@@ -7,8 +7,8 @@
 A project is the first folder on the way down that is named "... for TensorFlow", or that has a README, a licence or a
 Python file. It counts if one of its Python files trains.
 
-Without recipes, what a project wants is printed: the files that train, the flags and files of its data, the features of
-its TFRecords, and what `npu-run check` finds. A recipe is a TOML file named as the project's folder:
+Without recipes, it prints a project's needs: the files that train, the flags and files of its data, the features of its
+TFRecords, and the findings of `npu-run check`. A recipe is a TOML file named as the project's folder:
 
     script = "train.py"                    # from `folder`
     folder = "src"                         # where it is started, from the project; "." if left out
@@ -19,9 +19,9 @@ its TFRecords, and what `npu-run check` finds. A recipe is a TOML file named as 
     ranks = [1, 2]                         # [1] if left out
     environment = { NAME = "value" }
 
-The project is copied, its Python files stay as they are. With `--out` each script runs for `--secs` at most, and
-`table.md` says of each: how many ranks, whether three or more losses were printed that are all finite, the first and
-the last one, and else the last line of what went wrong.
+The project is copied, and its Python files are not changed. With `--out` each script runs for `--secs` at most, and
+`table.md` shows for each: the number of ranks, whether three or more losses were printed that are all finite, the first
+and the last loss, or else the last line of the error.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _OF_DATA = re.compile(r"data|path|dir|file|record|vocab|ckpt|pretrain|weight", r
 _LOSS = re.compile(r"loss\w*\W{1,12}(?:\w+\()?([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))", re.IGNORECASE)
 _FEATURES = ("FixedLenFeature", "VarLenFeature", "FixedLenSequenceFeature")
 _FEW = 3  # losses
-_LENGTH = 8  # of a feature whose shape is not written out
+_LENGTH = 8  # of a feature with a computed shape
 
 
 def projects(place: pathlib.Path, tops: tuple[str, ...]) -> Iterator[pathlib.Path]:
-    """Projects below some folders of a place that have a file which trains, as paths from the place."""
+    """Yields projects below some folders that have a file which trains, as paths from the place."""
     for top in tops:
         for folder, inner, files in os.walk(place / top):
             inner.sort()
@@ -68,7 +68,7 @@ def projects(place: pathlib.Path, tops: tuple[str, ...]) -> Iterator[pathlib.Pat
 
 
 def training_files(project: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Its files that use TensorFlow and call what trains."""
+    """Yields a project's files that use TensorFlow and call a training."""
     for path in sorted(project.rglob("*.py")):
         text = path.read_text(errors="replace")
         if _TRAINS.search(text) and _USES_TENSORFLOW.search(text):
@@ -76,16 +76,16 @@ def training_files(project: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def draw(place: pathlib.Path, tops: tuple[str, ...], count: int, seed: int) -> list[pathlib.Path]:
-    """So many projects; the same ones for the same seed and place."""
+    """Draws projects; the same ones for the same seed and place."""
     return sorted(random.Random(seed).sample(sorted(projects(place, tops)), count))
 
 
 class Wants(ast.NodeVisitor):
-    """What a file says about its data.
+    """The description of its data in a file.
 
     Attributes:
-      flags: name -> default of flags and arguments that sound like data.
-      features: name -> (kind, shape, dtype) of what is read from a TFRecord; numbers that are not known are `_LENGTH`.
+      flags: name -> default of flags and arguments whose names suggest data.
+      features: name -> (kind, shape, dtype) of features read from a TFRecord; unknown numbers are `_LENGTH`.
     """
 
     def __init__(self) -> None:
@@ -122,13 +122,13 @@ class Wants(ast.NodeVisitor):
 
 
 def wants_of(project: pathlib.Path) -> Wants:
-    """What its files say together."""
+    """Combines the wants of a project's files."""
     wants = Wants()
     for path in sorted(project.rglob("*.py")):
         try:
             wants.visit(ast.parse(path.read_bytes()))
         except (SyntaxError, ValueError, RecursionError):
-            continue  # of Python 2
+            continue  # for Python 2
     return wants
 
 
@@ -150,12 +150,12 @@ def make_records(path: pathlib.Path, features: dict[str, tuple[str, list[int], s
 
 
 def npu_run(*words: str) -> list[str]:
-    """The command that starts `npu-run` of this interpreter."""
+    """Returns the command that starts `npu-run` with this interpreter."""
     return [sys.executable, "-m", "npu_bridge.run", *words]
 
 
 def describe(place: pathlib.Path, project: pathlib.Path) -> None:
-    """Prints what a project wants."""
+    """Prints a project's needs."""
     wants = wants_of(place / project)
     print(project)
     for path in training_files(place / project):
@@ -169,7 +169,7 @@ def describe(place: pathlib.Path, project: pathlib.Path) -> None:
 
 
 def run(place: pathlib.Path, project: pathlib.Path, recipes: pathlib.Path, out: pathlib.Path, secs: int) -> list[str]:
-    """Runs a project by its recipe; gives its rows of the table."""
+    """Runs a project by its recipe; returns its rows of the table."""
     recipe_file = recipes / f"{project.name}.toml"
     if not recipe_file.exists():
         return [f"| {project} | | no recipe | | |"]

@@ -1,10 +1,11 @@
-"""Writes npu_bridge/estimator/npu/npu_config.pyi, from which editors and type checkers know the configuration objects.
+"""Writes npu_bridge/estimator/npu/npu_config.pyi, which describes the configuration objects to editors and type
+checkers.
 
     python tools/make_stubs.py
 
-The module itself makes its constructors from the option table, which only a running program sees. The stub is the
-module's public face with each constructor written out: parameters, types, defaults and one line of help, all from the
-table.
+The module itself makes its constructors from the option table, visible only to a running program. The stub shows the
+module's public names with each constructor written out: parameters, types, defaults and one line of help, all from
+the table.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from npu_bridge.options.construction import DeclaredConfig
 
 '''
 QUOTES = '"""'
-# What is said of an option's effect where there is room for one line.
+# An option's effect in a line of help.
 EFFECTS = {"works": "", "recorded": " No effect here.", "refused": " Refused here."}
 
 
 def stub() -> str:
-    """The whole stub as text."""
+    """Returns the whole stub as text."""
     tree = ast.parse(MODULE.read_text(encoding="utf-8"))
     owners = {name: getattr(table, name) for name in dir(table) if name.isupper()}
     parts = [HEADER.format(summary=(ast.get_docstring(tree) or "").partition("\n")[0])]
@@ -52,7 +53,7 @@ def stub() -> str:
 
 
 def _class(node: ast.ClassDef, owners: dict[str, str]) -> str:
-    """A class with its docstring, its constructor where a table declares it, and what else is public in it."""
+    """Returns a class with its docstring, its constructor if a table declares it, and its other public parts."""
     lines = [f"class {node.name}({', '.join(ast.unparse(base) for base in node.bases)}):", *_docstring(node, 4)]
     for decorator in node.decorator_list:
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "declared":
@@ -79,7 +80,7 @@ def _constructor(owner: str) -> list[str]:
 
 
 def annotation(option: table.Option) -> str:
-    """The type of an option's values, for the checker. Where more is accepted than is good style, the latter."""
+    """Returns the type of an option's values for the checker; only good style if more is accepted."""
     return _TYPES[type(option.kind)](option.kind) + (" | None" if option.accepts_none else "")
 
 
@@ -106,7 +107,7 @@ _TYPES = {
 
 
 def _docstring(node: ast.ClassDef | ast.FunctionDef, indent: int) -> list[str]:
-    """The docstring's lines as they stand in the source, at this depth."""
+    """Returns the docstring's lines as in the source, at this depth."""
     lines = (ast.get_docstring(node) or "").splitlines()
     if not lines:
         return []

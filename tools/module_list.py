@@ -2,7 +2,7 @@
 
     python tools/module_list.py
 
-A reader who knows TensorFlow and Horovod should be able to say from that sentence alone what a module does.
+A reader who knows TensorFlow and Horovod should understand from that sentence alone what a module does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGES = ("npu_bridge", "npu_run", "hccl", "npu_device", "tensorflow1_compat")
 
 
 def sentences() -> dict[str, str]:
-    """The first sentence of each module by its path, folder by folder, the folder's own `__init__.py` first."""
+    """Returns the first sentence of each module by path, folder by folder, the folder's own `__init__.py` first."""
     found = {}
     for package in PACKAGES:
         for folder in sorted({path.parent for path in (REPOSITORY / package).rglob("*.py")}):
@@ -25,7 +25,7 @@ def sentences() -> dict[str, str]:
 
 
 def first_sentence(path: pathlib.Path) -> str:
-    """The first paragraph of a module's docstring, up to the end of its first sentence, on one line."""
+    """Returns the first sentence of a module's docstring on one line."""
     paragraph = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
     text = " ".join(paragraph.split())
     sentence, end, _ = text.partition(". ")
@@ -33,7 +33,7 @@ def first_sentence(path: pathlib.Path) -> str:
 
 
 def text() -> str:
-    """The list as it is printed: a heading for each folder, a line for each module."""
+    """Returns the list to print: a heading for each folder, a line for each module."""
     lines, folder = [], None
     for path, sentence in sentences().items():
         parent, _, name = path.rpartition("/")

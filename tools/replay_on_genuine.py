@@ -2,10 +2,10 @@
 
     .venv/bin/python tools/replay_on_genuine.py [--steps 10] [--out DIR] [--path DIR] [--copy] train.py --batch 32
 
-Prints the largest relative difference of losses, of trained weights and of what optimizers keep beside them; where one
-is above the tolerance, also the first operator that differs in a step, of those whose inputs agree. `{out}` in the
-script's arguments becomes a folder of each run. The exit code is 0 where all of it agrees, 1 where not, and 2 where the
-script could not be recorded or replayed. `make venv-tf115` installs TensorFlow 1.15.
+Prints the largest relative differences of losses, trained weights and optimizer slots; above the tolerance, also the
+first operator that differs in a step although its inputs agree. `{out}` in the script's arguments becomes a folder of
+each run. The exit code is 0 if everything agrees, 1 if not, and 2 if the script could not be recorded or replayed.
+`make venv-tf115` installs TensorFlow 1.15.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 REPLAY = ROOT / "tests/tensorflow1_compat/stand_in/replay.py"
 GENUINE = ROOT / ".venv-tf115/bin/python"
-_NOTHING = 1e-6  # of the largest number that is kept; rounding errors of sums in float32 are below it
+_NOTHING = 1e-6  # of the largest value; rounding errors of sums in float32 are below it
 
 
 class Difference(NamedTuple):
-    """How far two trainings are apart, and where.
+    """The difference of two trainings, and its place.
 
     Attributes:
       kind: "loss", "weights" or "slots".
       relative: the largest difference of an array, as a share of the largest number in it.
       where: step or variable.
-      beyond: arrays that are off by more than the tolerance.
-      count: arrays that were compared.
+      beyond: arrays whose difference exceeds the tolerance.
+      count: number of compared arrays.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Difference(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Gives the exit code."""
+    """Records, replays and compares; returns the exit code."""
     given = _parse(arguments)
     out = pathlib.Path(given.out).absolute()
     out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def _parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", default="out/genuine", help="folder for the record and the replay")
-    parser.add_argument("--python", default=str(GENUINE), help="that of TensorFlow 1.15")
+    parser.add_argument("--python", default=str(GENUINE), help="the interpreter of TensorFlow 1.15")
     parser.add_argument("--path", action="append", default=[], help="folder with other packages for Python 3.7")
     parser.add_argument("--copy", action="store_true", help="run in copies of the working folder or package")
     parser.add_argument("--tolerance", type=float, default=1e-5)
@@ -81,9 +81,9 @@ def _parse(arguments):
 
 
 def replay(given: argparse.Namespace, out: pathlib.Path, options: list[str]) -> list[Difference]:
-    """Records and replays a script; raises `RuntimeError` with the end of what it printed where that fails."""
+    """Records and replays a script; raises `RuntimeError` with the end of its output if that fails."""
     recorded, replayed = out / "recorded", out / "replayed"
-    # Both compute with the kernels that both have.
+    # Both compute with kernels that exist in both.
     env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "TF2_BEHAVIOR": "0"}
     here = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
     record = [sys.executable, "-m", "npu_bridge.run", "record", "--tf1", "--float32", "--steps", str(given.steps)]
@@ -104,7 +104,7 @@ def replay(given: argparse.Namespace, out: pathlib.Path, options: list[str]) -> 
 
 
 def _folder(given, out):
-    """Where the script is started."""
+    """Returns the folder in which the script is started."""
     if not given.copy:
         return "."
     shutil.rmtree(out / "folder", ignore_errors=True)
@@ -135,7 +135,7 @@ def _run(command, log, env, folder):
 
 
 def compare(recorded: pathlib.Path, replayed: pathlib.Path, tolerance: float) -> list[Difference]:
-    """Losses, trained weights and slots of two trainings."""
+    """Compares losses, trained weights and slots of two trainings."""
     facts, there = (json.loads(path.read_text()) for path in (recorded / "record.json", replayed / "replayed.json"))
     if there["drawn"]:
         print(f"drawn, not replayed: {', '.join(there['drawn'])}")
@@ -156,15 +156,15 @@ def compare(recorded: pathlib.Path, replayed: pathlib.Path, tolerance: float) ->
     if missing:
         print(f"not there: {', '.join(missing)}")
     if not any(loss is not None for loss in facts["losses"]):
-        del kinds["loss"]  # what is trained on is no scalar
+        del kinds["loss"]  # the loss is not a scalar
     return [_largest(kind, arrays, tolerance) for kind, arrays in kinds.items()]
 
 
 def without_gradient(trained: list[str], values: dict[str, np.ndarray]) -> list[str]:
-    """Trained variables of which an optimizer keeps next to nothing, beside what it keeps of others.
+    """Returns trained variables whose slots are almost zero, compared with those of other variables.
 
-    The bias of the keys in an attention is one: the softmax does not notice it, so its gradient is zero but for
-    rounding, and Adam divides it by its own size.
+    The bias of the keys in an attention is one: the softmax cancels it, so its gradient is only rounding noise, and
+    Adam divides that by its own size.
     """
     kept: dict[str, dict[str, float]] = {}  # by slot and variable
     for name in set(values) - set(trained):
@@ -185,7 +185,7 @@ def _largest(kind, arrays, tolerance):
 
 
 def relative(here: np.ndarray, there: np.ndarray) -> float:
-    """The largest difference as a share of the largest number; infinite where one is not finite."""
+    """Returns the largest difference as a share of the largest number; infinite if one number is not finite."""
     here, there = (np.asarray(each, np.float64) for each in (here, there))
     if here.shape != there.shape or not np.array_equal(np.isfinite(here), np.isfinite(there)):
         return float("inf")
@@ -195,12 +195,12 @@ def relative(here: np.ndarray, there: np.ndarray) -> float:
 
 
 def first_operator(out: pathlib.Path, tolerance: float) -> str:
-    """A sentence about the first tensor of a recorded step that is off by more than the tolerance."""
+    """Returns a sentence about the first tensor of a recorded step whose difference exceeds the tolerance."""
     types = json.loads((out / "recorded/rank_0/record.json").read_text())["types"]
     for path in sorted((out / "recorded/rank_0").glob("tensors_*.npz")):
         here, there = np.load(path), np.load(out / "replayed" / path.name)
         for name in here.files:
-            # Of another shape it is another operator, as one that reduces gradients before it multiplies.
+            # With another shape it is another operator, for example one that reduces gradients before it multiplies.
             is_same = name in there.files and here[name].shape == there[name].shape
             apart = relative(_unscaled(here, there, name), there[name]) if is_same else 0.0
             if apart > tolerance:
@@ -209,7 +209,7 @@ def first_operator(out: pathlib.Path, tolerance: float) -> str:
 
 
 def _unscaled(here, there, name):
-    """A gradient without the loss scale, a power of two, which there is none of in TensorFlow 1.15."""
+    """Divides a gradient by the loss scale, a power of two, which TensorFlow 1.15 does not have."""
     largest = [float(np.abs(each[name]).max(initial=0)) for each in (here, there)]
     if "gradients" not in name or not all(0 < each < np.inf for each in largest):
         return here[name]

@@ -1,10 +1,9 @@
-"""Installs everything into .venv or .venv-tfVERSION, step by step, and writes down at the end that it is complete.
+"""Installs everything into .venv or .venv-tfVERSION, step by step, and marks it as complete at the end.
 
-Started by setup_env.sh, which has already chosen the Python that runs this and found a compiler and cmake.
-Every step may be run again on top of a half-finished one: pip passes over what is there, and a step counts as
-done only when the thing it installed really imports. Horovod is installed as `npu-run doctor --fix` does it
-(npu_run/doctor/build.py): its wheel is kept in the user's cache, so that the next checkout needs no compiler
-and no minutes.
+Started by setup_env.sh, which has already chosen the Python for it and found a compiler and cmake. Every step can be
+repeated on top of a half-finished one: pip skips existing packages, and a step is only complete when the installed
+package can be imported. Horovod is installed as by `npu-run doctor --fix` (npu_run/doctor/build.py): its wheel is kept
+in the user's cache, so that the next checkout needs neither a compiler nor minutes.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ VENV = Path(f".venv-tf{ASKED_FOR}" if ASKED_FOR else ".venv")
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "setup.log"
 TENSORFLOW = ASKED_FOR or CHOSEN
-# What may be wanted, each with all before it: one rank, several ranks, the test tools.
+# The possible targets, each with all before it: one rank, several ranks, the test tools.
 PARTS = ("alone", "ranks", "all")
 
 
 def main(key: str, parts: str) -> None:
-    """Runs the steps for `parts` and writes `key` into .venv/ready.PARTS, for what they include as well."""
+    """Runs the steps for `parts` and writes `key` into .venv/ready.PARTS, also for the parts that they include."""
     marks = [VENV / f"ready.{name}" for name in PARTS]
     began = time.monotonic()
     say(f"making {VENV} with Python {platform.python_version()} and TensorFlow {TENSORFLOW} (full log: {LOG})")
@@ -49,7 +48,7 @@ def main(key: str, parts: str) -> None:
 
 
 def install_horovod(parts: str) -> None:
-    """Installs Horovod; trainings do without it where it cannot be compiled."""
+    """Installs Horovod; if it cannot be compiled, trainings work without it."""
     try:
         INSTALLER.install_horovod()
     except MissingToolsError as error:
@@ -59,7 +58,7 @@ def install_horovod(parts: str) -> None:
 
 
 def make_venv() -> None:
-    """Creates .venv anew unless one of this Python version is there, whole enough to run pip."""
+    """Creates .venv, unless there is one of this Python version that is complete enough to run pip."""
     if PYTHON.exists():
         code = f"import sys, pip; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
         if subprocess.run([str(PYTHON), "-c", code], capture_output=True).returncode == 0:
@@ -71,27 +70,27 @@ def make_venv() -> None:
 
 
 def packages_for(parts: str) -> list[list[str]]:
-    """What pip is given, call by call."""
+    """Returns the packages for pip, call by call."""
     has_gpu = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
     is_plain_linux = sys.platform == "linux" and platform.machine() == "x86_64"
-    # The one that is called cpu is much smaller.
+    # The package with cpu in its name is much smaller.
     name, extra = ("tensorflow-cpu", "cpu") if is_plain_linux and not has_gpu else ("tensorflow", "tensorflow")
-    # Without the libraries of CUDA, TensorFlow finds no GPU and says so in a line that is easily missed.
+    # Without the libraries of CUDA, TensorFlow finds no GPU, and reports that in an inconspicuous line.
     cuda = ["tensorflow[and-cuda]"] if is_plain_linux and has_gpu else []
     if TENSORFLOW == "2.15":
         return [[*cuda, "--editable", f".[{extra},{'test' if parts == 'all' else 'examples'}]"]]
     # TensorFlow 2.21 no longer brings TensorBoard.
     beside = ["tensorboard", "tensorflow-estimator==2.15.*", "scikit-learn>=1.3,<1.8"]
     if TENSORFLOW == "2.20":
-        beside.append("protobuf<7")  # which it would take, and whose texts of graphs it cannot write
+        beside.append("protobuf<7")  # pip would install 7, which cannot write TensorFlow's graphs as text
     versions = [f"{name}=={TENSORFLOW}.*", *beside]
-    # Keras 2 asks for the package tensorflow, whichever of the two is there.
+    # Keras 2 requires the package tensorflow, even beside tensorflow-cpu.
     return [[*versions, *cuda, "--editable", f".[{'plot,tools' if parts == 'all' else 'plot'}]"],
             ["--no-deps", f"tf-keras=={TENSORFLOW}.*"]]  # fmt: skip
 
 
 def install(title: str, calls: list[list[str]], probe: str) -> None:
-    """Installs packages and checks that `probe` runs; if not, once more from scratch.
+    """Installs packages and checks that `probe` runs; if not, installs them again from scratch.
 
     An interrupted installation looks installed but does not import.
     """
@@ -100,10 +99,10 @@ def install(title: str, calls: list[list[str]], probe: str) -> None:
     if INSTALLER.run([str(PYTHON), "-c", probe]) == 0:
         return
     for packages in calls:
-        again = "it does not import; once more without pip's cache"
+        again = "it cannot be imported; again without pip's cache"
         INSTALLER.pip(again, ["--force-reinstall", "--no-cache-dir", *packages])
     if INSTALLER.run([str(PYTHON), "-c", probe]) != 0:
-        raise INSTALLER.failure("what was installed does not import")
+        raise INSTALLER.failure("the installed packages cannot be imported")
 
 
 def say(text: str) -> None:
@@ -112,10 +111,10 @@ def say(text: str) -> None:
 
 
 def fail(error: InstallError) -> None:
-    """Prints the end of the log, where it says more, and one line of what went wrong, and stops."""
+    """Prints the end of the log if it explains the error, and one line about the error, and stops."""
     if LOG.exists() and not error.is_explained:
         print(INSTALLER.last_lines(), file=sys.stderr)
-    sys.exit(f"make venv: {error}. The full log is {LOG}; run the same command again to go on from here.")
+    sys.exit(f"make venv: {error}. The full log is {LOG}; run the same command again to continue.")
 
 
 INSTALLER = Installer(str(PYTHON), LOG, say)
@@ -128,4 +127,4 @@ if __name__ == "__main__":
     except OSError as error:
         fail(INSTALLER.failure(describe_failure(error)))
     except KeyboardInterrupt:
-        sys.exit("make venv: interrupted. Run the same command again to go on from here.")
+        sys.exit("make venv: interrupted. Run the same command again to continue.")

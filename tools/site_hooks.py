@@ -1,8 +1,8 @@
-"""What `make docs` adds to docs/: pages that lie elsewhere in the repository, and the reference.
+"""Adds pages to docs/ for `make docs`: those elsewhere in the repository, and the reference.
 
-Links between pages work in the repository, so a page of docs/ may lead to one beside it. Such pages (the README, those
-of the examples) become pages below project/ of the site, pictures and files they lead to as well, and links are changed
-to fit. A page of the reference shows the docstrings of the modules that mkdocs.yml lists for it.
+Links between pages work in the repository, so a page of docs/ can link to a page outside of it. Such pages (the README,
+those of the examples) become pages below project/ of the site, as do the pictures and files that they link to, and
+links are changed to fit. A page of the reference shows the docstrings of the modules that mkdocs.yml lists for it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mkdocs.structure.files import File
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 OUTSIDE = "project"
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-# What a heading holds beside its words: tags, and the link to itself.
+# The parts of a heading beside its words: tags, and the link to itself.
 TEXT = re.compile(r'<a class="headerlink".*?</a>|<[^>]+>', re.DOTALL)
-# Code, which is left as it is: fenced or inline.
+# Code, fenced or inline, which is not changed.
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files, config):
-    """Adds the pages of the reference, and those to which docs/ and the navigation lead outside of docs/."""
+    """Adds the pages of the reference, and the pages that docs/ and the navigation link to outside of docs/."""
     for name, modules in config["extra"]["reference"].items():
         title = name.replace("_", " ").capitalize() if name != "npu_device" else name
         text = "\n\n".join([f"# {title}", *(f"::: {module}" for module in modules)])
@@ -45,10 +45,10 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Lets the links of a page lead to where pages are on the site."""
+    """Changes the links of a page to the places of pages on the site."""
     here = page.file.src_uri
     if here.startswith(("options", "README")):
-        page.meta["hide"] = ["navigation", "toc"]  # their tables and doors are as wide as a page
+        page.meta["hide"] = ["navigation", "toc"]  # their tables and cards need the whole width
     if here.startswith("reference/"):
         return markdown
     prefix = f"{OUTSIDE}/"
@@ -67,9 +67,9 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_build(config):
-    """Gives the page of options the tables of all pages beside it, hidden until its field is used.
+    """Adds the tables of all pages beside it to the page of options, hidden until its search field is used.
 
-    They are not in the search index, which has them once, from their own pages.
+    They are not in the search index, which has them already from their own pages.
     """
     site = pathlib.Path(config["site_dir"])
     options = site / "options.html"
@@ -87,7 +87,7 @@ def on_post_build(config):
 
 
 def site_path(path: pathlib.Path) -> str:
-    """Where a file of the repository is on the site."""
+    """Returns the place of a repository file on the site."""
     inside = path.relative_to(REPOSITORY).as_posix()
     return inside[len("docs/") :] if inside.startswith("docs/") else f"{OUTSIDE}/{inside}"
 
@@ -97,7 +97,7 @@ def _links(text: str) -> list[str]:
 
 
 def _parted(page: pathlib.Path):
-    """A function from a link of a page to the file of the repository it leads to (None if to none), and its anchor."""
+    """Returns a function from a link to its file in the repository (None if there is none), and its anchor."""
 
     def parted(link: str):
         name, hash_sign, anchor = link.partition("#")

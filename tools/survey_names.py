@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""How many public training scripts find every name they ask TensorFlow, Keras and this project for.
+"""Counts public training scripts that find every name they use from TensorFlow, Keras and this project.
 
     git clone https://github.com/Ascend/ModelZoo-TensorFlow
     python tools/survey_names.py ModelZoo-TensorFlow
 
 Reads every Python file of a checkout or a bare mirror that imports TensorFlow, Keras, `npu_bridge` or `npu_device`,
-without running it, and looks each imported module and each dotted name up in what a script started with `npu-run` sees.
-A file counts where all of its names are found, either as a TensorFlow 1 script or as a TensorFlow 2 script. What a file
-tries and does without (`try: ... except ImportError`) does not count against it, nor what its own tree has under the
-same name. Files that Python 3 cannot read are listed apart.
+without running it, and looks up each imported module and each dotted name as a script started with `npu-run` would. A
+file counts if all of its names are found, either as a TensorFlow 1 script or as a TensorFlow 2 script. Optional names
+(`try: ... except ImportError`) do not count against it, nor do names of its own tree. Files that Python 3 cannot read
+are listed separately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORGIVING = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"
 
 
 def python_files(place: pathlib.Path, commit: str) -> Iterator[tuple[str, bytes]]:
-    """(path, content) of every Python file of a Git repository's commit, or of a plain folder."""
+    """Yields (path, content) of every Python file of a Git repository's commit, or of a plain folder."""
     if (place / "HEAD").exists() or (place / ".git").exists():
         yield from committed_files(place, commit)
         return
@@ -59,7 +59,7 @@ def committed_files(place: pathlib.Path, commit: str) -> Iterator[tuple[str, byt
 
 
 class Names(ast.NodeVisitor):
-    """The modules and dotted names under `ROOTS` that one file asks for.
+    """The modules and dotted names under `ROOTS` that one file uses.
 
     A name is followed through imports and plain assignments (`slim = tf.contrib.slim`), scope by scope: an argument
     called `layers` hides an import of that name.
@@ -198,7 +198,7 @@ class Names(ast.NodeVisitor):
 
 
 def read(source: bytes) -> dict[str, int] | None:
-    """Names that one file asks for, or None where Python 3 cannot read it."""
+    """Returns the names that one file uses, or None if Python 3 cannot read it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -211,10 +211,10 @@ def read(source: bytes) -> dict[str, int] | None:
 
 
 def survey(place: pathlib.Path, commit: str) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Names of every training file, and the files that Python 3 cannot read."""
+    """Returns the names of every training file, and the files that Python 3 cannot read."""
     files: dict[str, dict[str, int]] = {}
     unreadable = []
-    own = set()  # where the tree has a package of its own under one of the names
+    own = set()  # if the tree has its own package under one of the names
     for path, source in python_files(place, commit):
         for end in ("/__init__.py", ".py"):
             if path.endswith(tuple(f"{root}{end}" for root in ROOTS)):
@@ -234,7 +234,7 @@ def survey(place: pathlib.Path, commit: str) -> tuple[dict[str, dict[str, int]],
 
 
 class Sight:
-    """Whether names are found by a script of TensorFlow 1 or of TensorFlow 2, each name looked up once."""
+    """The names that a script of TensorFlow 1 or 2 finds; looks up each name once."""
 
     def __init__(self, era: int) -> None:
         sys.path.insert(0, str(REPOSITORY))
@@ -245,11 +245,11 @@ class Sight:
         self._known: dict[str, bool] = {}
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Names that one file asks for in vain."""
+        """Returns the names of a file that are not found."""
         return [name for name in names if not self.finds(name)]
 
     def finds(self, name: str) -> bool:
-        """Whether a dotted name is there."""
+        """Returns whether a dotted name is found."""
         if name not in self._known:
             self._known[name] = self._look_up(name)
         return self._known[name]
@@ -284,14 +284,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("place", type=pathlib.Path, help="a checkout, a bare mirror, or any folder")
     parser.add_argument("--commit", default="HEAD", help="of a Git repository (default: %(default)s)")
-    parser.add_argument("--top", type=int, default=40, help="missing names that are listed (default: %(default)s)")
-    parser.add_argument("--json", type=pathlib.Path, help="writes the missing names of each file")
+    parser.add_argument("--top", type=int, default=40, help="number of missing names to list (default: %(default)s)")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the missing names of each file")
     arguments = parser.parse_args()
 
     files, unreadable = survey(arguments.place, arguments.commit)
     sight = Sight(era=1)
     missing = {path: names for path in files if (names := sight.missing(files[path]))}
-    sight = Sight(era=2)  # what a script of TensorFlow 2 finds more of is one of it
+    sight = Sight(era=2)  # a file counts under the version that misses fewer of its names
     missing = {path: min(names, sight.missing(files[path]), key=len) for path, names in missing.items()}
     missing = {path: names for path, names in missing.items() if names}
     print(f"{len(files)} files, {len(unreadable)} more that Python 3 cannot read")
@@ -307,7 +307,7 @@ def main() -> int:
 
 
 def trains(names: dict[str, int]) -> bool:
-    """Whether a file makes an optimizer, an estimator or a loop of training itself."""
+    """Returns whether a file makes an optimizer, an estimator or its own training loop."""
     return any(word in name for name in names for word in ("Optimizer", "optimizers.", ".gradients", "Estimator"))
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""TensorFlow 1.15's own unit tests, unchanged, as judges of what `npu-run` gives a script of TensorFlow 1.
+"""Runs TensorFlow 1.15's own unit tests, unchanged, against the TensorFlow 1 that `npu-run` gives a script.
 
     git clone -b v1.15.5 --depth 1 https://github.com/tensorflow/tensorflow
     python tools/tensorflow_tests.py tensorflow --python .venv-tf115/bin/python --cache out/tensorflow_tests.json
 
-Each test file runs in a process of its own, two at a time: with the genuine TensorFlow 1.15 of `--python`, and here as
-a script of TensorFlow 1. A test counts where it passes with the genuine wheel; one that does not (it needs a device, a
-lost operator, or what only TensorFlow's own tree has) is not applicable. What failed is grouped by its cause. With
-`--cache`, what was found is kept, and a second call goes on from there; `--again` runs the files of `--only` anew here.
+Each test file runs in its own process, two at a time: with the genuine TensorFlow 1.15 of `--python`, and here as a
+script of TensorFlow 1. A test counts if it passes with the genuine wheel; otherwise (it needs a device, a lost
+operator, or a part of TensorFlow's own tree) it is not applicable. Failures are grouped by cause. `--cache` keeps the
+results, and a second call continues from there; `--again` runs the files of `--only` again here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-# What public scripts use (tools/survey_names.py), as folders and patterns below the checkout.
+# The modules that public scripts use (tools/survey_names.py), as folders and patterns below the checkout.
 CONTRIB = """
     checkpoint crf cudnn_rnn data estimator framework graph_editor image layers legacy_seq2seq lookup losses metrics
     mixed_precision nn opt predictor quantize recurrent resampler rnn seq2seq signal slim sparsemax staging stateless
@@ -40,7 +40,7 @@ PATTERNS = (
     "tensorflow/python/training/**/*_test.py",
     "tensorflow/python/kernel_tests/rnn*_test.py",
 )
-# The lines of a run that did not come to its end.
+# The result lines of a run that did not finish.
 _LINE = re.compile(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] (\w+\.\w+)")
 _STATUS = {"OK": "pass", "FAILED": "fail", "SKIPPED": "skip", "RUN": "fail"}
 
@@ -49,10 +49,10 @@ def run_file(path: str, command: list[str], environment: dict[str, str], limit_s
     """Runs one test file.
 
     Returns:
-      test -> [status, cause]; the file itself is "", where it did not come to its tests.
+      test -> [status, cause]; the file itself is "", if no test started.
     """
     with tempfile.TemporaryDirectory() as folder:
-        # Alone in its folder, since Python looks there first: some neighbours are called like Python's own modules.
+        # Alone in its folder, since Python looks there first: some neighbours have names of Python's own modules.
         script = shutil.copy(path, folder)
         report = pathlib.Path(folder, "report.xml")
         scratch = {"TEST_TMPDIR": f"{folder}/tmp", "TEST_SRCDIR": folder, "CUDA_VISIBLE_DEVICES": ""}
@@ -83,10 +83,10 @@ def run_file(path: str, command: list[str], environment: dict[str, str], limit_s
 
 
 def of_report(path: pathlib.Path) -> dict:
-    """Statuses and causes of an XML report."""
+    """Returns statuses and causes of an XML report."""
     found: dict[str, list[str]] = {}
     for case in ElementTree.parse(path).iter("testcase"):
-        # A part of a test, such as `testBasic [eager_mode]`, counts as the test, which has no line where a part fails.
+        # A part of a test, such as `testBasic [eager_mode]`, counts as the test, which has no line if a part fails.
         name = f"{case.get('classname', '').rpartition('.')[2]}.{(case.get('name') or '').partition(' [')[0]}"
         bad = [part for part in case if part.tag in ("failure", "error")]
         skipped = case.get("status") == "notrun" or case.find("skipped") is not None
@@ -98,7 +98,7 @@ def of_report(path: pathlib.Path) -> dict:
 
 
 def cause_of(text: str) -> str:
-    """The exception at the end of a traceback with its first line; what differs from run to run is left out."""
+    """Returns the exception at the end of a traceback with its first line, without parts that vary between runs."""
     lines = [line.strip() for line in re.findall(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Empty)\b.*", text, re.M)]
     line = lines[-1] if lines else (text.strip().splitlines() or ["nothing said"])[-1]
     line = re.sub(r"( is not available) .*", r"\1", line)
@@ -106,7 +106,7 @@ def cause_of(text: str) -> str:
 
 
 def module_of(path: str) -> str:
-    """`contrib.rnn` of a file below `tensorflow/contrib/rnn`; libraries by themselves are in rows of their own."""
+    """Returns `contrib.rnn` for a file below `tensorflow/contrib/rnn`; separate libraries have their own rows."""
     module = ".".join(path.split("/")[1:3])
     if "/feature_column" in path:
         return f"{module} (old feature columns)"
@@ -115,7 +115,7 @@ def module_of(path: str) -> str:
 
 
 class Findings:
-    """What was found, side by side, and kept in a file.
+    """The results of both sides, kept in a file.
 
     Args:
       path: the file; None keeps nothing.
@@ -135,7 +135,7 @@ class Findings:
             fresh.replace(self._path)
 
     def pairs(self, files: Iterable[str]) -> Iterable[tuple[str, str, str, str, str]]:
-        """(file, test, status of the genuine one, status here, cause) of every test."""
+        """Yields (file, test, status of the genuine one, status here, cause) of every test."""
         for file in files:
             genuine, here = (self.of.get(side, {}).get(file, {}) for side in ("genuine", "here"))
             whole = here.get("", ["missing", "not run" if not here else "no such test here"])
@@ -144,7 +144,7 @@ class Findings:
 
 
 def print_table(findings: Findings, files: list[str]) -> None:
-    """The rates by module, as a table of Markdown."""
+    """Prints the rates by module, as a Markdown table."""
     counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     for file, _, genuine, here, cause in findings.pairs(files):
         counted = here if here == "pass" or "is not available" not in cause else "missing"
@@ -158,7 +158,7 @@ def print_table(findings: Findings, files: list[str]) -> None:
 
 
 def print_causes(findings: Findings, files: list[str], number: int) -> None:
-    """What failed here and passes there, the most frequent cause first."""
+    """Prints the tests that fail here and pass there, the most frequent cause first."""
     causes: dict[str, list[str]] = collections.defaultdict(list)
     for file, test, genuine, here, cause in findings.pairs(files):
         if genuine == "pass" and here != "pass":
@@ -171,11 +171,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path, help="a checkout of TensorFlow 1.15, with the folder tensorflow/")
     parser.add_argument("--python", help="the interpreter of a genuine TensorFlow 1.15; without it, only here")
-    parser.add_argument("--cache", type=pathlib.Path, help="a JSON file that keeps what was found")
+    parser.add_argument("--cache", type=pathlib.Path, help="a JSON file that keeps the results")
     parser.add_argument("--only", nargs="+", metavar="PART", help="files with one of these in their path: contrib/rnn")
-    parser.add_argument("--again", action="store_true", help="runs the files anew here, though they are in the cache")
+    parser.add_argument("--again", action="store_true", help="runs the files anew here, even if they are in the cache")
     parser.add_argument("--limit", type=float, default=300, metavar="SECS", help="for one file; 300 if not given")
-    parser.add_argument("--causes", type=int, default=40, metavar="N", help="how many causes are printed")
+    parser.add_argument("--causes", type=int, default=40, metavar="N", help="number of causes to print")
     options = parser.parse_args()
 
     files = sorted({str(p.relative_to(options.folder)) for each in PATTERNS for p in options.folder.glob(each)})

@@ -1,4 +1,4 @@
-"""What the kernel has counted of this host's network."""
+"""Reads the kernel's counters of this host's network."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import pathlib
 
 
 def sent_bytes() -> int:
-    """Of all interfaces this rank can see, headers included; on the loopback that is what all ranks have sent."""
+    """Returns the bytes sent on all interfaces of this rank, with headers; on the loopback, those of all ranks."""
     counters = pathlib.Path("/sys/class/net").glob("*/statistics/tx_bytes")
     return sum(int(counter.read_text()) for counter in counters)

@@ -1,4 +1,4 @@
-"""A core for each rank, as if it had a processor of its own to compute and to send with."""
+"""Binds each rank to a core, as if it had its own processor to compute and to send with."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 
 
 def keep_rank_on_one_core(rank: int) -> None:
-    """Binds every thread of this process to one core, and with them what they start later.
+    """Binds every thread of this process to one core, and with them the threads that they start later.
 
-    Horovod's own thread is one of them. Left free, it works on the core of another rank whenever that one waits, which
-    no rank on a host of its own could do.
+    This includes Horovod's own thread. Otherwise it would use the core of another rank whenever that rank waits, which
+    is impossible on separate hosts.
 
     Args:
       rank: of this process; ranks share cores when there are more of them.

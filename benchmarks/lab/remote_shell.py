@@ -1,11 +1,11 @@
-"""A remote shell for hosts that have no sshd: what `ssh HOST COMMAND` does, over TCP, without the encryption.
+"""A remote shell for hosts without sshd: runs `ssh HOST COMMAND` over TCP, without the encryption.
 
     python remote_shell.py serve              answers on every address of this host until it is killed
     python remote_shell.py call HOST COMMAND  runs COMMAND there, with this process's input, output and exit code
 
-It behaves as sshd does for a command without a terminal: the command gets a bare environment; when the caller goes,
-its pipes close and nothing else happens to it; a command that a signal has killed shows as exit code 255. For tests
-and benchmarks in network namespaces only: whoever reaches the port may run anything.
+It behaves as sshd does for a command without a terminal: the command gets a bare environment; when the caller leaves,
+its pipes close, and it continues; a command killed by a signal shows as exit code 255. For tests and benchmarks in
+network namespaces only: anyone who reaches the port can run anything.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _pass_output(pipe, stream: int, caller: socket.socket, lock: threading.Lock)
 
 
 def call(host: str, command: str) -> int:
-    """Runs a command on a host; gives its exit code, 255 when the host cannot be reached."""
+    """Runs a command on a host; returns its exit code, 255 when the host cannot be reached."""
     try:
         connection = socket.create_connection((host, PORT), timeout=_CONNECT_SECS)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Recording a few steps of contenders on every rank, and drawing one step of each on one scale."""
+"""Records a few steps of contenders on every rank, and draws one step of each on one scale."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int,
     """Runs and records training steps on a rank.
 
     Args:
-      session: whose graph has no global step.
+      session: a session whose graph has no global step.
       steps: training steps by the name of their contender.
-      in_a_row: number of steps that a run of each of them trains.
+      in_a_row: number of steps that a run of each trains.
       folder: for a file of each contender and rank.
       rank: this rank; all ranks call it.
     """

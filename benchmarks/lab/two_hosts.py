@@ -1,12 +1,12 @@
-"""Hosts that are network namespaces of this machine, joined by links of a known rate.
+"""Makes hosts of network namespaces of this machine, joined by links of a known rate.
 
     with two_hosts(rate="1gbit") as hosts:
         job = hosts.run_ranks("train.py", "--steps", "20")
         print(job.exit_code, job.outputs[0], job.sent_bytes)
 
-Every host has its own addresses, routes, names and remote shell, so that `npu-run -H hosta:1,hostb:1` works there as
-it does on machines: what ranks tell each other goes through the kernel's TCP and a shaped link, byte by byte. The
-hosts share processors, memory and files. Needs root, `ip` and `tc`.
+Every host has its own addresses, routes, names and remote shell, so `npu-run -H hosta:1,hostb:1` works there as on
+machines: all messages between ranks go through the kernel's TCP and a shaped link. The hosts share processors, memory
+and files. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Job(NamedTuple):
-    """What a run has left.
+    """The results of a run.
 
     Attributes:
       exit_code: of npu-run.
-      text: all that npu-run printed, errors included.
-      outputs: what each rank printed, in rank order.
-      sent_bytes: bytes each host has put on its link meanwhile, in host order, headers included.
-      secs: how long it took, start of TensorFlow included.
+      text: everything that npu-run printed, also errors.
+      outputs: the printed lines of each rank, in rank order.
+      sent_bytes: bytes that each host has sent on its link meanwhile, in host order, with headers.
+      secs: duration, with the start of TensorFlow.
     """
 
     exit_code: int
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 def reason_for_no_hosts() -> str:
-    """Why there can be no such hosts here; "" when there can."""
+    """Returns why such hosts cannot be made here; "" if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "unshare", "mount") if shutil.which(tool) is None]
@@ -68,10 +68,10 @@ def reason_for_no_hosts() -> str:
 
 @contextlib.contextmanager
 def two_hosts(rate: str | None = None, count: int = 2) -> Iterator[Hosts]:
-    """Makes hosts named hosta, hostb, ... on one switch; they and all that runs on them are gone at the end.
+    """Makes hosts named hosta, hostb, ... on one switch; removes them and all their processes at the end.
 
     Args:
-      rate: what each host can send, as `tc` writes it: "1gbit", "300mbit"; None for as fast as memory is.
+      rate: the rate of each host's link, as `tc` writes it: "1gbit", "300mbit"; None for no limit.
       count: number of hosts, 2 to 26.
     Raises:
       RuntimeError: this machine cannot make such hosts; the message says why.
@@ -124,14 +124,14 @@ class Hosts:
             server.stdout.close()
 
     def command(self, host: int, *words: object) -> list[str]:
-        """The command line that runs `words` on a host, from outside."""
+        """Returns the command line that runs `words` on a host, from outside."""
         inside = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
         name = self.names[host]
         prefix = ["ip", "netns", "exec", _namespace(name), "unshare", "--uts", "--mount", "sh", "-c", inside, name]
         return [*prefix, str(self._folder / "hosts"), *map(str, words)]
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """This process's environment, with the hosts' `ssh` first and `variables`."""
+        """Returns this process's environment, with the hosts' `ssh` first and `variables`."""
         path = os.pathsep.join([str(self._folder / "bin"), os.environ.get("PATH", os.defpath)])
         python_path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]))
         return {**os.environ, "PATH": path, "PYTHONPATH": python_path, "HOME": str(self._folder), **variables}
@@ -143,7 +143,7 @@ class Hosts:
           script: the script, then its `arguments`.
           slots: ranks on each host.
           options: options of npu-run.
-          **kwargs: for `subprocess.Popen`, `env` among them.
+          **kwargs: for `subprocess.Popen`, also `env`.
         """
         hosts = ",".join(f"{name}:{slots}" for name in self.names)
         words = [sys.executable, "-m", "npu_bridge.run", "-H", hosts, *options, script, *arguments]
@@ -154,10 +154,10 @@ class Hosts:
     def run_ranks(
         self, script: object, *arguments: object, slots: int = 1, options=(), limit_secs: float = 600.0, **kwargs
     ) -> Job:
-        """Runs a script on ranks of all hosts to the end; arguments as of `start_ranks`.
+        """Runs a script on ranks of all hosts to the end; arguments as for `start_ranks`.
 
         Raises:
-          subprocess.TimeoutExpired: it has not ended after `limit_secs`; it is killed then.
+          subprocess.TimeoutExpired: it has not ended after `limit_secs`, and was killed.
         """
         self._runs += 1
         logs = self._folder / f"run_{self._runs}"
@@ -173,11 +173,11 @@ class Hosts:
         return Job(process.returncode, text, _outputs(logs), sent, time.monotonic() - start)
 
     def sent_bytes(self) -> list[int]:
-        """Bytes each host has sent since it exists, headers of Ethernet and above included."""
+        """Returns the bytes that each host has sent since it was made, with headers of Ethernet and above."""
         return [self._counter(name, "tx_bytes") for name in self.names]
 
     def cut(self, host: int = 1) -> None:
-        """Takes a host off the switch: what it sends and what is sent to it is lost, and nobody is told."""
+        """Takes a host off the switch: all its packets are lost in both directions, without a report to any process."""
         _ip("-n", _namespace(_SWITCH), "link", "set", self.names[host], "nomaster")
 
     def fix(self, host: int = 1) -> None:
@@ -185,7 +185,7 @@ class Hosts:
         _ip("-n", _namespace(_SWITCH), "link", "set", self.names[host], "master", "bridge")
 
     def shape(self, *words: str, host: int = 0) -> None:
-        """Changes how a host sends, as `tc` writes it; without words to what `build` was given."""
+        """Changes how a host sends, as `tc` writes it; without words, to the rate given to `build`."""
         if not words and self._rate is None:
             _output("tc", "-n", _namespace(self.names[host]), "qdisc", "delete", "dev", _INTERFACE, "root")
             return
@@ -193,17 +193,17 @@ class Hosts:
         _output("tc", "-n", _namespace(self.names[host]), "qdisc", "replace", "dev", _INTERFACE, "root", *words)
 
     def sent_again(self) -> int:
-        """TCP segments that the hosts have sent again since they exist, because no answer came."""
+        """Returns the TCP segments that the hosts have sent again since they were made, because no answer came."""
         texts = [_output("ip", "netns", "exec", _namespace(name), "cat", "/proc/net/snmp") for name in self.names]
         return sum(_counters(text)["RetransSegs"] for text in texts)
 
     def process_ids(self, host: int) -> list[int]:
-        """Processes that run on a host, without its remote shell."""
+        """Returns the processes that run on a host, without its remote shell."""
         servers = {server.pid for server in self._servers}
         return [number for number in _process_ids(_namespace(self.names[host])) if number not in servers]
 
     def end_all_processes(self) -> None:
-        """Kills everything that runs on the hosts but their remote shells."""
+        """Kills all processes on the hosts except their remote shells."""
         for host in range(len(self.names)):
             _kill(self.process_ids(host))
 
@@ -224,7 +224,7 @@ class Hosts:
     def _write_files(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in zip(self.addresses, self.names))]
         (self._folder / "hosts").write_text("\n".join(lines) + "\n")
-        # Options in front of and behind the host's name, as ssh takes them.
+        # Options before and after the host's name, as for ssh.
         options = 'while :; do case "$1" in -[opi]) shift 2;; -*) shift;; *) break;; esac; done'
         ssh = self._folder / "bin" / "ssh"
         ssh.parent.mkdir()
@@ -248,7 +248,7 @@ def _shape(rate: str) -> list[str]:
 
 
 def _outputs(logs: pathlib.Path) -> list[str]:
-    """What the ranks have printed, from the folder of --logs."""
+    """Returns the printed lines of each rank, from the folder of --logs."""
     by_rank = sorted(logs.glob("rank_*.log"), key=lambda path: int(path.stem.partition("_")[2]))
     return [path.read_text().partition("\n")[2] for path in by_rank]  # the first line is the run's title
 
@@ -258,7 +258,7 @@ def _namespace(name: str) -> str:
 
 
 def _remove_leftovers() -> None:
-    """Removes hosts whose maker has died without doing so."""
+    """Removes hosts whose maker died without removing them."""
     for line in _output("ip", "netns", "list").splitlines():
         found = re.match(rf"{_PREFIX}-(\d+)-\S+", line)
         if found and not os.path.exists(f"/proc/{found[1]}"):
@@ -270,7 +270,7 @@ def _remove_leftovers() -> None:
 
 def _remove_namespace(namespace: str) -> None:
     with contextlib.suppress(subprocess.CalledProcessError):
-        # What a killed process was just starting comes to light one turn later.
+        # Processes that a killed process was just starting appear one turn later.
         while numbers := _process_ids(namespace):
             _kill(numbers)
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The picture of an accelerated training: the loss over steps, and which of them computed in low precision."""
+"""Draws an accelerated training: the loss over steps, and the steps that computed in low precision."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LOSS, _LOW, _SWITCH, _SCALE = "#1f6feb", "#f0b429", "#d9480f", "#0f8a72"
 
 
 def draw(history: History, path: str, target_loss: float | None = None) -> pathlib.Path:
-    """Draws a history into an SVG file; gives its path.
+    """Draws a history into an SVG file; returns its path.
 
     Args:
       history: of a run, with the precision of each step.
       path: of the picture.
-      target_loss: drawn as a line, where the loss decides about the switch.
+      target_loss: drawn as a line, if the loss decides about the switch.
     """
     # The object interface of matplotlib: no global state and no window system.
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -56,7 +56,7 @@ def draw(history: History, path: str, target_loss: float | None = None) -> pathl
 
 
 def in_words(history: History, trend) -> tuple[str, str]:
-    """What was done, and what came of it."""
+    """Returns the title and the result of a training as texts."""
     rows = history.rows
     lowered = [row for row in rows if row.precision != "float32"]
     if not lowered:

@@ -1,4 +1,4 @@
-"""The first part of a training in low precision, the rest in float32: one session, one switch, one picture.
+"""Trains first in low precision, then in float32: one session, one switch, one picture.
 
 python examples/accelerate/train.py                                  # 90 % of the steps in float16
 python examples/accelerate/train.py --low bfloat16 --ratio 0.5       # half of them in bfloat16
@@ -35,14 +35,14 @@ def read_flags(arguments=None):
     parser.add_argument("--target_loss", type=float, default=0.5, help="for --way loss")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--output_dir", help="default: out/accelerate/LOW_WAY; goes on from its checkpoint")
+    parser.add_argument("--output_dir", help="default: out/accelerate/LOW_WAY; continues from its checkpoint")
     flags = parser.parse_args(arguments)
     flags.output_dir = flags.output_dir or f"out/accelerate/{flags.low}_{flags.way}"
     return flags
 
 
 def input_fn(batch_size, seed=1):
-    """Points labelled by a fixed random network, with a little noise: a task that can be learned, but not at once."""
+    """Returns points labelled by a fixed random network, with a little noise: a task that takes a while to learn."""
     random = np.random.RandomState(seed)
     inputs = random.randn(EXAMPLES, FEATURES).astype(np.float32)
     teacher = np.maximum(inputs @ random.randn(FEATURES, 24), 0) @ random.randn(24, CLASSES)
@@ -59,7 +59,7 @@ def model_fn(features, labels, mode):
     loss = tf.identity(tf.losses.sparse_softmax_cross_entropy(labels, logits), name="loss")
     train_op = None
     if mode == tf.estimator.ModeKeys.TRAIN:
-        # float16 has few exponents, so gradients are scaled; the scale goes on across the switch.
+        # float16 has few exponents, so gradients are scaled; the switch keeps the scale.
         manager = ExponentialUpdateLossScaleManager(2.0**15, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
         optimizer = NPUOptimizer(tf.train.AdamOptimizer(2e-3), loss_scale_manager=manager, is_loss_scale=True)
         train_op = optimizer.minimize(loss, tf.train.get_or_create_global_step())
@@ -75,7 +75,7 @@ def dense(inputs, units, name):
 
 def main():
     flags = read_flags()
-    log = logging.getLogger("npu_bridge")  # says when which precision begins
+    log = logging.getLogger("npu_bridge")  # prints when each precision begins
     log.addHandler(logging.StreamHandler(sys.stdout))
     log.setLevel(logging.INFO)
     plan = f"{ACCELERATIONS[flags.low]}|{flags.way}|{flags.ratio}"

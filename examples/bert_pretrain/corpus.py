@@ -1,7 +1,7 @@
-"""From text files to rows of token ids.
+"""Makes rows of token ids from text files.
 
 A row is `[CLS] first part [SEP] second part [SEP]`, cut where a sentence ends near the middle. Rows never
-share text, so keeping every n-th row aside gives a held-out set the model has not read.
+share text, so holding out every n-th row gives a set that the model has not read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEADING_RULE = re.compile(r"^\s*([^\w\s])\1{2,}\s*$", re.MULTILINE)
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+")
 
-# A row with fewer tokens than this has too little context to guess from (ours).
+# A row with fewer tokens has too little context to guess from (ours).
 _MIN_TOKENS = 8
 
 
@@ -68,7 +68,7 @@ def _files_under(path: str) -> list[str]:
 
 
 def split_sentences(document: str) -> list[str]:
-    """Cuts a document into sentences; rules under headings are dropped, paragraphs always end a sentence."""
+    """Cuts a document into sentences; drops rules under headings, and always ends a sentence at a paragraph."""
     paragraphs = _PARAGRAPH.split(_HEADING_RULE.sub("\n", document))
     sentences = []
     for paragraph in paragraphs:
@@ -79,10 +79,10 @@ def split_sentences(document: str) -> list[str]:
 def make_rows(documents: Sequence[str], vocabulary: Vocabulary, max_seq_length: int) -> Rows:
     """Encodes documents and packs them into rows of `max_seq_length` tokens.
 
-    Only the last row of a document is padded. A document too short for one row gives none.
+    Only the last row of a document is padded. A document too short for one row makes no row.
 
     Raises:
-      ValueError: no row came out, or rows would be too short to hold anything.
+      ValueError: no document makes a row, or rows are too short for any token.
     """
     if max_seq_length < _MIN_TOKENS + 3:
         raise ValueError(f"--max_seq_length: expected at least {_MIN_TOKENS + 3} tokens; got {max_seq_length}.")
@@ -120,7 +120,7 @@ def _pack(ids: list[int], sentence_ends: np.ndarray, length: int) -> tuple[list[
 def split_held_out(rows: Rows, every: int = 20) -> tuple[Rows, Rows]:
     """Splits rows into (training, held out): each `every`-th row is held out, starting with the first.
 
-    A corpus of fewer than `every` rows is too small to give any away; then nothing is held out.
+    A corpus of fewer than `every` rows is too small; then nothing is held out.
     """
     if len(rows) < every:
         return rows, Rows(rows.token_ids[:0], rows.segment_ids[:0])

@@ -14,8 +14,8 @@ class LAMBOptimizer(optimizers.tf1.LAMB):
     """Layer-wise adaptive moments with decoupled weight decay (You et al. 2019), all variables updated together.
 
     Args:
-      learning_rate: a number, or a Keras learning-rate schedule, which then follows the number of updates. That does
-        not move on a skipped step.
+      learning_rate: a number, or a Keras learning-rate schedule of the number of updates, which does not
+      change on a skipped step.
       weight_decay_rate: share of a variable added to its update before the layer-wise ratio.
       beta_1: decay of the first moment.
       beta_2: decay of the second moment.
@@ -50,7 +50,7 @@ class LAMBOptimizer(optimizers.tf1.LAMB):
 class WarmupThenLinearDecay(tf.keras.optimizers.schedules.LearningRateSchedule):
     """Rises in a straight line from 0 to the peak, then falls in a straight line to 0 at the last step.
 
-    The first update uses `peak / warmup_steps`, never 0, so no step is wasted.
+    The first update uses `peak / warmup_steps`, never 0.
 
     Args:
       peak: the highest learning rate, reached after `warmup_steps` updates.
@@ -71,7 +71,7 @@ class WarmupThenLinearDecay(tf.keras.optimizers.schedules.LearningRateSchedule):
         self.total_steps = total_steps
 
     def __call__(self, step):
-        """The learning rate of update number `step`, counted from 0; float32 scalar."""
+        """Returns the learning rate of update number `step`, counted from 0; float32 scalar."""
         with tf.name_scope("learning_rate"):
             done = tf.cast(step, tf.float32)
             rising = (done + 1.0) / max(self.warmup_steps, 1)
@@ -79,5 +79,5 @@ class WarmupThenLinearDecay(tf.keras.optimizers.schedules.LearningRateSchedule):
             return self.peak * tf.maximum(tf.minimum(rising, falling), 0.0)
 
     def get_config(self):
-        """The constructor's arguments."""
+        """Returns the constructor's arguments."""
         return {"peak": self.peak, "warmup_steps": self.warmup_steps, "total_steps": self.total_steps}

@@ -1,8 +1,8 @@
-"""Which tokens the model has to guess: the masked-language-model task, and the batches that carry it.
+"""Chooses the tokens that the model has to guess: the masked-language-model task, and its batches.
 
 Fifteen in a hundred tokens of a row become targets. Of these, eight in ten are replaced by `[MASK]`, one in
-ten by a random token, and one in ten stays as it is (Devlin et al. 2018, section 3.1). What happens to a
-row depends only on (seed, epoch, row), never on the batch, the rank or the process it lands in.
+ten by a random token, and one in ten stays unchanged (Devlin et al. 2018, section 3.1). The changes to a
+row depend only on (seed, epoch, row), never on its batch, rank or process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MaskedRow(NamedTuple):
 
 
 def max_predictions(max_seq_length: int) -> int:
-    """How many targets a row can have: the share of its length, rounded up."""
+    """Returns the most targets of a row: the share of its length, rounded up."""
     return math.ceil(MASKED_SHARE * max_seq_length)
 
 
@@ -61,12 +61,12 @@ class MaskedBatches:
     """Batches for any list of positions in the endless, shuffled, masked stream over some rows.
 
     Position `p` is the `p % len(rows)`-th row of epoch `p // len(rows)`; each epoch has its own order and
-    its own masks. A run that is resumed asks for the positions it had not reached yet.
+    its own masks. A resumed run asks for the positions that it had not reached yet.
 
     Args:
-      rows: what to read.
+      rows: the rows to read.
       vocabulary_size: random replacement tokens are below this id.
-      seed: the whole stream follows from it.
+      seed: determines the whole stream.
     """
 
     def __init__(self, rows: Rows, vocabulary_size: int, seed: int):
@@ -78,7 +78,7 @@ class MaskedBatches:
         self._order = (-1, np.zeros(0, np.int64))
 
     def batch(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """The masked rows at these stream positions, stacked; keys are those of `feature_shapes`."""
+        """Returns the masked rows at these stream positions, stacked; keys are those of `feature_shapes`."""
         places = [self._place(int(position)) for position in positions]
         masked = [
             mask_row(
@@ -106,7 +106,7 @@ class MaskedBatches:
 
 
 def feature_shapes(max_seq_length: int) -> dict[str, tuple]:
-    """Name, numpy dtype and row shape of every feature of a batch, in the order of `MaskedBatches.batch`."""
+    """Returns name, numpy dtype and row shape of every feature of a batch, in the order of `MaskedBatches.batch`."""
     slots = max_predictions(max_seq_length)
     return {
         "token_ids": (np.int32, max_seq_length),

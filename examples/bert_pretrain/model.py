@@ -34,7 +34,7 @@ class ModelSize(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What the head says about one batch: scalar mean loss in nats per target, and scalar accuracy."""
+    """The head's result for one batch: scalar mean loss in nats per target, and scalar accuracy."""
 
     loss: tf.Tensor
     accuracy: tf.Tensor
@@ -47,7 +47,7 @@ def masked_language_model(features: dict[str, tf.Tensor], size: ModelSize, train
       features: `token_ids` and `segment_ids`, int32 [batch, length]; `target_positions`, `target_ids` int32
         and `target_weights` float32, [batch, targets].
       size: the model's numbers.
-      training: whether dropout acts.
+      training: applies dropout.
     Graph: all variables live under `bert/` and `head/`.
     """
     token_ids = features["token_ids"]
@@ -104,7 +104,7 @@ def _encode(hidden, padding_scores, size: ModelSize, dropout: float):
 
 
 def _attend(hidden, padding_scores, batch_and_length, size: ModelSize, dropout: float):
-    """Multi-head attention of every token to every token of its row; [batch * length, hidden] in and out."""
+    """Attends from every token to every token of its row, with several heads; [batch * length, hidden] in and out."""
     width = size.hidden_size // size.num_heads
 
     def heads(name):
@@ -119,7 +119,7 @@ def _attend(hidden, padding_scores, batch_and_length, size: ModelSize, dropout: 
 
 
 def _predict(hidden, table, target_positions, size: ModelSize):
-    """Scores of every vocabulary piece at the target positions: [batch, targets, vocabulary]."""
+    """Returns scores of every vocabulary piece at the target positions: [batch, targets, vocabulary]."""
     targets = tf.gather(hidden, target_positions, batch_dims=1)
     slots = target_positions.shape[1]
     flat = tf.reshape(targets, [-1, size.hidden_size])
@@ -161,7 +161,7 @@ def _layer_norm(inputs):
 
 
 def _gelu(inputs):
-    """Gaussian error linear unit: each value times the normal probability of a smaller one."""
+    """Applies Gaussian error linear units: each value times the normal probability of a smaller one."""
     return 0.5 * inputs * (1.0 + tf.math.erf(inputs * math.sqrt(0.5)))
 
 

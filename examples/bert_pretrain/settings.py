@@ -1,4 +1,4 @@
-"""Size files: a TOML file says how large the model is, and how it is trained unless a flag says otherwise."""
+"""Reads size files: a TOML file sets the size of the model, and defaults for flags of the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__
 
 
 class ModelTable(NamedTuple):
-    """The `[model]` table. `vocab_size` is an upper limit: a small corpus may give fewer pieces."""
+    """The `[model]` table. `vocab_size` is an upper limit: a small corpus can have fewer pieces."""
 
     vocab_size: int
     hidden_size: int
@@ -51,7 +51,7 @@ def read_settings(path: str) -> Settings:
     """Reads a size file.
 
     Args:
-      path: a file; when there is none of that name, the same name under this checkout is tried.
+      path: a file; if there is none, the same name under this checkout.
     Raises:
       ValueError: no such file, an unknown or missing key, a wrong type, or numbers that do not fit together.
     """

@@ -1,4 +1,4 @@
-"""tensorflow-addons' LAMB under the documented argument names: what `--optimizer tfa_lamb` trains with."""
+"""Wraps tensorflow-addons' LAMB under the documented argument names, for `--optimizer tfa_lamb`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class TfaLAMBOptimizer(tfa.optimizers.LAMB):
     """Layer-wise adaptive moments with decoupled weight decay (You et al. 2019).
 
     Args:
-      learning_rate: a number, or a Keras learning-rate schedule, which then follows `iterations`. That
-        counter does not move on a skipped step.
+      learning_rate: a number, or a Keras learning-rate schedule of `iterations`, which does not change on a
+      skipped step.
       weight_decay_rate: share of a variable added to its update before the layer-wise ratio.
       beta_1: decay of the first moment.
       beta_2: decay of the second moment.
@@ -49,7 +49,7 @@ class TfaLAMBOptimizer(tfa.optimizers.LAMB):
         )
 
     def get_config(self):
-        """The constructor's arguments, under the constructor's names."""
+        """Returns the constructor's arguments, under the constructor's names."""
         config = super().get_config()
         config["weight_decay_rate"] = config.pop("weight_decay")
         # Both follow from the other arguments.

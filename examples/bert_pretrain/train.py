@@ -3,8 +3,8 @@
     python examples/bert_pretrain/train.py --num_train_steps 50
     npu-run -np 2 examples/bert_pretrain/train.py --distributed
 
-Run the same command again to continue where it stopped. What is written, and every flag: README.md beside
-this file.
+Run the same command again to continue where it stopped. README.md beside this file describes the output and every
+flag.
 """
 
 # ruff: noqa: F403, F405 (the star import is how scripts of this interface get their names)
@@ -56,14 +56,14 @@ flags.DEFINE_float(
 flags.DEFINE_float("init_loss_scale_value", 2.0**16, "First value of the scale that follows overflows.")
 flags.DEFINE_boolean("distributed", None, "Average gradients over the ranks. Default: when there are several.")
 flags.DEFINE_boolean("use_tailing", True, "Decide about a step before the last gradients have arrived.")
-flags.DEFINE_integer("num_eval_batches", 8, "Held-out batches rank 0 looks at when training is over; 0: none.")
+flags.DEFINE_integer("num_eval_batches", 8, "Held-out batches that rank 0 evaluates after the training; 0: none.")
 flags.DEFINE_enum("optimizer", "lamb", ["lamb", "tfa_lamb"], "LAMB of this package, or tensorflow-addons' one.")
-flags.DEFINE_string("stages", None, "TOML file with tables [[stages]]: what happens to gradients on their way.")
-flags.DEFINE_integer("seed", 12345, "Start values, order of rows and masks follow from it.")
+flags.DEFINE_string("stages", None, "TOML file with tables [[stages]]: operations on the gradients.")
+flags.DEFINE_integer("seed", 12345, "Determines initial values, order of rows, and masks.")
 
 
 def lamb_class():
-    """The optimizer that `--optimizer` names."""
+    """Returns the optimizer class that `--optimizer` names."""
     if FLAGS.optimizer == "lamb":
         return LAMBOptimizer
     from tfa_lamb import TfaLAMBOptimizer  # needs the extra [addons]
@@ -72,7 +72,7 @@ def lamb_class():
 
 
 def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
-    """LAMB, wrapped for ranks and loss scaling as the flags say."""
+    """Makes LAMB, wrapped for ranks and loss scaling according to the flags."""
     opt = lamb_class()(
         learning_rate,
         weight_decay_rate=weight_decay_rate,
@@ -108,7 +108,7 @@ def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
 
 
 def model_fn(features, labels, mode, params):
-    """The Estimator's view of the model."""
+    """Builds the model for the Estimator."""
     del labels  # the targets are among the features
     prediction = masked_language_model(features, params["size"], training=mode == tf.estimator.ModeKeys.TRAIN)
     if mode == tf.estimator.ModeKeys.EVAL:
@@ -119,14 +119,14 @@ def model_fn(features, labels, mode, params):
     optimizer = make_optimizer(rate, params["weight_decay_rate"], params["distributed"])
     grads_and_vars = optimizer.compute_gradients(prediction.loss, tf.trainable_variables())
     grads, variables = zip(*grads_and_vars)
-    # What comes out of compute_gradients is averaged and unscaled, so the norm means what it says.
+    # Gradients from compute_gradients are averaged and unscaled, so their norm is the true one.
     clipped, _ = tf.clip_by_global_norm(grads, clip_norm=1.0)
     train_op = optimizer.apply_gradients(list(zip(clipped, variables)), tf.train.get_or_create_global_step())
     return tf.estimator.EstimatorSpec(mode, loss=prediction.loss, train_op=train_op)
 
 
 def make_input_fn(batches, max_seq_length: int, batch_size: int, first_batch: int = 0, share: bool = True):
-    """Input of one rank: its share of an endless stream, from global batch `first_batch` on."""
+    """Makes the input of one rank: its share of an endless stream, from global batch `first_batch` on."""
 
     def input_fn():
         ranks, rank = (get_rank_size(), get_rank_id()) if share else (1, 0)
@@ -147,7 +147,7 @@ def make_input_fn(batches, max_seq_length: int, batch_size: int, first_batch: in
 
 
 def steps_and_batches_done(output_dir: str) -> tuple[int, int]:
-    """Updates of the newest checkpoint, and the global batches it has seen: those of skipped steps, too."""
+    """Returns the newest checkpoint's updates, and the global batches it has seen, also those of skipped steps."""
     checkpoint = tf.train.latest_checkpoint(output_dir)
     if checkpoint is None:
         return 0, 0
@@ -163,7 +163,7 @@ def session_config() -> tf.ConfigProto:
 
 
 def report(history: History, output_dir: str) -> None:
-    """Writes summary and picture, and says where the latter is."""
+    """Writes summary and picture, and prints the picture's path."""
     write_summary(summarize(history), os.path.join(output_dir, "summary.json"))
     try:
         picture = os.path.join(output_dir, "training.png")
@@ -174,7 +174,7 @@ def report(history: History, output_dir: str) -> None:
 
 
 def quieten() -> None:
-    """Shows warnings once, without one that is expected here: the global step rests while steps are skipped."""
+    """Shows warnings once, without the expected one: the global step does not rise while steps are skipped."""
     tf.logging.set_verbosity(tf.logging.WARN)
     log = tf.get_logger()
     log.propagate = False  # absl's own handler would print everything a second time
@@ -182,12 +182,12 @@ def quieten() -> None:
 
 
 def either(flag, default):
-    """A flag's value when it was given, otherwise the default."""
+    """Returns a flag's value if it was given, otherwise the default."""
     return default if flag is None else flag
 
 
 def main(_):
-    """Trains, or goes on training, until `--num_train_steps`."""
+    """Trains, or resumes training, until `--num_train_steps`."""
     quieten()
     model, training = read_settings(FLAGS.config)
     rank, ranks = get_rank_id(), get_rank_size()

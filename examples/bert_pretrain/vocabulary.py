@@ -1,8 +1,8 @@
-"""A sub-word vocabulary learned from the corpus itself.
+"""Learns a sub-word vocabulary from the corpus.
 
 Pieces are found by byte-pair merging over characters: start from single characters and keep joining the
 pair of neighbours that occurs most often. Text is then cut into pieces by longest match from the left.
-Both halves are deterministic, so every rank that builds a vocabulary from the same text gets the same one.
+Both steps are deterministic, so every rank that builds a vocabulary from the same text gets the same one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNKNOWN, CLS, SEP, MASK)
 PAD_ID, UNKNOWN_ID, CLS_ID, SEP_ID, MASK_ID = range(len(SPECIAL_PIECES))
 
-# Stands for "a space came before": it makes cutting and joining text inverse to each other.
+# Means "a space came before", so that joining text undoes cutting it.
 WORD_START = "\u2581"
 
 # A word is a run of letters, one digit, a run of underscores, or a run of other marks.
@@ -37,9 +37,9 @@ class Vocabulary:
 
     Args:
       pieces: all pieces, the five special ones first.
-      lower_case: whether text is lower-cased before it is cut.
+      lower_case: lower-cases text before it is cut.
     Raises:
-      ValueError: the special pieces are not where they belong, or a piece occurs twice.
+      ValueError: the list does not begin with the special pieces, or a piece occurs twice.
     """
 
     def __init__(self, pieces: Sequence[str], lower_case: bool = True):
@@ -60,7 +60,7 @@ class Vocabulary:
         return len(self.pieces)
 
     def id_of(self, piece: str) -> int:
-        """The id of one piece; the unknown id when there is no such piece."""
+        """Returns the id of one piece; the unknown id if there is no such piece."""
         return self._ids.get(piece, UNKNOWN_ID)
 
     def encode(self, text: str) -> list[int]:
@@ -91,7 +91,7 @@ class Vocabulary:
         return ids
 
     def save(self, path: str) -> None:
-        """Writes one piece per line. The file appears complete or not at all."""
+        """Writes one piece per line, atomically."""
         temporary = f"{path}.{os.getpid()}.tmp"
         with open(temporary, "w", encoding="utf-8") as out:
             out.write(f"# lower_case={int(self.lower_case)}\n")
@@ -113,10 +113,10 @@ def build_vocabulary(texts: Iterable[str], size: int, lower_case: bool = True) -
 
     Args:
       texts: the documents to learn from.
-      size: how many pieces, the five special ones included. A small corpus may give fewer.
+      size: number of pieces, with the five special ones. A small corpus can have fewer.
       lower_case: learn from lower-cased text.
     Returns:
-      The vocabulary; the same texts and size always give the same one.
+      The vocabulary; always the same for the same texts and size.
     Raises:
       ValueError: `size` leaves no room for single characters, or there is no text.
     """
@@ -139,9 +139,9 @@ def build_vocabulary(texts: Iterable[str], size: int, lower_case: bool = True) -
 
 
 def load_or_build(path: str, texts: Sequence[str], size: int, lower_case: bool, write: bool) -> Vocabulary:
-    """The vocabulary of an output folder: read when it is there, otherwise learned from texts.
+    """Returns the vocabulary of an output folder: reads it if it exists, otherwise learns it from texts.
 
-    A model belongs to the vocabulary it was trained with, so an existing file is used as it is.
+    A model needs the vocabulary that it was trained with, so an existing file is used unchanged.
 
     Ranks: local. Only the rank with `write=True` writes the file; the others learn the same pieces.
     """
@@ -171,8 +171,8 @@ def _alphabet(words: dict[str, int], limit: int) -> list[str]:
 def _merged_pieces(words: dict[str, int]) -> Iterable[str]:
     """Yields joined pieces, most frequent pair first, ties in alphabetical order.
 
-    Pair counts are kept up to date word by word, and the heap holds outdated entries that are skipped when
-    they surface: half a megabyte of text gives 2000 pieces in about a second.
+    Pair counts are updated word by word, and outdated entries of the heap are skipped when they come up: half a
+    megabyte of text gives 2000 pieces in about a second.
     """
     texts = sorted(words)
     symbols = [list(text) for text in texts]

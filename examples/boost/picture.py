@@ -1,4 +1,4 @@
-"""The picture of two trainings: the loss over batches, and which share of the weights each update trained."""
+"""Draws two trainings: the loss over batches, and the share of the weights that each update trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLAIN, _BOOSTED = "#8b949e", "#1f6feb"
 
 
 def draw(plain, boosted, path: str) -> pathlib.Path:
-    """Draws two runs into an SVG file; gives its path."""
+    """Draws two runs into an SVG file; returns its path."""
     # The object interface of matplotlib: no global state and no window system.
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

@@ -1,10 +1,10 @@
-"""Handwritten digits, trained as ever and by one call of `boost.apply`: freezing, accumulation and centralisation.
+"""Trains on handwritten digits plainly, and with `boost.apply`: freezing, accumulation and centralisation.
 
     python examples/boost/train.py
     python examples/boost/train.py --epochs 2 --out out/boost
 
-Both trainings begin with the same weights and see the same batches. In the output folder is then `curves.svg`: the loss
-over the batches, and below it how many of the layers each update trained.
+Both trainings begin with the same weights and see the same batches. The output folder then has `curves.svg`: the loss
+over the batches, and below it the share of the layers that each update trained.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from npu_bridge import boost
 from npu_bridge.npu_init import npu_keras_optimizer
 
 # isort: split
-import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
+import tensorflow as tf  # after npu_bridge, which hides TensorFlow's notes about its own build
 
 BATCH, HELD_OUT, GROUPS = 32, 357, 4
 
 
 class Run(NamedTuple):
-    """What is known of a training.
+    """The results of a training.
 
     Attributes:
-      losses: of each batch.
-      trained: for each update the share of the trained values that it changed, and the batch after which it came.
-      accuracy: on the pictures held out, after the last batch.
+      losses: the loss of each batch.
+      trained: for each update, the share of the trained values that it changed, and the batch after which it came.
+      accuracy: on the held-out pictures, after the last batch.
     """
 
     losses: list
@@ -47,7 +47,7 @@ def main(arguments=None):
     parser.add_argument("--out", default="out/boost", help="folder of the picture")
     flags = parser.parse_args(arguments)
     config = boost.BoostConfig.from_toml(pathlib.Path(__file__).with_name("boost.toml"))
-    # An update for two batches, with their mean: so as many batches learn with twice the rate.
+    # One update for two batches, with their mean, so the rate is doubled.
     plain = train(npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(flags.rate, 0.9)), flags.epochs)
     rate = flags.rate * config["grad_accumulation"]["grad_accumulation_step"]
     boosted = train(boost.apply(tf.keras.optimizers.legacy.SGD(rate, 0.9), config=config), flags.epochs)
@@ -62,7 +62,7 @@ def main(arguments=None):
 
 
 def train(optimizer, epochs):
-    """Trains the network of this example from its start."""
+    """Trains the network of this example from its initial weights."""
     pictures, digits = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(digits))
     pictures = (pictures[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
@@ -78,7 +78,7 @@ def train(optimizer, epochs):
 
 
 def network():
-    """A small residual network: pictures [n, 8, 8, 1] in, probabilities [n, 10] out."""
+    """Builds a small residual network: pictures [n, 8, 8, 1] in, probabilities [n, 10] out."""
     tf.keras.utils.set_random_seed(1)
     layers = tf.keras.layers
     image = tf.keras.Input([8, 8, 1])
@@ -91,7 +91,7 @@ def network():
 
 
 class Watch(tf.keras.callbacks.Callback):
-    """Notes the loss of each batch, and what each update changed."""
+    """Notes the loss of each batch, and the changes of each update."""
 
     def __init__(self, optimizer):
         super().__init__()

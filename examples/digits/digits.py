@@ -1,4 +1,4 @@
-"""Real handwritten digits: the 1797 pictures of 8 x 8 pixels that ship with scikit-learn."""
+"""Loads real handwritten digits: the 1797 pictures of 8 x 8 pixels that ship with scikit-learn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HELD_OUT = 360
 
 
 def load() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Pictures (float32, 8 x 8 x 1, from 0 to 1) and digits (int32): those to learn from, and those held out."""
+    """Returns pictures (float32, 8 x 8 x 1, from 0 to 1) and digits (int32) for training, and the held-out ones."""
     pictures, digits = load_digits(return_X_y=True)
     order = np.random.RandomState(0).permutation(len(digits))
     pictures = (pictures[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
@@ -20,14 +20,14 @@ def load() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]
 
 
 def training_batches(batch_size: int, done: int = 0) -> tf.data.Dataset:
-    """This rank's share of an endless stream of batches, from batch number `done` on.
+    """Returns this rank's share of an endless stream of batches, from batch number `done` on.
 
     Every rank shuffles alike and takes its own part of each batch. So any number of ranks trains on the same batches,
-    and a training that goes on after `done` of them sees what it would have seen.
+    and a training that resumes after `done` of them sees the same batches as an uninterrupted one.
 
     Args:
       batch_size: pictures of all ranks together.
-      done: batches to pass over.
+      done: number of batches to skip.
     Raises:
       ValueError: the ranks cannot share a batch evenly.
     """

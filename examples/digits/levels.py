@@ -1,8 +1,8 @@
-"""Handwritten digits at the levels O0 to O3: one network, the same batches, four precisions, one picture.
+"""Trains on handwritten digits at the levels O0 to O3: one network, the same batches, four precisions, one picture.
 
     python examples/digits/levels.py
 
-The loss curves go into levels.svg, with the bytes of variables and slots and the time of a step in its legend.
+Writes the loss curves to levels.svg, with the bytes of variables and slots and the time of a step in its legend.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from npu_bridge.reporting import smooth
 from npu_bridge.reporting.picture_style import INK, QUIET, tidy
 
 # isort: split
-import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
+import tensorflow as tf  # after npu_bridge, which hides TensorFlow's notes about its own build
 
 _COLORS = {"O0": "#57606a", "O1": "#1f6feb", "O2": "#0f8a72", "O3": "#c2410c"}
 
 
 class Training(NamedTuple):
-    """What came of one level."""
+    """The results of one level."""
 
     level: str
     losses: list
@@ -36,7 +36,7 @@ class Training(NamedTuple):
     skipped: int
 
     def in_words(self) -> str:
-        """For the legend."""
+        """Returns the results for the legend."""
         return (
             f"{self.level}: {self.accuracy:.1%} right, {self.kilobytes:.0f} kB of variables and slots, "
             f"{self.step_msecs:.1f} ms a step, {self.skipped} skipped"
@@ -44,7 +44,7 @@ class Training(NamedTuple):
 
 
 def new_model() -> tf.keras.Model:
-    """A small convolutional network with batch normalisation, the same at every call."""
+    """Builds a small convolutional network with batch normalisation, the same at every call."""
     tf.keras.utils.set_random_seed(1)
     layers = tf.keras.layers
     return tf.keras.Sequential(
@@ -64,7 +64,7 @@ def new_model() -> tf.keras.Model:
 
 
 class Losses(tf.keras.callbacks.Callback):
-    """The loss of each step and the time it took."""
+    """Notes the loss of each step and its time."""
 
     def on_train_begin(self, logs=None):
         self.losses, self.times, self._total = [], [], 0.0

@@ -1,4 +1,4 @@
-"""The picture of a training: loss and accuracy over steps, from the files that the Estimator has written."""
+"""Draws a training: loss and accuracy over steps, from the files that the Estimator has written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRAINING, _HELD_OUT = "#1f6feb", "#0f8a72"
 
 
 def draw(history: History, model_dir: str) -> pathlib.Path:
-    """Draws the training in `model_dir` into its `curves.svg`, restarts marked; gives the path."""
+    """Draws the training in `model_dir` into its `curves.svg`, with restarts marked; returns the path."""
     # The object interface of matplotlib: no global state and no window system.
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def draw(history: History, model_dir: str) -> pathlib.Path:
 
 
 def evaluations(model_dir: str, metric: str) -> list[tuple[int, float]]:
-    """A metric of every evaluation the Estimator has made so far: pairs of step and value, in order of steps."""
+    """Returns a metric of all the Estimator's evaluations so far: pairs of step and value, in order of steps."""
     found = {}
     for path in sorted(pathlib.Path(model_dir, "eval").glob("events.*")):
         for event in tf.train.summary_iterator(str(path)):

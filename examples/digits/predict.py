@@ -1,4 +1,4 @@
-"""What a trained network is for: evaluate it, let it read pictures, export it, and use the export without its code.
+"""Uses a trained network: evaluates it, lets it read pictures, exports it, and uses the export without its code.
 
 python examples/digits/train_estimator.py     # first
 python examples/digits/predict.py
@@ -17,23 +17,23 @@ from npu_bridge.npu_init import tf
 
 
 def serving_input_fn():
-    """Any number of pictures at a time, under the name that the network knows them by."""
+    """Accepts any number of pictures at a time, under the network's name for them."""
     pictures = tf.placeholder(tf.float32, [None, 8, 8, 1], name="pictures")
     return tf.estimator.export.ServingInputReceiver({"pictures": pictures}, {"pictures": pictures})
 
 
 def as_text(picture):
-    """A picture as eight lines of characters, the darker the denser."""
+    """Draws a picture as eight lines of characters: dense ones for dark pixels."""
     shades = np.array(list("  .:-=+*#%@"))
     return ["".join(shades[np.repeat(row, 2)]).rstrip() for row in (picture[..., 0] * 10).astype(int)]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_dir", default="out/digits", help="what train_estimator.py has written")
+    parser.add_argument("--model_dir", default="out/digits", help="the output folder of train_estimator.py")
     parser.add_argument("--pictures", type=int, default=5, help="how many to show")
     flags = parser.parse_args()
-    tf.enable_eager_execution()  # for the export, which is used as TensorFlow 2 does
+    tf.enable_eager_execution()  # for the export, which is used as in TensorFlow 2
     if tf.train.latest_checkpoint(flags.model_dir) is None:
         parser.error(f"{flags.model_dir} holds no checkpoint. Run train_estimator.py first, or name another folder.")
     estimator = make_estimator(flags.model_dir)

@@ -1,9 +1,9 @@
-"""Handwritten digits with an NPUEstimator: train, evaluate on the way, go on after an interruption, draw.
+"""Trains on handwritten digits with an NPUEstimator: evaluates meanwhile, resumes after an interruption, draws.
 
     python examples/digits/train_estimator.py
     npu-run -np 2 examples/digits/train_estimator.py
 
-Run the same command again to continue where it stopped. What is written: README.md beside this file.
+Run the same command again to continue where it stopped. README.md beside this file describes the output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npu_bridge.reporting import History, HistoryHook
 
 
 def model_fn(features, labels, mode):
-    """The Estimator's view of the network, in training, evaluation and prediction."""
+    """Builds the network for the Estimator, in training, evaluation and prediction."""
     logits = logits_of(features["pictures"])
     answers = {"digit": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
     if mode == tf.estimator.ModeKeys.PREDICT:
@@ -35,18 +35,18 @@ def model_fn(features, labels, mode):
 
 
 def held_out_input_fn():
-    """Pictures that training never sees, once."""
+    """Returns the held-out pictures once."""
     pictures, digits = load()[1]
     return tf.data.Dataset.from_tensor_slices(({"pictures": pictures}, digits)).batch(90)
 
 
 def make_estimator(model_dir, **options):
-    """The Estimator that trains into a folder, or continues what is in it."""
+    """Makes the Estimator that trains into a folder, or resumes from it."""
     return NPUEstimator(model_fn, config=NPURunConfig(model_dir=model_dir, tf_random_seed=1, **options))
 
 
 def step_reached(model_dir):
-    """The updates that the newest checkpoint has seen."""
+    """Returns the updates of the newest checkpoint."""
     checkpoint = tf.train.latest_checkpoint(model_dir)
     return int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP)) if checkpoint else 0
 
@@ -68,7 +68,7 @@ def main():
 
     estimator = make_estimator(flags.output_dir, save_checkpoints_steps=flags.save_steps)
     if reached < flags.steps:
-        # Rank 0 evaluates after each of its checkpoints, the last one too; the others wait for it in their next step.
+        # Rank 0 evaluates after each of its checkpoints, also the last; meanwhile the others wait in their next step.
         tf.estimator.train_and_evaluate(
             estimator,
             tf.estimator.TrainSpec(input_fn, max_steps=flags.steps, hooks=[HistoryHook(history)]),

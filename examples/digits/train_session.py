@@ -1,4 +1,4 @@
-"""Handwritten digits with a session and a loop of one's own: several steps in a run, checkpoints, going on.
+"""Trains on handwritten digits with a session and its own loop: several steps in a run, checkpoints, resuming.
 
     python examples/digits/train_session.py
     npu-run -np 2 examples/digits/train_session.py
@@ -31,7 +31,7 @@ STEPS_PER_RUN = 10
 
 
 def session_config():
-    """Settings of the session; options of this package stand in the map of the entry that `npu_config_proto` adds."""
+    """Returns the session's settings; options of this package are in the entry that `npu_config_proto` adds."""
     config = npu_config_proto()
     options = config.graph_options.rewrite_options.custom_optimizers[0].parameter_map
     options["iterations_per_loop"].i = STEPS_PER_RUN

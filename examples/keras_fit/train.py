@@ -1,11 +1,11 @@
-"""A Keras model on any number of ranks, with loss scaling: compile, fit, save, go on.
+"""Trains a Keras model on any number of ranks, with loss scaling: compile, fit, save, resume.
 
 python examples/keras_fit/train.py                         # one process
 npu-run -np 2 examples/keras_fit/train.py                  # two ranks that share every batch
 python examples/keras_fit/train.py --float16               # layers compute in float16
-python examples/keras_fit/train.py --steps 600             # goes on from out/keras_fit/model.keras, if it is there
+python examples/keras_fit/train.py --steps 600             # resumes from out/keras_fit/model.keras, if it exists
 
-A run that was interrupted goes on likewise, and ends with the very weights it would have had.
+An interrupted run resumes likewise, and ends with the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from npu_bridge.npu_init import (
 from npu_bridge.session import ResumeCallback
 
 # isort: split
-import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
+import tensorflow as tf  # after npu_bridge, which hides TensorFlow's notes about its own build
 
 # Ten digits as seven segments: top, upper left, upper right, middle, lower left, lower right, bottom.
 SEGMENTS = [
@@ -48,14 +48,14 @@ def read_flags():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="steps of the whole training")
     parser.add_argument("--batch_size", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--save_steps", type=int, default=100, help="steps between two times the model is saved")
+    parser.add_argument("--save_steps", type=int, default=100, help="steps between two saves of the model")
     parser.add_argument("--float16", action="store_true", help="layers compute in float16, variables stay float32")
     parser.add_argument("--output_dir", type=pathlib.Path, default="out/keras_fit")
     return parser.parse_args()
 
 
 def make_digits(seed=1):
-    """Noisy pictures of the ten digits (float32, 14 x 12) that lie anywhere in the frame, and what they show."""
+    """Returns noisy pictures of the ten digits (float32, 14 x 12), anywhere in the frame, and the digits."""
     random = np.random.RandomState(seed)
     digits = random.randint(0, 10, IMAGES)
     pictures = random.randn(IMAGES, 14, 12).astype(np.float32) * 0.5
@@ -68,7 +68,7 @@ def make_digits(seed=1):
 
 
 def share_of_this_rank(pictures, digits, batch_size, done):
-    """Batches without end, from number `done` on. Every rank shuffles alike and takes its own part of each batch."""
+    """Yields endless batches from number `done` on. Every rank shuffles alike and takes its own part of each batch."""
     size, rank = get_npu_rank_size(), get_npu_rank_id()
     whole = tf.data.Dataset.from_tensor_slices((pictures, digits)).shuffle(IMAGES, seed=1).repeat()
     return whole.skip(done * batch_size).shard(size, rank).batch(batch_size // size, drop_remainder=True)
@@ -97,7 +97,7 @@ def new_compiled_model():
 
 
 class ShowProgress(tf.keras.callbacks.Callback):
-    """Prints the loss as the model computes it, the loss scale and the skipped steps, now and then."""
+    """Prints at intervals the loss as the model computes it, the loss scale and the skipped steps."""
 
     def __init__(self, first_step, last_step, every_steps=50):
         super().__init__()
@@ -122,9 +122,9 @@ def main():
     tf.keras.utils.set_random_seed(1)
     model, saved = new_compiled_model(), flags.output_dir / "model.keras"
     resume = ResumeCallback(saved, flags.save_steps)
-    first_step = resume.restore(model)  # on rank 0; the other ranks get all of it through npu_callbacks_append
+    first_step = resume.restore(model)  # on rank 0; the other ranks get everything through npu_callbacks_append
     if is_first and first_step:
-        print(f"going on from {saved}, step {int(model.optimizer.iterations)}")
+        print(f"resuming from {saved}, step {int(model.optimizer.iterations)}")
 
     callbacks = npu_callbacks_append([resume, *([ShowProgress(first_step, flags.steps)] if is_first else [])])
     dataset = share_of_this_rank(*make_digits(), flags.batch_size, first_step)

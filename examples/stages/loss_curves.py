@@ -2,7 +2,7 @@
 
     python examples/stages/loss_curves.py --picture FILE [--seeds 1,2,3] [--steps 300] [--folder out/loss_curves]
 
-Every training goes on where it stopped, so the command can be interrupted and repeated.
+Every training resumes where it stopped, so the command can be interrupted and repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLORS = {"all values": "#0f8a72", "largest 1 %, error feedback": "#1f6feb"}
 
 
 def train(kind: str, seed: int, steps: int, folder: pathlib.Path) -> list[float]:
-    """The loss of each step of one training on two ranks, of the share of rank 0."""
+    """Returns the loss of each step of one training on two ranks, for the share of rank 0."""
     place = folder / f"{'sparse' if KINDS[kind] else 'dense'}_{seed}"
     words = [TRAIN, "--distributed", "--output_dir", place, "--num_train_steps", steps, "--seed", seed]
     words += ["--num_eval_batches", 0, "--config", "configs/bert_tiny.toml", *KINDS[kind]]

@@ -1,9 +1,9 @@
-"""A stage of one's own in each of the three ways to train: TF 1 graph, Keras and a loop around a gradient tape.
+"""Uses a self-written stage in the three ways to train: TF 1 graph, Keras, and a loop around a gradient tape.
 
     python examples/stages/own_stage.py
     npu-run -np 2 examples/stages/own_stage.py
 
-All of them train the same layer with the same batches, so that they end with the same weights.
+All of them train the same layer with the same batches, and end with the same weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from npu_bridge.npu_init import FixedLossScaleManager, NPUOptimizer, npu_keras_o
 from npu_bridge.stages import Accumulate, Stage, explain, pipeline
 
 # isort: split
-import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
+import tensorflow as tf  # after npu_bridge, which hides TensorFlow's notes about its own build
 
 
 class NormalizeEach(Stage):
@@ -57,8 +57,8 @@ def loss_of(kernel, features, labels):
     return tf.reduce_mean(tf.square(tf.matmul(features, kernel) - labels))
 
 
-# Names of TensorFlow 1 are spelled out: behind `import tensorflow.compat.v1`, or a shorter name, they would make this a
-# script of TensorFlow 1, in which nothing is executed eagerly.
+# Names of TensorFlow 1 are spelled out: with `import tensorflow.compat.v1`, or a shorter name, this would be a script
+# of TensorFlow 1, which executes nothing eagerly.
 def train_in_a_graph():
     with tf.Graph().as_default():
         kernel = tf.compat.v1.get_variable("kernel", initializer=START)

@@ -15,7 +15,7 @@ class Variable(NamedTuple):
       name: the variable.
       doc: its meaning on the NPU stack.
       effect: what it does here.
-      is_documented: whether the NPU stack documents it; the others are read there all the same.
+      is_documented: whether the NPU stack documents it; the stack also reads the other variables.
     """
 
     name: str

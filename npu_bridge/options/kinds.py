@@ -142,7 +142,7 @@ class RawBytes(Kind):
 
     def problem(self, value: Any) -> Problem | None:
         if not isinstance(value, bytes):
-            return Problem(TypeError, "It only ever took bytes; leave it out.", says="has the wrong type")
+            return Problem(TypeError, "It accepts only bytes; leave it out.", says="has the wrong type")
         if value:
             return Problem(ValueError, self.refusal, says="is refused here")
         return None

@@ -1,8 +1,8 @@
 """Keeps the options of a run with the graph it trains, for code that has only the graph.
 
-The builder of a graph (such as an optimizer) need not know the run's configuration, and the code that knows it need not
-know the builder: the latter publishes, the builder asks. Options can also arrive after the graph was built, with the
-session; they are then compared with the values that the graph was built with.
+The builder of a graph (such as an optimizer) need not know the run's configuration, and the code with the configuration
+need not know the builder: one publishes the options, the other asks for them. Options can also arrive after the graph
+was built, with the session; they are then compared with the values that the graph was built with.
 """
 
 from __future__ import annotations

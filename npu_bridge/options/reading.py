@@ -148,7 +148,7 @@ def _options(settings: Settings) -> TrainingOptions:
 
 
 def settings_of(given: dict[str, Any], place: Place, table: OptionTable) -> Settings:
-    """Returns what rules are applied to: the given values, checked one by one, and the rest.
+    """Returns the input of the rules: the given values, checked one by one, and the defaults of the others.
 
     Raises:
       TypeError, ValueError: a value is illegal.
@@ -244,7 +244,7 @@ def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
 
 
 def _sent_values(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
-    """Returns those values of an NPURunConfig that it sends to a session."""
+    """Returns the values of an NPURunConfig that it sends to a session."""
     dynamic = [own.get(option.name) for option in table.of(DYNAMIC_INPUT)]
     sent = {}
     for name, value in own.items():

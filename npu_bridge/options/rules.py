@@ -21,7 +21,7 @@ _DYNAMIC_TRIO = ("input_shape", "dynamic_dims", "dynamic_node_type")
 
 
 class DirectoryError(ValueError):
-    """A directory that is not there, and that something else may yet make."""
+    """A directory that does not exist, and that other code might create later."""
 
 
 class Settings(NamedTuple):
@@ -69,7 +69,7 @@ class Settings(NamedTuple):
 
 
 def one_precision_mode(s: Settings) -> None:
-    """Refuses `precision_mode` and `precision_mode_v2` together."""
+    """Refuses `precision_mode` together with `precision_mode_v2`."""
     if s.values["precision_mode"] is not None and s.values["precision_mode_v2"] is not None:
         spelling = s.place.spelling(s.table["precision_mode"])
         problem = f"{{}} is set together with {spelling}={s.values['precision_mode']!r}"
@@ -77,7 +77,7 @@ def one_precision_mode(s: Settings) -> None:
 
 
 def mixlist_needs_mixed_precision(s: Settings) -> None:
-    """Refuses `modify_mixlist` without mixed precision, which alone has the lists it edits."""
+    """Refuses `modify_mixlist` without mixed precision: only mixed precision has the lists that it edits."""
     if s.values["modify_mixlist"] is None or _precision(s) in MIXED_PRECISION_MODES:
         return
     problem = f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}"
@@ -129,7 +129,7 @@ def dump_directory_exists(s: Settings) -> None:
 
 
 def profiling_is_complete(s: Settings) -> None:
-    """Checks, or fills in, profiling options only when profiling is on."""
+    """Checks profiling options, and fills in missing ones, only when profiling is on."""
     if not s.values["enable_profiling"]:
         return
     if s.values["profiling_options"] is None:

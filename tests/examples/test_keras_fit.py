@@ -43,7 +43,7 @@ def test_two_ranks_go_on_after_a_kill_as_if_nothing_had_happened_and_train_as_on
     reached = int(state_of(saved)["optimizer/vars/0"])
     flags = ("--steps", reached + 15, "--output_dir")
     printed = run(TOGETHER, *flags, cut)
-    assert f"going on from {saved}" in printed
+    assert f"resuming from {saved}" in printed
     assert re.findall(r"^step (\d+)/", printed, re.MULTILINE)[0] == str(reached + 1)
     assert not re.search(r"\[rank 1\] step", printed), "rank 0 speaks alone"
 
