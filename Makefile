@@ -88,10 +88,11 @@ test-tf115: venv venv-tf115  ## what we supply of TensorFlow 1.15, and whole tra
 explore: venv  ## the property tests with new examples each time
 	@HYPOTHESIS_PROFILE=explore $(bin)/python -m pytest -m "not hosts" $$(grep -rl '^@given' tests) $(ARGS)
 
-lint: venv  ## ruff: rules and formatting; mypy: types of what scripts import
+lint: venv  ## ruff: rules and formatting; mypy: types of what scripts import; phrases to avoid
 	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
 	@$(bin)/python tools/check_types.py
+	@$(bin)/python tools/check_words.py
 
 format: venv  ## rewrite the files the way `make lint` wants them
 	@$(bin)/ruff check --fix-only --quiet .

@@ -1,9 +1,9 @@
 """The training interface of Ascend NPUs for TensorFlow, on stock TensorFlow and Horovod.
 
-Scripts start with `from npu_bridge.npu_init import *`. Importing this package alone loads nothing; what it is
-documented to hold is imported when it is asked for. TensorFlow is watched, not loaded, by `base/tensorflow_start.py`.
-Only in a process that has it already, sessions read the options in their settings from then on: there are scripts that
-fill in an `NpuOptimizer` entry and import nothing else.
+Scripts start with `from npu_bridge.npu_init import *`. Importing this package alone loads nothing; its documented names
+are imported on first use. `base/tensorflow_start.py` watches TensorFlow and does not load it. Only if the process has
+loaded it already, sessions read the options in their settings from then on: some scripts fill in an `NpuOptimizer`
+entry and import nothing else.
 """
 
 import importlib

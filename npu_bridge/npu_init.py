@@ -1,4 +1,4 @@
-"""What `from npu_bridge.npu_init import *` binds.
+"""Holds the names that `from npu_bridge.npu_init import *` binds.
 
 `tf` is `tensorflow.compat.v1`: scripts of this interface are written in it, and many get `tf` from nowhere else.
 

@@ -162,7 +162,7 @@ class Bisection:
             code = self._train(trial, FLOAT32)
             if code:
                 raise LaunchError(
-                    f"the script ended with exit code {code} in float32. What it printed is in "
+                    f"the script ended with exit code {code} in float32. Its output is in "
                     f"{path_here(folder)}/output.log."
                 )
             if operators and not os.path.exists(operators):

@@ -54,7 +54,7 @@ _OPTIONS = {
         *("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
         *("least", "most", "hosts_from", "wait_secs", "cool_down_secs", "collectives"),
     ),
-    "What npu-run writes": ("out", "logs", "timeline", "repeat", "vary"),
+    "Output": ("out", "logs", "timeline", "repeat", "vary"),
     "The script": ("settings", "era", "trees"),
 }
 
@@ -136,7 +136,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     metavar="SECS",
     help="End the job when a rank has waited so long; 0: never. Default: when all ranks have waited for 600 s.",
 )
-@click.option("--min-np", "least", type=click.IntRange(min=1), metavar="N", help="Go on while N ranks are left.")
+@click.option("--min-np", "least", type=click.IntRange(min=1), metavar="N", help="Continue while N ranks are left.")
 @click.option("--max-np", "most", type=click.IntRange(min=1), metavar="N", help="Take in ranks up to N. Default: -np.")
 @click.option("--hosts-from", metavar="COMMAND", help="Command that prints the current hosts: h1:4.")
 @click.option(
@@ -169,7 +169,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     type=click.Choice(WAYS),
     default="seed",
     metavar="WAY",
-    help="What differs: seed (the default), order, rounding.",
+    help="The difference between repeats: seed (the default), order, rounding.",
 )
 @click.option(
     "--collectives",

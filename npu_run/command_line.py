@@ -115,7 +115,7 @@ class ScriptCommand(Command):
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
 
     def _tell_misplaced(self, script: str, rest: Sequence[str]) -> None:
-        """Says that an option of the command stands behind SCRIPT, unless the script's text has one of that name."""
+        """Reports an option of the command that follows SCRIPT, unless the script's text has one of that name."""
         own = {name: param for param in self.params if isinstance(param, click.Option) for name in param.opts}
         at = next((number for number, word in enumerate(rest) if word.partition("=")[0] in own), None)
         if at is None or not os.path.isfile(script):

@@ -29,10 +29,10 @@ class Entry(NamedTuple):
 
 GROUPS = {
     "Before a training": {
-        "doctor": Entry("doctor.command", "whether a run would work on this machine, and what to fix"),
-        "check": Entry("check", "what a script uses, and what of it cannot work here"),
+        "doctor": Entry("doctor.command", "whether a run would work on this machine, and the cures"),
+        "check": Entry("check", "the names that a script uses, and those that cannot work here"),
         "try": Entry("try_", "the first steps of a training, in a temporary folder"),
-        "effects": Entry("effects", "what each option that is set does here, and which do nothing"),
+        "effects": Entry("effects", "the effect here of each option that is set"),
         "explain": Entry("explain", "the stages that a configuration file adds to a step"),
         "plan": Entry("predict.command", "how fast a training would be on other numbers of ranks"),
     },

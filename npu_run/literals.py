@@ -1,4 +1,4 @@
-"""Reads the values in a script's text, as far as the text alone says them."""
+"""Reads those values in a script that its text alone determines."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Values:
         for node in facts.tree.body:
             for target in node.targets if isinstance(node, ast.Assign) else ():
                 if isinstance(target, ast.Name) and bound[target.id] == 1:
-                    # What can be changed counts if nothing else speaks of it.
+                    # A changeable value only counts if no other code mentions it.
                     if mentions[target.id] <= 2 or not isinstance(node.value, _CHANGEABLE):
                         self._bound[target.id] = node.value
 
@@ -148,10 +148,10 @@ class Values:
         return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
 
     def _result(self, node: ast.Call) -> Any:
-        """What a call makes, anew each time: wrappers mark what they wrap. Managers may be shared, so they stay."""
+        """Returns the result of a call, made anew because wrappers mark what they wrap; managers can be shared."""
         if node in self._made:
             return self._made[node]
-        self._made[node] = Unknown()  # what is made of itself
+        self._made[node] = Unknown()  # an object made of itself
         made = self._called(node)
         if not type(made).__name__.endswith("Manager"):
             del self._made[node]
@@ -177,7 +177,7 @@ def _encoded(value: Any, name: str) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value is a number that powers stay short of."""
+    """Returns whether a value is a number small enough for powers."""
     return is_known(value) and isinstance(value, (int, float)) and abs(value) <= _LARGEST_OPERAND
 
 

@@ -52,7 +52,7 @@ class Rule(NamedTuple):
 
 
 class _Script:
-    """What the rules ask of a script and its modules."""
+    """A script and its modules, with the questions that rules ask about them."""
 
     def __init__(self, files: Sequence[FileFacts]):
         self.files = files
@@ -80,11 +80,11 @@ class _Script:
         return any(word in use.name for use in self.uses for word in words)
 
     def averages(self) -> bool:
-        """Whether something surely averages gradients over the ranks."""
+        """Returns whether some code certainly averages gradients over the ranks."""
         return bool(self.calls_of(*_AVERAGES)) or any(map(_may_distribute, self.calls_of("NPUOptimizer")))
 
     def trains_together(self) -> bool:
-        """Whether something does, or may do so."""
+        """Returns whether some code averages gradients, or might do so."""
         return self.averages() or self.mentions(_TOGETHER)
 
 
@@ -171,7 +171,7 @@ def _asks_rank(facts: FileFacts, node: ast.AST) -> bool:
 
 
 def _is_part(node: ast.AST) -> bool:
-    """Whether something deals out rows: `shard`, or a slice such as `rows[rank::size]`."""
+    """Returns whether code distributes rows: `shard`, or a slice such as `rows[rank::size]`."""
     if isinstance(node, ast.Slice):
         return node.step is not None and not isinstance(node.step, (ast.Constant, ast.UnaryOp))
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "shard"

@@ -37,9 +37,9 @@ _CHECK_ALONE = re.compile(
 )
 _SCOPES = "npu_bridge.estimator.npu.npu_scope"
 _CHECK_ALONE_TOO = ("npu_hooks_append", "npu_keras_optimizer", "npu_tf_optimizer", "set_npu_loop_size")
-# Arguments that are right or wrong by the ranks of the job, and what is right for a single rank.
+# Arguments whose legal values depend on the ranks of the job, with a legal value for a single rank.
 _OF_RANKS: dict[str, Any] = {"group": "hccl_world_group", "rank": 0, "rank_size": 1, "root_rank": 0}
-# Those of which a single rank knows nothing, and folders, which are not made here.
+# Arguments about which a single rank knows nothing, and folders, which are not made here.
 _NOT_KNOWN_HERE = re.compile(
     r"dest_rank|src_rank|send_\w+|recv_\w+|\w*_(dir|path)|folder|path|job_start_file|warm_start_from"
 )
@@ -90,7 +90,7 @@ def find(name: str) -> Any:
             if inspect.isclass(found) and inspect.isfunction(getattr(found, part)):
                 return None  # a method, which is called without its object
             found = getattr(found, part)
-    except Exception:  # what a package raises as it is imported
+    except Exception:  # a package can raise anything while it is imported
         return None
     return found
 
@@ -105,7 +105,7 @@ def missing_in(name: str) -> Exception | None:
         getattr(module, leaf)
     except AttributeError as error:
         return AttributeError(f"{error}. {did_you_mean(leaf, dir(module), '')}".rstrip())
-    except Exception:  # what a package raises as it is imported
+    except Exception:  # a package can raise anything while it is imported
         return None
     return None
 
@@ -238,7 +238,7 @@ def _refusal_of_call(function: Any, given: inspect.BoundArguments, is_open: bool
 
 
 def _blames(error: Exception, known: Mapping[str, Any]) -> bool:
-    """Whether a message tells of one of these arguments with its value, so that others do not matter."""
+    """Returns whether a message names one of these arguments with its value, so that others do not matter."""
     text = str(error)
     for name, value in known.items():
         got = (f"got {words}" for words in (shown(value), repr(value), f"{name}={value!r}"))

@@ -107,7 +107,7 @@ class Repeats(NamedTuple):
         if late:
             lines.append(
                 f"repeats: repeat {late[0]} began at step {runs[late[0]][0].step}, repeat 0 at {runs[0][0].step}: it "
-                f"went on from a checkpoint of an earlier one. Give the script a folder of its own for each: write "
+                f"resumed from a checkpoint of an earlier one. Give the script a folder of its own for each: write "
                 f"{{out}} in its arguments, or read NPU_RUN_OUT."
             )
         losses = [[row.loss for row in rows] for rows in runs]

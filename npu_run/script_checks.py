@@ -46,7 +46,7 @@ class _Setting(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The key of a session's map; None where it is not written out, or this is none."""
+        """The key of a session's map; None if it is computed, or if there is no session's map."""
         at = self.target.value
         key = at.slice if self.session and isinstance(at, ast.Subscript) else None
         return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None

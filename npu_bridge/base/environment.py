@@ -62,7 +62,7 @@ COLLECTIVES = "NPU_COLLECTIVES"  # horovod or tensorflow, which npu-run --collec
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: show everything that TensorFlow prints
 # The variables that `fill_rank_variables` sets for each rank.
 RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
-ENGINES = ("horovod", "tensorflow")  # what several ranks can exchange tensors with
+ENGINES = ("horovod", "tensorflow")  # the engines with which several ranks can exchange tensors
 _JOB = 10087  # the number that launch scripts for NPUs give their only job
 _ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (

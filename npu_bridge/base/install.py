@@ -6,7 +6,7 @@ import sys
 _OLDEST, _NEWEST = 15, 21  # of TensorFlow 2
 _BESIDE_NUMPY_2 = 18  # the first minor version that works with numpy 2
 TENSORFLOWS = f"2.{_OLDEST} to 2.{_NEWEST}"
-# The version that is installed unless another one is asked for.
+# The version that is installed by default.
 CHOSEN = f"2.{_OLDEST if sys.version_info < (3, 12) else _NEWEST}"  # the oldest one has no wheels for later Pythons
 INSTALL_TENSORFLOW = f"Install it: pip install 'tensorflow-cpu=={CHOSEN}.*', or 'tensorflow=={CHOSEN}.*' for GPUs."
 # Parts of TensorFlow until 2.15, now separate packages.

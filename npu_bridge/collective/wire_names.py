@@ -8,7 +8,7 @@ a thread makes them; the names of the first have no number.
 In a graph all collectives are built in one scope at its root, whatever name scopes ranks build them in, and those of
 the same name are numbered in the order in which they were built. Branches of a `tf.cond` and bodies of a
 `tf.while_loop` count with the graph around them: when they run, the names of their operators get scopes in front, so
-Horovod is told to ignore scopes there. For that reason no part of a name holds a slash.
+Horovod must ignore scopes there. For that reason no part of a name holds a slash.
 """
 
 from __future__ import annotations

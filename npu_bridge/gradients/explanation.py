@@ -22,7 +22,7 @@ class StageRow(NamedTuple):
       place: where it stands.
       name: its class.
       arguments: those of its constructor, as text.
-      needs, gives: what it needs from other stages, and what it guarantees to them.
+      needs, gives: guarantees that it needs from other stages, and those that it gives.
       sends: bytes that a rank sends for each parameter and batch, without this stage and with it; set where the
         stage communicates or the two differ, else None. The second is None if it depends on the training.
     """

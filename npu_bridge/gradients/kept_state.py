@@ -33,7 +33,7 @@ OF_RANKS = "of_ranks/"  # in the names of variables with a row for each rank
 _KINDS = (
     (r"accumulated(_rows)?(/(?!counter)|$)", "Accumulate's sums"),
     (r"accumulated_steps|accumulated/counter", "Accumulate's count of batches"),
-    (r"not_sent(/|$)", "what TopK or Threshold did not send"),
+    (r"not_sent(/|$)", "unsent values of TopK or Threshold"),
     (r"freeze_updates", "Freeze's count of updates"),
     (r"updates_dealt|dealt/updates", "GlobalBatches' count of updates"),
     (r"partial_sync_updates", "PartialSync's count of updates"),
@@ -79,7 +79,7 @@ def say_merged(checkpoint: str, names: Sequence[str], counts: Iterable[int]) -> 
         size, of = collective.current().size, " and ".join(map(str, sorted(set(counts))))
         now = f"{size} ranks" if size > 1 else "1 rank"
         listed = _listed(names, names, "weights and slots")
-        _say(f"{checkpoint}: merged from {of} ranks for {now}, which go on with the mean: {listed}.")
+        _say(f"{checkpoint}: merged from {of} ranks for {now}, which continue with the mean: {listed}.")
 
 
 def _say(text):

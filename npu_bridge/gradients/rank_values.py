@@ -1,9 +1,9 @@
-"""Saves and restores what stages keep on each rank, such as error feedback, in the one checkpoint that rank 0 writes.
+"""Saves and restores the values that stages keep on each rank, such as error feedback, in rank 0's checkpoint.
 
 Gradients that a rank did not send, or the sums of its window, differ from rank to rank. So rank 0 has a second variable
-for each of them, with a row for every rank: `gather` fills it for a checkpoint. Whoever finds rows there before a step
-takes its own one, bit for bit, and empties the variable; so it does not matter who restored it, or how, nor whether the
-training that wrote it just goes on. Another number of ranks takes their mean (`kept_state` has the table).
+for each of them, with a row for every rank: `gather` fills it for a checkpoint. If there are rows before a step, each
+rank takes its own row, bit for bit, and the variable is emptied. So it does not matter how the variable was restored,
+or whether the same training continues. With another number of ranks, all take the mean (`kept_state` has the table).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _KEY = ("npu_bridge", "of_ranks")  # TensorFlow exports collections with text ke
 
 
 def without_rows(variables: Sequence[tf.Variable]) -> list:
-    """The variables of the graph being built that can be broadcast.
+    """Returns the variables of the graph being built that can be broadcast.
 
-    Those with rows have other shapes on rank 0 than elsewhere; they are sent before the first step (`start_values`).
+    Variables with rows have another shape on rank 0; they are sent before the first step (`start_values`).
     """
     rows = {variable.ref() for variable in tf.compat.v1.get_default_graph().get_collection_ref(_KEY)}
     return [variable for variable in variables if variable.ref() not in rows]

@@ -1,7 +1,7 @@
 """Marks in a TF 1 graph when this rank has computed the inputs of its reductions, and when the last of them has ended.
 
 One clock is read once this rank has computed the inputs that wait for no other rank, a second one after the last
-reduction. So a rank's own work can be told from its waiting, even in fragments that overlap the backward pass. The
+reduction. So a rank's own work can be separated from its waiting, even in fragments that overlap the backward pass. The
 marks are operators that wait for others and that nothing waits for.
 """
 

@@ -96,7 +96,7 @@ class RemoteSlots:
         self._parts = []
         with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies
             is_hooked, is_listened_to = _Flag("is_hooked"), _Flag("is_listened_to")
-            self._is_stale = _Flag("is_stale")  # what staging variables held before the first update
+            self._is_stale = _Flag("is_stale")  # for the staging variables' content before the first update
             self._has_moved = _Flag("has_moved")  # since rank 0 was last done
             self._hook, self._listen_to, self._unlisten = is_hooked.set(), is_listened_to.set(), is_listened_to.clear()
             self._moved, self._forget_move = self._has_moved.is_set(), self._has_moved.clear()
@@ -240,7 +240,7 @@ class Part:
             with tf.compat.v1.name_scope(_SCOPE):
                 none = [0] * self._whole.ranks.size
                 words, _ = self._whole.ranks.all_to_all(tf.zeros([0], tf.int64), none, name)
-                # Without slots too, the others send and wait for whoever takes what they send.
+                # Also without slots, because the other ranks send and wait for a receiver.
                 return tf.group(*(_assign_packed(self.slots_by_owner[1:], words) or [never_pruned(words)]))
 
         with tf.control_dependencies([self._whole.refreshed.control_inputs[0]]), classic_control_flow():
@@ -271,7 +271,7 @@ class Part:
 class _Flag:
     """A boolean kept in the session, False in a new one: a resource that exists or does not.
 
-    It is in no collection, so that nobody has to initialise it and no checkpoint holds it.
+    It is in no collection, so that it need not be initialised and is not in checkpoints.
     """
 
     def __init__(self, name):

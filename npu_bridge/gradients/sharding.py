@@ -90,7 +90,7 @@ class ShardedOptimizer(InnerOptimizer):
         self._check_everyone_updates(variables, ranks.size)
         own = [(grad, variable) for grad, variable in given if self._owner_of(variable) == ranks.rank]
         update = self._inner.apply_gradients(own, global_step, name)
-        # What others updated is written here once nothing of this step can still read the old values.
+        # Updates of other ranks are written once no operator of this step can still read the old values.
         with tf.control_dependencies([update, *(never_pruned(part) for grad, _ in given for part in parts_of(grad))]):
             with tf.name_scope(f"{self._name}_Broadcast_Weight_Update_Sharding"):
                 received = self._exchange(variables, ranks)

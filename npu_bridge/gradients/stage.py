@@ -143,9 +143,9 @@ PLACES = (
     "scale",  # the loss is multiplied, and the reduced gradients are divided
     "freeze",  # some variables are left out of a step
     "accumulate",  # gradients of several batches are added up on this rank
-    "local clip",  # what this rank sends is bounded
+    "local clip",  # this rank bounds the gradients that it sends
     "reduce",  # gradients of all ranks are combined
-    "verdict",  # this rank judges what it sends; all ranks decide about the step
+    "verdict",  # this rank checks the gradients that it sends; all ranks decide about the step
     "accumulate reduced",  # from here on: reduced gradients in true units
     "clip by value",
     "clip by norm",

@@ -160,7 +160,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
             self._run(session, step)
 
     def bring_together(self, session: Any) -> None:
-        """Runs `sync_all` once more after a run, for a copy of the variables other than this hook's checkpoints.
+        """Runs `sync_all` again after a run, for a copy of the variables other than this hook's checkpoints.
 
         Ranks: collective; between two runs.
         """

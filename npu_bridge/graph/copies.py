@@ -19,7 +19,7 @@ _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
 def make_copier(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callable[[], tf.Tensor]:
-    """Returns a function that builds the tensor once more, from the values of the variables when its operators run.
+    """Returns a function that builds the tensor again, from the values of the variables when its operators run.
 
     Everything that does not depend on the variables, such as a batch or dropout masks, is shared with the original;
     ops that change a state are not copied. Call the function, under control dependencies, wherever a copy is needed:

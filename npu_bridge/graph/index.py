@@ -1,4 +1,4 @@
-"""Keeps a snapshot of a graph for passes that change it: the readers of each tensor, and what depends on what."""
+"""Keeps a snapshot of a graph for passes that change it: the readers of each tensor, and all dependencies."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _read(path: str | os.PathLike) -> tuple[int, str | None] | None:
     try:
         content = read_json(path)
     except OSError as error:
-        problem, fix = "it cannot be read", "The environment is asked instead; correct the path or leave it out."
+        problem, fix = "it cannot be read", "The environment is used instead; correct the path or leave it out."
         _LOG.warning("%s", message(where, problem, "a JSON file", error, fix))
         return None
     except ValueError as error:

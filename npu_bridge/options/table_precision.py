@@ -36,7 +36,7 @@ MIXED_PRECISION_MODES = (
     "mixed_bfloat16",
     "mixed_hif8",
 )
-# What people write into one of the two options and is a value of the other, or of Keras.
+# Values that users write into one of the two options although they belong to the other, or to Keras.
 _OF_V2 = {mode: f"Write precision_mode_v2={mode!r}." for mode in ("origin", "fp16", "mixed_float16", "mixed_bfloat16")}
 _IN_V2 = {
     **dict.fromkeys(("float32", "fp32", "must_keep_origin_dtype"), "origin"),

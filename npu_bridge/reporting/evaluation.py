@@ -58,7 +58,7 @@ def report_evaluation(
       name: name of the evaluation.
       counted: a hook that was among those of `evaluate`.
       stream: where to print. None: `sys.stdout`, looked up now.
-      is_over: False while a training goes on, which makes the page when it ends.
+      is_over: False during a training, which makes the page when it ends.
     Ranks: local; only rank 0 does anything.
     """
     if collective.current().rank > 0 or "global_step" not in metrics:

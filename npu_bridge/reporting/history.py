@@ -186,7 +186,7 @@ class History:
         """Drops the entries after global step `step`, marks a new start there and opens the file for rows.
 
         The file is rewritten in one move, so a crash here leaves either the old or the new one. If it cannot be
-        written, the training goes on, and entries are kept until it can; a file that is not a history is left alone.
+        written, the training continues, and entries are kept until it can; a file that is not a history is left alone.
         """
         self.close()
         self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
@@ -277,7 +277,7 @@ def _up_to(entries: list[Entry], step: int) -> list[Entry]:
         return list(entries)
     # Rows can be sparse: a first row beyond the step belongs to the steps that are done again.
     end = reached[0] + (entries[reached[0]].step == step)
-    # Evaluations and the like can stand before earlier steps that were written to the file later.
+    # Evaluations, for example, can precede earlier steps that were written to the file later.
     return [
         entry
         for place, entry in enumerate(entries)

@@ -3,7 +3,7 @@
 A writer has three methods, which `MetricsHook` and `MetricsCallback` call on rank 0: `begin(step)` before the first
 step of a session; `write(step, values, precision)` with the numbers that are known and finite, by name, and the dtype
 of the step or None; and `close()` at the end. Your own class needs only these three. If one of them raises an OSError,
-or a class in the tuple `failures` of your class, the training goes on without this output.
+or a class in the tuple `failures` of your class, the training continues without this output.
 """
 
 from __future__ import annotations

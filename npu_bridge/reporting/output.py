@@ -88,7 +88,7 @@ class PlainOutput:
 def choose_output(stream: TextIO | None, speaks: bool = True):
     """Returns the output for a stream: rewrites a line on a terminal and in a notebook, else prints whole lines.
 
-    A line that cannot be written, to a full disk or to a reader that has gone, is lost; the training goes on.
+    A line that cannot be written, to a full disk or to a reader that has gone, is lost; the training continues.
 
     Args:
       stream: a text stream, such as `sys.stdout`; None, Python's value for a closed one, prints nothing.

@@ -13,7 +13,7 @@ _SEPARATOR = " | "
 
 
 class Progress(NamedTuple):
-    """What a progress line shows; `None` leaves that part out.
+    """The content of a progress line; `None` leaves a part out.
 
     Attributes:
       step: updates done so far, those of earlier sessions included.
@@ -107,7 +107,7 @@ def _joined(parts: dict[str, str]) -> str:
 def format_start(reached: int, total_steps: int | None, folder: str) -> str:
     """Formats the line of a training that finds a checkpoint: where it resumes, or that nothing is left to do."""
     if total_steps is None or reached < total_steps:
-        return f"going on from step {reached}, saved in {folder}"
+        return f"resuming from step {reached}, saved in {folder}"
     fix = f"max_steps={2 * total_steps} or another model_dir"
     return f"already at step {reached} of {total_steps}: nothing to do; train on with {fix}"
 

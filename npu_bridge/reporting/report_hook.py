@@ -38,7 +38,7 @@ from npu_bridge.session import steps_per_run
 class ReportHook(tf.estimator.SessionRunHook):
     """A hook that notes how a training was started, records its steps, and makes `report.html` when it ends.
 
-    Rank 0 writes. A file that cannot be written is logged, and the training goes on. The page shows an error, or
+    Rank 0 writes. A file that cannot be written is logged, and the training continues. The page shows an error, or
     Ctrl-C, that stops a training (`FailureHook`). Every `NPUEstimator` has such a hook.
 
     Args:

@@ -124,7 +124,7 @@ class TensorBoardWriter:
         events.flush()
 
     def close(self) -> None:
-        """Writes the kept entries and releases its tags; others can go on writing to the file."""
+        """Writes the kept entries and releases its tags; others can still write to the file."""
         if self._waiting:
             self.flush()
         events = EventFiles.of(self._folder)

@@ -23,7 +23,7 @@ class BestCheckpoint(tf.estimator.Exporter):
     """Keeps the best checkpoint so far in `MODEL_DIR/export/NAME`, where `tf.train.latest_checkpoint` finds it.
 
     It is used as `tf.estimator.BestExporter`, and copies a checkpoint instead of exporting a model. `best.json` beside
-    the copy holds the step and the metrics of its evaluation; a training that goes on compares with it.
+    the copy holds the step and the metrics of its evaluation; a resumed training compares with it.
 
     Args:
       metric: the metric of the evaluation to compare.

@@ -64,7 +64,7 @@ class CheckpointNotSavedError(OSError):
 
 
 class ModelDirInUseError(RuntimeError):
-    """Another job trains in the folder; the message says which, since when, and what to do."""
+    """Another job trains in the folder; the message says which, since when, and the cure."""
 
 
 def hold_model_dir(folder: str | None) -> Hold:
@@ -260,7 +260,7 @@ def remove_leftovers(folder: str, basename: str) -> None:
 
 def _explain(what, folder, error):
     latest = tf.train.latest_checkpoint(folder)
-    # In a long message the cause stands before the line that names the operator.
+    # In a long message the cause is above the line that names the operator.
     found = re.search(r"([^\n]+)\n\s*\[\[", error.message)
     reason = found.group(1) if found else error.message.strip().splitlines()[-1]
     is_damaged = isinstance(error, tf.errors.DataLossError)

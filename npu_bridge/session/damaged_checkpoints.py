@@ -60,7 +60,7 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
     if not may_go_back or intact is None or read_variable(RESTARTS) is None:
         raise DamagedCheckpointError(_explain(damage, _fix(folder, intact)))
     _make_newest(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
-    _LOG.warning("%s", _explain(damage, f"Training goes on from {_name_in(folder, intact)}."))
+    _LOG.warning("%s", _explain(damage, f"Training resumes from {_name_in(folder, intact)}."))
 
 
 def check_checkpoint(path: str) -> None:
@@ -170,7 +170,7 @@ def go_on_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
     path = copy()
     _make_newest(folder, [*(each for each in listed if _step_of(each) < step), path])
     if damage is not None:
-        _LOG.warning("%s", _explain(damage, f"Training goes on from step {step}, which was kept in memory."))
+        _LOG.warning("%s", _explain(damage, f"Training resumes from step {step}, which was kept in memory."))
     else:
         _LOG.info("Took step %d over from memory into %s.", step, folder)
 
@@ -231,7 +231,7 @@ def _fix(folder, intact):
     if intact is None:
         return f"No intact checkpoint is left in {folder}; remove {state} to start from initial values."
     line = f'model_checkpoint_path: "{_name_in(folder, intact)}"'
-    return f"The newest intact one is {_name_in(folder, intact)}; to go on from it, write {line} to {state}."
+    return f"The newest intact one is {_name_in(folder, intact)}; to resume from it, write {line} to {state}."
 
 
 def _first_line(error):

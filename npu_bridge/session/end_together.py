@@ -50,7 +50,7 @@ class EndTogether(tf.estimator.SessionRunHook):
           dataset: the dataset of this rank, of any length. Its iterator is initialized with the tables of the graph,
             which Estimators and a `MonitoredTrainingSession` initialize.
         Returns:
-          What `make_initializable_iterator(dataset).get_next()` returns.
+          The result of `make_initializable_iterator(dataset).get_next()`.
         Raises:
           ValueError: it is no dataset: an iterator or tensors cannot be read ahead.
         Graph: the operators of the dataset, and with several ranks an all-reduce of one number.

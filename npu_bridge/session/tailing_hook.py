@@ -42,7 +42,7 @@ class TailingHook(tf.estimator.SessionRunHook):
 
     def _free(self, graph):
         if graph.get_collection(_KEY) or of_graph.value_built("is_tailing_optimization", graph) is False:
-            return  # done already, or NPUOptimizer was told not to
+            return  # done already, or switched off in NPUOptimizer
         ranks = collective.current()
         if ranks.size == 1:
             say_once(logging.INFO, "is_tailing_optimization has no effect: one rank trains alone.")

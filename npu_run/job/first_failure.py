@@ -159,8 +159,8 @@ def describe_short(rank: int, input_ends: Mapping[int, InputEnd], size: int, cod
     steps = input_ends[rank].steps
     where = "another step" if steps is None else f"step {steps + 1}"
     return (
-        f"rank {rank} of {size} {input_ends[rank]}, and {others} went on to {where}, which needs every rank; exit code "
-        f"{code}. {_CURE}"
+        f"rank {rank} of {size} {input_ends[rank]}, and {others} continued to {where}, which needs every rank; exit "
+        f"code {code}. {_CURE}"
     )
 
 

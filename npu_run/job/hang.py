@@ -19,8 +19,8 @@ SHORT_LIMIT_SECS = 20.0
 # How long a process can be stopped while others wait for it. Gloo gives up after 30 s, without naming the process.
 STOPPED_LIMIT_SECS = 20.0
 _CERTAIN = (
-    "They wait in different places, so none can go on. Run the same collectives on every rank, in the same order; with "
-    "unequal numbers of batches, add EndTogetherCallback (Keras) or EndTogether, docs/ranks.md."
+    "They wait in different places, so none can continue. Run the same collectives on every rank, in the same order; "
+    "with unequal numbers of batches, add EndTogetherCallback (Keras) or EndTogether, docs/ranks.md."
 )
 _CAUSES = (
     "Usual causes: code that only some ranks run, unequal numbers of batches, graphs that differ, or one slow or "
@@ -56,7 +56,7 @@ class Position(NamedTuple):
 
 
 class HangDetector:
-    """A detector that decides when to end a job because its ranks wait in vain.
+    """A detector that decides when to end a job because its ranks would wait for ever.
 
     Args:
       limit_secs: how long one rank can wait for others, 0 for ever; None ends the job when every rank has been waiting
@@ -94,7 +94,7 @@ class HangDetector:
             self._warned_of = since
             text = describe_hang(calls, endings, stopped, now - since, input_ends=input_ends)
             until = "" if self._limit_secs == 0 else f" until every rank has been idle for {IDLE_LIMIT_SECS:.0f} s"
-            self._warn(f"{text} The job goes on{until}; --stall-secs N would end it.")
+            self._warn(f"{text} The job continues{until}; --stall-secs N would end it.")
         if self._limit_secs is None:
             idle = idle_since(calls, stopped)
             is_over = idle is not None and now - idle >= IDLE_LIMIT_SECS
@@ -103,7 +103,7 @@ class HangDetector:
         short = short_since(calls, stopped, input_ends or {})
         if self._limit_secs != 0 and short is not None:
             is_over |= now - short >= SHORT_LIMIT_SECS
-        # A rank that waits for a stopped process waits in vain.
+        # A rank that waits for a stopped process waits for ever.
         self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
         waiting = {rank for rank, call in calls.items() if call is not None and call.waits}
         long_stopped = any(now - when >= STOPPED_LIMIT_SECS for when in self._stopped_at.values())

@@ -225,7 +225,7 @@ class Watch:
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if child.si_pid not in self._running:
-                    self._round_at = 0.0  # not one of these processes; it can hide some that are
+                    self._round_at = 0.0  # another process, which can hide one of these
                     break
                 ended.append(self._running.pop(child.si_pid))
                 ended[-1].collect()

@@ -237,7 +237,7 @@ class _Job:
             told = [rank.rank for rank in self.ranks if rank.was_told]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
                 self._is_told = not self._signals
-                by = f" (rank {told[0]} was told)" if self._is_told else ""
+                by = f" (rank {told[0]} received it)" if self._is_told else ""
                 self._signals.clear()
                 self.say(f"SIGTERM{by}: the ranks end after this step and save; a second signal stops them at once")
                 self._ordered_stop.ask(time.monotonic())

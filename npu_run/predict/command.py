@@ -34,8 +34,8 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 
 @click.command(cls=Command)
 @click.option("--params", required=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
-@click.option("--bandwidth", required=True, metavar="RATE", help="What each host's link can do: 1Gbit, 125MB/s.")
-@click.option("--latency", default="50us", show_default=True, metavar="TIME", help="One way: half of what ping says.")
+@click.option("--bandwidth", required=True, metavar="RATE", help="Rate of each host's link: 1Gbit, 125MB/s.")
+@click.option("--latency", default="50us", show_default=True, metavar="TIME", help="One way: half of ping's time.")
 @click.option("--ranks", default="1..64", show_default=True, metavar="LIST", help="1,2,6 or 1..4096.")
 @click.option("--compute-secs", metavar="TIME", help="Time of a step on one rank: 0.2, 180ms.")
 @click.option("--from-summary", metavar="FILE", help="The same from summary.json of a run on one rank.")

@@ -1,7 +1,7 @@
 """Reports to the launcher when a rank's input has ended: others may then wait for a step that it never makes.
 
 It detects a training run of a session that raises `OutOfRangeError`, even if caught, a `model.fit` that returns, and
-the end of a script that has trained by sessions. It withdraws the report if training goes on, as in the next epoch.
+the end of a script that has trained by sessions. It withdraws the report if training continues, as in the next epoch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Watch(SessionEngine):
         self._ended: object = None  # the kind of run whose input has ended, or the model
         self._session: Callable[[], Any] = lambda: None  # the latest one of the latest graph
         self._graph: Callable[[], Any] = lambda: None
-        self._asked: dict[tuple, list[str]] = {}  # what it was asked for, by the kind of run
+        self._asked: dict[tuple, list[str]] = {}  # names of the fetches, by the kind of run
 
     def execute(self, session, request):
         kind = (id(session), *map(id, request.targets), *(fetch.name for fetch in request.fetches))

@@ -21,7 +21,7 @@ _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array")
 _LIBRARIES += tuple(os.path.join(folder, "") for folder in own_packages())
 _INSTALLED = re.compile(r"[/\\]((site|dist)-packages[/\\]|__autograph_generated_file)")
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)')
-# How TensorFlow 2.15 reports a failed graph: where its nodes were made, then the reason, then the nodes once more.
+# How TensorFlow 2.15 reports a failed graph: where its nodes were made, then the reason, then the nodes again.
 _GRAPH_ERROR = re.compile(r": Graph execution error:\s*")
 _DETECTED = re.compile(r"Detected at node '?([^\s']+)'? defined at")
 _IN_FUNCTION = "in user code:"  # frames of a function, and the error itself below them

@@ -171,7 +171,7 @@ class Tasks:
         while len(self._agents) < self.count - 1 and time.monotonic() < limit:
             with self._changed:
                 self._changed.wait(0.1)
-        # Removed first: a task that connects after the others have been told belongs to a later job.
+        # Removed first: a task that connects after the others got their answer belongs to a later job.
         remove_text(self._path, self._text)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -47,7 +47,7 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
 
 
 def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
-    """Calls hooks around every session run of this process that trains, whoever makes the session.
+    """Calls hooks around every session run of this process that trains, even of the script's own sessions.
 
     Args:
       make_hooks: gives them, each a `HookOfTraining`, when a session first runs: they need TensorFlow as a whole.

@@ -1,6 +1,6 @@
 """Lists names that Python, numpy and others had when TensorFlow 1.15 was new, and their current places.
 
-Holds only data. The user's files get these names, and each one is printed once. Those of numpy are in
+Holds only data. The user's files get these names, and each one is printed once. Names of numpy are in
 `removed_of_numpy.py`.
 """
 

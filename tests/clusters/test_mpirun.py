@@ -99,7 +99,7 @@ def test_tasks_train_as_one_job_and_go_on_after_a_preemption(launcher, tmp_path,
     assert output.count("exit code 75. The same command resumes from there.") == 1
     code, output = finish(launcher(*words, cwd=tmp_path))
     assert code == 0
-    assert 40 <= int(re.search(r"going on from step (\d+)", output).group(1)) < 120, output
+    assert 40 <= int(re.search(r"resuming from step (\d+)", output).group(1)) < 120, output
     assert "steps on 2 ranks" in output, output
     assert_alike(tmp_path / "out.npz", undisturbed)
     assert not list(tmp_path.glob(".npu-run*"))

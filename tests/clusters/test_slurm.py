@@ -88,5 +88,5 @@ def test_a_batch_job_of_tasks_is_queued_again_at_an_early_signal(slurm, tmp_path
     slurm("scancel", "--signal=TERM", job)
     assert end_of(slurm, job, starts=2) == "COMPLETED", log.read_text()
     assert log.read_text().count("exit code 75. The same command resumes from there") == 1
-    assert 40 <= int(re.search(r"going on from step (\d+)", log.read_text()).group(1)) < 120
+    assert 40 <= int(re.search(r"resuming from step (\d+)", log.read_text()).group(1)) < 120
     assert_alike(tmp_path / "out.npz", undisturbed)

@@ -110,14 +110,14 @@ def test_the_file_what_is_wrong_and_the_newest_intact_one(folder, kind, monkeypa
         check_newest_checkpoint(str(folder), may_go_back=True)
     text = str(raised.value)
     assert text.startswith(f"checkpoint: {folder / name} is damaged. Expected a file as it was saved; got ")
-    assert re.search(what, text) and f"The newest intact one is {listed}; to go on from it, write" in text
+    assert re.search(what, text) and f"The newest intact one is {listed}; to resume from it, write" in text
     assert len(text) < 500 + 3 * len(str(folder)) and "\n" not in text
 
     monkeypatch.setenv(RESTARTS, "3")
     with pytest.raises(DamagedCheckpointError):
         check_newest_checkpoint(str(folder))  # evaluation changes nothing
     check_newest_checkpoint(str(folder), may_go_back=True)
-    assert f"{name} is damaged" in caplog.text and f"Training goes on from {listed}." in caplog.text
+    assert f"{name} is damaged" in caplog.text and f"Training resumes from {listed}." in caplog.text
     assert tf.train.latest_checkpoint(str(folder)) == str(folder / listed)
     known = tf.train.get_checkpoint_state(str(folder)).all_model_checkpoint_paths
     earlier = [] if name == STATE else ["model.ckpt-0", "model.ckpt-2"]

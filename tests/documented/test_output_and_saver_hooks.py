@@ -298,7 +298,7 @@ def test_a_full_disk_takes_no_checkpoint_away(full_disk, number, name, kept, rea
     folder, said = of_training(full_disk, number)
     for step in (4, 6):
         assert f"checkpoint: step {step} is not saved. Expected space in {name}; got " in said
-    assert reason in said and "the latest checkpoint is model.ckpt-2. Training goes on." in said
+    assert reason in said and "the latest checkpoint is model.ckpt-2. Training continues." in said
     is_raised = "raised CheckpointNotSavedError checkpoint: step 8 is not saved." in said
     assert is_raised == (name != "for_some_time") and ("raised" in said) == is_raised
     model_dir = str(folder)

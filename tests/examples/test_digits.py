@@ -55,7 +55,7 @@ def test_estimator_killed_on_two_ranks_goes_on_as_if_nothing_had_happened(warm_p
     assert evaluated[-1] == reached + 15 and len(evaluated) == len(set(evaluated)), "rank 0 speaks alone, once"
     assert_picture(pathlib.Path(re.search(r"picture: (\S+)", printed).group(1)))
     page = assert_page(cut / "report.html", reached + 15, tmp_path / "profile")
-    assert "npu-run -np 2 examples/digits/train_estimator.py" in page and "training went on here" in page
+    assert "npu-run -np 2 examples/digits/train_estimator.py" in page and "training resumed here" in page
     assert_reads_pictures(warm_python, cut, reached + 15)
 
 

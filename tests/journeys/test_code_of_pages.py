@@ -144,7 +144,7 @@ def check_guides(eager, printed, folder, out, ranks):
     )
     assert len(errors) == ranks
     page = (out / "pictured" / "report.html").read_text()
-    assert "the training went on from a checkpoint" in page and 'data-last-step="80"' in page
+    assert "the training resumed from a checkpoint" in page and 'data-last-step="80"' in page
     guide = (REPOSITORY / "docs" / "reporting.md").read_text()
     (guide,) = re.findall(r"^## How to read it\n(.*?)^## ", guide, re.MULTILINE | re.DOTALL)
     words = re.findall(r"^\| (\w[\w ]+) \| |^- \*\*(.+?)\.\*\*", guide, re.MULTILINE)

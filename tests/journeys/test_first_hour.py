@@ -134,7 +134,7 @@ def test_03_see_the_loss_in_tensorboard(desk):
 def test_04_resume(desk):
     digits(desk, 4)
     lines = digits(desk, 8)
-    shown(lines, r"going on from step 4")
+    shown(lines, r"resuming from step 4")
     assert not any(line.startswith("step 4/") for line in lines)
     shown(lines, r"^step 8/8 \(100 %\)")
 

@@ -145,7 +145,7 @@ def test_make_train_trains_and_resumes(tmp_path):
     assert summary["last_loss"] < summary["first_loss"] - 0.5
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
     page = assert_page(out / "report.html", end, tmp_path / "profile")
-    assert "npu-run -np 2" in page and "training went on here" in page
+    assert "npu-run -np 2" in page and "training resumed here" in page
 
 
 @needs_own_environment()

@@ -271,7 +271,7 @@ def test_a_rank_whose_own_loop_ends_early_is_named_with_its_steps_and_what_to_do
     code, output = npu_run("-np", 2, write_script(tmp_path, script), cwd=tmp_path)
     last = output.splitlines()[-1]
     assert code == 1
-    assert "rank 1 of 2 ended after 4 steps, and rank 0 went on to step 5, which needs every rank" in last
+    assert "rank 1 of 2 ended after 4 steps, and rank 0 continued to step 5, which needs every rank" in last
     assert "EndTogether" in last and "Traceback" not in output
 
 
@@ -283,5 +283,5 @@ def test_a_rank_whose_input_ends_early_is_named_with_its_step_and_what_to_do(tmp
     code, output = npu_run("-np", 2, write_script(tmp_path, UNEQUAL), way, cwd=tmp_path)
     last = output.splitlines()[-1]
     assert code == 1
-    assert f"rank 1 of 2 {what} after 4 steps, and rank 0 went on to step 5, which needs every rank" in last
+    assert f"rank 1 of 2 {what} after 4 steps, and rank 0 continued to step 5, which needs every rank" in last
     assert "EndTogether" in last and "Traceback" not in output

@@ -181,8 +181,8 @@ def test_a_rank_that_runs_out_of_input_is_the_story_when_others_wait_for_it(caus
 def test_the_end_of_an_input_is_told_with_its_step_and_what_to_do():
     text = describe_short(1, {1: AFTER_37}, 3, 1)
     assert text.startswith(
-        "rank 1 of 3 came to the end of its input after 37 steps, and ranks 0, 2 went on to step 38, which needs every "
-        "rank; exit code 1. Give all ranks the same number of batches"
+        "rank 1 of 3 came to the end of its input after 37 steps, and ranks 0, 2 continued to step 38, which needs "
+        "every rank; exit code 1. Give all ranks the same number of batches"
     )
     assert "EndTogether" in text
     assert str(InputEnd(1, True)) == "was through with model.fit after 1 step"

@@ -116,7 +116,7 @@ def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
     (tmp_path / "told twice").touch()
     code, output = finish(first)
     assert code == 75, said + output
-    assert "SIGTERM (rank 1 was told)" in said and "ended after step 7; exit code 75" in output
+    assert "SIGTERM (rank 1 received it)" in said and "ended after step 7; exit code 75" in output
     assert finish(other) == (75, "")
 
 

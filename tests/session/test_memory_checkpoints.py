@@ -421,7 +421,7 @@ def test_what_cannot_be_read_back_takes_no_older_one_away(monkeypatch, tmp_path,
     assert saved_steps(folder) == [0, 2, 6]
     assert not [name for name in files(folder) if "-4" in name]
     assert "checkpoint: step 4 is not saved. Expected files in" in caplog.text
-    assert "Check the disk; the latest checkpoint is model.ckpt-2. Training goes on." in caplog.text
+    assert "Check the disk; the latest checkpoint is model.ckpt-2. Training continues." in caplog.text
 
 
 def test_a_save_that_fails_at_the_end_is_raised(monkeypatch, tmp_path):
@@ -500,7 +500,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_copy(tmp_path):
     done = subprocess.run(command, **settings)
     assert done.returncode == 0, done.stderr
     # The first copy is made after ten steps, and the second one when that is cheap.
-    found = re.search(r"going on from step (\d+)", done.stderr + done.stdout)
+    found = re.search(r"resuming from step (\d+)", done.stderr + done.stdout)
     assert found and 10 <= int(found.group(1)) <= 35, done.stderr
     assert saved_steps(tmp_path / "out") == [0, int(found.group(1)), 60]
     path = re.search("folder in memory (.*)", done.stdout).group(1)

@@ -113,7 +113,7 @@ def _stop_rank(job: Job, chance: Random) -> Fault:
     ranks = job.ranks()
     rank, now = chance.choice(sorted(ranks)), _now()
     _signal(ranks[rank], signal.SIGTERM)
-    return _start_again(job, f"rank {rank}", now, rf"npu-run: SIGTERM \(rank {rank} was told\)")
+    return _start_again(job, f"rank {rank}", now, rf"npu-run: SIGTERM \(rank {rank} received it\)")
 
 
 def _start_again(job: Job, what: str, at: float, says: str) -> Fault:

@@ -156,7 +156,7 @@ class TellMeStepOrLossHook(ProgressVariablesHook):
 
 
 class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
-    """Saves checkpoints as `tf.estimator.CheckpointSaverHook`, and lets training go on when the disk is full.
+    """Saves checkpoints as `tf.estimator.CheckpointSaverHook`, and lets training continue when the disk is full.
 
     If a save in the middle of training runs out of space, an error is logged, its half-written files are deleted, the
     previous checkpoint stays the latest, and the next save is tried when it is due. At the end, and when a session
@@ -164,7 +164,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     a killed job is taken over, and its half-written files are deleted. With `iterations_per_loop` above 1 a checkpoint
     that is due inside a loop is saved after it.
 
-    Variables are copied to memory, and written to the disk from there in the background while training goes on; they
+    Variables are copied to memory, and written to the disk from there in the background during training; they
     are read back before an older checkpoint is removed. With `listeners`, and if memory is short, training waits.
     When `end` returns, everything is on the disk.
 
@@ -227,7 +227,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
             action(*arguments)
         except CheckpointNotSavedError as error:
             self._is_behind = True
-            _LOG.error("%s Training goes on.", error)
+            _LOG.error("%s Training continues.", error)
 
     def _expect(self, step, session):
         """Makes the base class read the global step, in a run of its own, only when a checkpoint may be due.

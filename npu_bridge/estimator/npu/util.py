@@ -125,7 +125,7 @@ def set_graph_exec_config(
     Returns:
       `fetch`; for a name, the tensor.
     Raises:
-      ValueError: `fetch`, the mode or `experimental_config` is none of these.
+      ValueError: `fetch`, the mode or `experimental_config` is not one of these.
     """
     where = "set_graph_exec_config"
     if dynamic_graph_execute_mode not in _EXECUTE_MODES:

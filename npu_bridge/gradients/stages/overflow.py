@@ -31,7 +31,7 @@ class OverflowCheck(Stage):
     Usable means that the global norm of the gradients, in true units, is a finite float32. So there is no NaN and no
     Inf among them, and the optimizer can square every one of them without overflowing its slots.
 
-    Checked are the gradients given to the update, and those that this pipeline delivered if the given ones were made
+    Checks the gradients given to the update, and those that this pipeline delivered if the given ones were made
     from them (clipping by value turns an Inf into a finite number). Where this pipeline reduces, every rank judges the
     very tensors it sends, in true units, and that alone decides unless the caller changes a gradient: the mean of
     usable gradients is usable. So the decision is the same before and after the reduction.

@@ -26,7 +26,7 @@ _ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2")
 
 
 class UnknownCheckError(Exception):
-    """A check is made of ops whose outcome cannot be told early; the message names the op."""
+    """A check consists of ops whose outcome cannot be known early; the message names the op."""
 
 
 class OverflowBounds:

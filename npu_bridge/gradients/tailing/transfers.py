@@ -41,23 +41,23 @@ class Transfer:
 
     @property
     def arrived(self) -> list[tf.Tensor]:
-        """What they become."""
+        """The tensors that arrive for them."""
         return [self.op.outputs[position] for position, _ in self.routes]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tensors as far as static shapes tell."""
+        """Bytes of the tensors whose static shape is known."""
         return sum((tensor.shape.num_elements() or 0) for tensor in self.sent) * self.wire_dtype.size
 
 
 def find_transfers(ops: Iterable[tf.Operation]) -> list[Transfer]:
-    """The transfers among ops of a TF 1 graph, in order; those of integers, flags among them, are left out."""
+    """Returns the transfers among ops of a TF 1 graph, in order, without those of integers and flags."""
     found = (_transfer(op) for op in ops)
     return [transfer for transfer in found if transfer is not None]
 
 
 def hidden_transfer(ops: Iterable[tf.Operation], transfers: Iterable[Transfer]) -> str:
-    """The name of a gradient's transfer in a function that some op runs and that is none of these; "" for none."""
+    """Returns the name of another gradient's transfer, in a function that an op calls; "" without one."""
     known = {transfer.op.name for transfer in transfers}
     inside = (name for op in ops if op.name not in known for name in branches.transfers_inside(op))
     return next(inside, "")

@@ -30,7 +30,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         d = -B c;  r = the first of 1, rho, rho^2... with f(w + r P'd) < f(w) + sigma r c.d, else 0
         m = gamma m + (g - P'P g);  w = w + r P'd - alpha m
 
-    Where no rate is accepted, B and c stay as before the step. Every trial evaluates the loss once more, on the same
+    Where no rate is accepted, B and c stay as before the step. Every trial evaluates the loss again, on the same
     batch: a loss that is a function is called again; of a loss in a TF 1 graph the part that depends on the variables
     is copied. The loss must have one value for one batch, unlike a function with dropout.
 

@@ -301,7 +301,7 @@ def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
 
 def _figure(name, title, curves, x, y, body, format_y, legend, ends) -> str:
     restarts = [
-        f'<path class="restart" d="M{x.place(place):.1f} {y.end}V{y.start}"><title>training went on here</title></path>'
+        f'<path class="restart" d="M{x.place(place):.1f} {y.end}V{y.start}"><title>training resumed here</title></path>'
         for place in curves.restarts
     ]
     return framed(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], format_y, legend, ends)

@@ -158,7 +158,7 @@ def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str
 def _about_the_curves(curves: Curves, summary: Summary) -> str:
     said = [f"All curves are over training steps{', skipped ones included' if summary.skipped_steps else ''}."]
     if curves.restarts:
-        said.append("At a dashed line the training went on from a checkpoint.")
+        said.append("At a dashed line the training resumed from a checkpoint.")
     if curves.steps_per_bucket > 1:
         size = curves.steps_per_bucket
         said.append(f"Each place stands for {size} recorded steps, the band for the lowest to the highest.")

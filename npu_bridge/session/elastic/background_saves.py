@@ -60,7 +60,7 @@ class BackgroundWriter:
 
 
 class BackgroundSaver:
-    """A saver like `CarefulSaver` that saves while the training goes on.
+    """A saver like `CarefulSaver` that saves during the training.
 
     It saves the state at the time of `save`. A save waits for the one before. An older checkpoint is removed once the
     new one is on the disk and has been read back.

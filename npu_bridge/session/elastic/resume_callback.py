@@ -37,7 +37,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
     Rank 0 saves, in one move: whenever the job is killed, there is a whole file of `model.save`. `restore` loads
     weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them to the others.
     Numbers of the optimizer that callbacks such as `LearningRateScheduler` have set are set again, and
-    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` go on counting. An epoch is saved
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` continue to count. An epoch is saved
     after they have seen its end, wherever in the list this callback is.
     When a scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their step, the
     model is saved, and the process ends with exit code 75. With several ranks this needs `npu-run`.

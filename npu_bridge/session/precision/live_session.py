@@ -86,7 +86,7 @@ def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
 def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
     """Keeps one policy in a block for all runs of an attached session that train the same variables; for loops.
 
-    Ranks: collective as ever, but the ranks decide once, before the first run.
+    Ranks: collective as usual, but the ranks decide once, before the first run.
     """
     executors = find_engine(session, _Executors)
     if executors is None:
@@ -128,7 +128,7 @@ class _Executors(SessionEngine):
         self._unscaled: Policy | None = None  # of a training without loss scaling, until the warning
         self._marker = _marker(graph) if precision.switch is not None else None
         self._kinds: dict[tuple, Run] = {}
-        self._built: set[tuple] = set()  # what has run in a session that builds executors in runs alone
+        self._built: set[tuple] = set()  # runs of a session that only builds executors in runs
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
     def execute(self, session, request):

@@ -50,7 +50,7 @@ class Switch:
     def is_over(self, training: frozenset[str]) -> bool:
         """Returns whether a run that is about to start runs in the original precision.
 
-        Before the switch, the first run of a training is always in low precision. Trainings of a process are told
+        Before the switch, the first run of a training is always in low precision. Trainings of a process are kept
         apart by the variables they train.
 
         Raises:
@@ -104,7 +104,7 @@ class Switch:
         except ValueError as error:
             if not self._has_warned:
                 self._has_warned = True
-                _LOG.warning("accelerate_train_mode: training goes on in %s. %s", self._low, error)
+                _LOG.warning("accelerate_train_mode: training continues in %s. %s", self._low, error)
             return Verdict(1)
 
     def _progress(self) -> Progress:
