@@ -168,7 +168,7 @@ class Bisection:
             if operators and not os.path.exists(operators):
                 raise LaunchError(
                     "no session run trained. Expected a script that trains through sessions or an Estimator; got none. "
-                    "Of model.fit and eager code single operators are not known beforehand."
+                    "Single operators of model.fit and eager code are not known beforehand."
                 )
             done.touch()
         from npu_run.trials.acceptance import Float32Band

@@ -55,5 +55,5 @@ def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
             lines += [f"  {each.place}: {_said_of(each)}" for each in rows]
     count, needed = len(blocks["cannot work"]), len(blocks["needed"])
     verdict = [f"{count} name(s) or file(s) cannot work."] if count else []
-    verdict += [f"{needed} package(s) or variable(s) have to be there first."] if needed else []
+    verdict += [f"{needed} package(s) or variable(s) must be installed or set first."] if needed else []
     return "\n".join([*lines, "", " ".join(verdict) or "Nothing was found that cannot work."])

@@ -271,7 +271,7 @@ def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> 
     if all(options[name] is None for name in ("least", "most", "hosts_from")):
         if times and not has_tasks:
             name = "--wait" if "wait_secs" in times else "--cool-down"
-            raise LaunchError(f"{name} is of jobs that may lose ranks. Add --min-np N, or leave {name} out.")
+            raise LaunchError(f"{name} is only for elastic jobs. Add --min-np N, or leave {name} out.")
         return None, plan
     excluded = [f"--{name.replace('_', '-')}" for name in ("rank_table", "timeline", "repeat") if options[name]]
     whole = plan if has_tasks else plan_job(None, options["hosts"], options["hostfile"]) if plan.slots else None

@@ -49,8 +49,8 @@ class Command(click.Command):
             if param.metavar in ("FILE", "DIR") or (isinstance(param, click.Argument) and param.type is click.STRING):
                 param.type = click.Path(readable=False)  # so that shells complete it
         self.params += [
-            _flag("-q", "--quiet", _QUIET, "Print results and errors alone."),
-            _flag("-v", "--verbose", _VERBOSE, "Show all that TensorFlow says."),
+            _flag("-q", "--quiet", _QUIET, "Print only results and errors."),
+            _flag("-v", "--verbose", _VERBOSE, "Show everything that TensorFlow prints."),
         ]
 
     def main(self, args=None, prog_name=None, complete_var=None, standalone_mode=True, **extra):
@@ -80,7 +80,7 @@ class Command(click.Command):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Invokes like click, but a closed output is no exit code 1, which would be read as an answer."""
+        """Invokes like click, but avoids exit code 1 for a closed output, which would look like an answer."""
         with _failing_with_a_sentence(ctx.command_path):
             if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
                 environment.write_variable(environment.VERBOSE, 1)
@@ -247,8 +247,8 @@ def source_options(command: Callable) -> Callable:
     for option in (
         click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too."),
         click.option("--as-installed", "era", flag_value=3, type=int, help="The same, without names of an older one."),
-        click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2."),
-        click.option("--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1."),
+        click.option("--tf2", "era", flag_value=2, type=int, help="The script is written for TensorFlow 2."),
+        click.option("--tf1", "era", flag_value=1, type=int, help="The script is written for TensorFlow 1."),
     ):
         command = option(command)
     return command

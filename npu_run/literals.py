@@ -19,17 +19,17 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
     ast.LShift: operator.lshift,
 }
-_LARGEST_OPERAND = 4096  # of what is computed here; larger powers are no settings
+_LARGEST_OPERAND = 4096  # of powers computed here; larger ones are not settings
 _ENCODED = ("as_bytes", "as_text", "as_str", "as_str_any")  # of `tf.compat`
 _CHANGEABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp)
 
 
 class Undecided(BaseException):
-    """Ends a check that asks for a value which the text does not say; no `except Exception` takes it for an error."""
+    """Ends a check that needs a value which the text does not show; `except Exception` does not catch it."""
 
 
 class Unknown:
-    """Stands for a value that the text does not say. Whatever a check asks of it ends that check."""
+    """A value that the text does not show. Any use of it in a check ends the check."""
 
     def __getattribute__(self, name: str) -> NoReturn:
         raise Undecided(name)
@@ -50,12 +50,12 @@ for _name in _ASKED:
 
 
 def is_known(value: Any) -> bool:
-    """Returns whether a value of `Values` is said by the text."""
+    """Returns whether the text shows a value of `Values`."""
     return type(value) is not Unknown
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call; `is_open` says that the text hides how many there are."""
+    """The arguments of a call; `is_open` if the text hides their number."""
 
     positional: tuple[Any, ...]
     named: dict[str, Any]
@@ -69,7 +69,7 @@ class Values:
     """
 
     def __init__(self, facts: FileFacts, make: Callable[[str, ast.Call], Any]):
-        """Args: facts: of the file. make: returns what a call of a dotted name gives, or an `Unknown`."""
+        """Args: facts: of the file. make: returns the result of a call of a dotted name, or an `Unknown`."""
         self._facts = facts
         self._make = make
         self._made: dict[ast.Call, Any] = {}
@@ -169,7 +169,7 @@ class Values:
 
 
 def _encoded(value: Any, name: str) -> Any:
-    """Returns what `as_bytes`, `as_text` or `encode` makes of a text."""
+    """Returns the result of `as_bytes`, `as_text` or `encode` for a text."""
     if not is_known(value) or not isinstance(value, (str, bytes)):
         return Unknown()
     text = value if isinstance(value, str) else value.decode()
@@ -182,7 +182,7 @@ def _is_small(value: Any) -> bool:
 
 
 def bound_by(node: ast.AST) -> list[str]:
-    """Returns the names that a node binds, or says to be of another scope."""
+    """Returns the names that a node binds, or declares as global or nonlocal."""
     if isinstance(node, ast.Name):
         return [] if isinstance(node.ctx, ast.Load) else [node.id]
     if isinstance(node, ast.arg):

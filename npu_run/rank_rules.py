@@ -1,6 +1,6 @@
-"""Holds the mistakes that only several ranks show, and finds them in a script's text.
+"""Lists mistakes that only appear with several ranks, and finds them in a script's text.
 
-Wrappers around wrappers are not here: their constructors refuse them, which `script_checks.py` asks.
+Wrappers around wrappers are not listed: their constructors refuse them, and `script_checks.py` calls these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AVERAGES = {
     "npu_keras_optimizer",
     "npu_tf_optimizer",
 }
-# Parts of names that may bring gradients or weights of the ranks together, or that deal out rows by themselves.
+# Parts of names that can combine gradients or weights of the ranks, or that distribute rows themselves.
 _TOGETHER = (*_AVERAGES, "istribut", "allreduce", "all_reduce", "strategy", "sync_all")
 _DEALS_OUT = ("GlobalBatches", "resumable", "ResumableLoop", "AutoShard", "InputContext", "EndTogether")
 _TRAINS = {"run", "train", "fit", "train_on_batch", "train_step", "apply_gradients", "minimize", "apply"}
@@ -34,14 +34,14 @@ _EVENS_OUT = {"repeat", "take"}  # methods of a dataset, after which all ranks h
 
 
 class Rule(NamedTuple):
-    """A mistake.
+    """A kind of mistake.
 
     Attributes:
-      name: of the finding.
-      severity: "stops it", "changes numbers" or "harmless", of a job with several ranks.
-      sentence: what happens.
-      cure: what to write.
-      find: where the script makes it.
+      name: name of the finding.
+      severity: "stops it", "changes numbers" or "harmless", for a job with several ranks.
+      sentence: the consequence.
+      cure: the sentence with the cure.
+      find: returns the places in which a script makes it.
     """
 
     name: str
@@ -222,7 +222,7 @@ RULES = (
 
 
 def findings_of(files: Sequence[FileFacts]) -> Iterator[Finding]:
-    """Yields where the files make a mistake of `RULES`."""
+    """Yields the places in which the files make a mistake of `RULES`."""
     script = _Script(files)
     for rule in RULES:
         for place in rule.find(script):

@@ -1,8 +1,8 @@
 """Calls the checks of documented constructors and functions with the values that a script writes out.
 
-Nothing is imitated: what is refused here is refused by the code that a run calls, in the same words. A value that the
-text does not say is an `Unknown`, which ends a check that asks for it. No more is called than what checks its
-arguments: no ranks start, and no file is made.
+Nothing is imitated: values are refused by the code that a run calls, in the same words. A value that the text does not
+show is an `Unknown`, which ends a check that needs it. Only code that checks its arguments is called: no ranks start,
+and no file is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG
 from npu_run.literals import Arguments, Undecided, Unknown, is_known
 
 _OURS = ("npu_bridge.", "npu_device.", "hccl.")
-# Modules of which calls check their arguments and do nothing beside; of others the signature alone is looked at.
+# Modules whose calls only check their arguments; for calls of other modules, only the signature is checked.
 _CHECK_ALONE = re.compile(
     r"npu_bridge\.(hccl\.hccl_ops|operators\.\w+|amp\.(apex|loss_scale|groups|configuration)|boost\.config|"
     r"gradients\.(freeze_schedule|stage|sync|stages\.\w+)|optimizers\.(choose|rules\.\w+|keras|keras_legacy|tf1)|"
@@ -46,7 +46,7 @@ _NOT_KNOWN_HERE = re.compile(
 _OPTIMIZERS = re.compile(
     r"(tensorflow|keras|npu_bridge\.npu_init\.tf)\.(\w+\.)*(train\.\w+Optimizer|optimizers\.(legacy\.)?[A-Z]\w+)"
 )
-AROUND = ".LossScaleOptimizer"  # of Keras, which may be around one of ours
+AROUND = ".LossScaleOptimizer"  # of Keras; it can wrap an optimizer of this package
 _REFUSALS = (TypeError, ValueError, NotImplementedError)
 
 
@@ -79,7 +79,7 @@ def as_in_a_run(era: int) -> Iterator[None]:
 
 @functools.cache
 def find(name: str) -> Any:
-    """Returns the object of a dotted name of ours; None if it cannot be found or imported."""
+    """Returns the object with a dotted name of this package; None if it cannot be found or imported."""
     first, *rest = name.split(".")
     try:
         found, place = importlib.import_module(first), first
@@ -88,7 +88,7 @@ def find(name: str) -> Any:
             if not hasattr(found, part):
                 importlib.import_module(place)
             if inspect.isclass(found) and inspect.isfunction(getattr(found, part)):
-                return None  # a method, which is called without its object
+                return None  # a method, called without its object
             found = getattr(found, part)
     except Exception:  # a package can raise anything while it is imported
         return None
@@ -96,7 +96,7 @@ def find(name: str) -> Any:
 
 
 def missing_in(name: str) -> Exception | None:
-    """Returns the error of a name that its module of ours does not have, with the nearest one."""
+    """Returns the error for a name that its module of this package lacks, with the nearest name; else None."""
     above, _, leaf = name.rpartition(".")
     module = find(above) if above else None
     if not inspect.ismodule(module) or not f"{module.__name__}.".startswith(_OURS) or find(name) is not None:
@@ -116,7 +116,7 @@ def make(name: str, arguments: Arguments) -> Any:
         if _OPTIMIZERS.fullmatch(name):
             return _some_optimizer(find_of_tensorflow(name))
         if name == "npu_device.global_options":
-            return type(find(name)())()  # another one, which this process does not follow
+            return type(find(name)())()  # a separate object, which this process ignores
         function = find_of_tensorflow(name) if name.endswith(AROUND) else find(name) if name.startswith(_OURS) else None
         if function is None or not _is_checked(function) or arguments.is_open:
             return Unknown()
@@ -127,7 +127,7 @@ def make(name: str, arguments: Arguments) -> Any:
 
 
 def find_of_tensorflow(name: str) -> Any:
-    """Returns the object of a dotted name of TensorFlow or Keras; None if there is none."""
+    """Returns the object with a dotted name of TensorFlow or Keras; None without one."""
     import tensorflow as tf
 
     if name.startswith("keras."):
@@ -139,7 +139,7 @@ def find_of_tensorflow(name: str) -> Any:
 
 
 def _some_optimizer(kind: Any) -> Any:
-    """Returns an optimizer of a class, with any rate: wrappers look at the class alone."""
+    """Makes an optimizer of a class, with any rate: wrappers only check the class."""
     try:
         return kind(0.1)
     except TypeError:
@@ -147,7 +147,7 @@ def _some_optimizer(kind: Any) -> Any:
 
 
 def refusal_of(function: Callable[..., Any], arguments: Arguments) -> Exception | None:
-    """Returns the error of a call, if it is raised for all values that the text leaves open; None if it can work."""
+    """Returns the error of a call if all values that the text leaves open lead to it; None if the call can work."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -156,7 +156,7 @@ def refusal_of(function: Callable[..., Any], arguments: Arguments) -> Exception 
     try:
         bound = (signature.bind_partial if is_open else signature.bind)(*positional, **named)
     except TypeError:
-        return call_alone(function, *positional, **named)  # which raises before anything is done
+        return call_alone(function, *positional, **named)  # it raises before it does anything
     if not _is_checked(function):
         return None
     if getattr(function, "_declared_as", None):
@@ -169,24 +169,24 @@ def call_alone(function: Callable[..., Any], *positional: Any, **named: Any) -> 
     try:
         made = function(*positional, **named)
         if getattr(function, "__module__", None) == _SCOPES:
-            with made:  # looks at its arguments as it is entered
+            with made:  # checks its arguments on entry
                 pass
     except _REFUSALS as error:
-        return None if isinstance(error.__cause__, (DirectoryError, OSError)) else error  # the script may yet make it
+        return None if isinstance(error.__cause__, (DirectoryError, OSError)) else error  # the script can still make it
     except (Exception, Undecided):
         return None
     return None
 
 
 def broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = RULES) -> Iterator[Exception]:
-    """Yields the errors of rules between options, whatever the `unknown` ones are."""
+    """Yields the errors of rules between options that hold for any values of the `unknown` ones."""
     values = {**settings.values, **unknown}
     settings = settings._replace(values=values, given=_Given(settings.given.difference(unknown), unknown))
     yield from filter(None, (call_alone(rule, settings) for rule in rules))
 
 
 class _Given(frozenset):
-    """The names of given options; asking for one that the text leaves open raises `Undecided`."""
+    """The names of given options; a question about one that the text leaves open raises `Undecided`."""
 
     def __new__(cls, names, unknown):
         given = super().__new__(cls, names)
@@ -207,7 +207,7 @@ def _is_checked(function: Any) -> bool:
 
 
 def _of_any_job(given: inspect.BoundArguments) -> inspect.BoundArguments:
-    """Returns arguments without what only a job of several ranks, or its folders, can judge."""
+    """Replaces arguments that can only be checked in a job of several ranks, or with its folders."""
     result: Any = {}
     for name, value in given.arguments.items():
         of_one = _OF_RANKS.get(name)
@@ -230,7 +230,7 @@ def _refusal_of_call(function: Any, given: inspect.BoundArguments, is_open: bool
         return error
     plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     needed = [each.name for each in parameters if each.default is each.empty and each.name in plain]
-    for name, value in () if is_sure else known.items():  # alone, where another one hides it
+    for name, value in () if is_sure else known.items():  # one by one: another argument can hide the error
         error = call_alone(function, **{**{each: Unknown() for each in needed}, name: value}) if name != more else None
         if error is not None and _blames(error, {name: value}):
             return error
@@ -274,7 +274,7 @@ def _refusal_of_config(cls: Any, given: dict[str, Any], is_open: bool) -> Except
 
 
 def _as_plain(owner: str, known: Mapping[str, Any], hidden: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns an object's options, those of its helper objects included: the known ones, and those not known."""
+    """Returns the known and the unknown options of an object, with those of its helper objects."""
     plain: dict[str, Any] = {}
     unknown: dict[str, Any] = {}
     for option in OPTIONS.of(owner):

@@ -1,4 +1,4 @@
-"""Finds the calls and options of a script that a run refuses, and says what each option does here."""
+"""Finds the calls and options of a script that a run refuses, and the effect of each option here."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class _Setting(NamedTuple):
     """An attribute that a script sets: `custom_op.parameter_map["key"].s = value`, `options.key = value`.
 
     Attributes:
-      target: what is set.
+      target: the attribute.
       value: the expression.
-      session: which map of which session, where it is one.
-      is_certain: whether its function always gets there.
+      session: identifies the map and its session; "" for another attribute.
+      is_certain: whether its function always reaches it.
     """
 
     target: ast.Attribute
@@ -53,12 +53,12 @@ class _Setting(NamedTuple):
 
 
 def findings_of(files: Sequence[FileFacts], era: int, calls: bool = True) -> Iterator[Finding]:
-    """Yields mistakes of ranks, what is refused, and the options.
+    """Yields mistakes of ranks, refused calls and options, and the options' effects.
 
     Args:
       files: the script and its modules.
       era: 1 or 2.
-      calls: whether checks are called, for which TensorFlow is loaded, if the script needs any.
+      calls: calls the checks if the script needs any; this loads TensorFlow.
     """
     yield from rank_rules.findings_of(files)
     refused: set[tuple[str, str]] = set()
@@ -120,7 +120,7 @@ def _refused_in(facts: FileFacts) -> Iterator[Finding]:
 
 
 def _unbound_in(facts: FileFacts) -> Iterator[Finding]:
-    """Yields names that nothing binds, and that are near to one that a star of ours brings."""
+    """Yields unbound names that are near to a name which a star import of this package binds."""
     nodes = [*ast.walk(facts.tree)]
     stars = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
     if not stars or not all(f"{star}.".startswith(_OURS) for star in stars):
@@ -144,7 +144,7 @@ def _refusal(error: Exception, what: str, place: Place) -> Finding:
 
 
 def _refusal_in_session(settings: Iterable[_Setting], values: Values) -> Exception | None:
-    """Returns what a session refuses of some of its options, whatever it has beside them."""
+    """Returns the error of a session for some of its options, if further options cannot prevent it; else None."""
     from tensorflow.compat.v1 import ConfigProto
 
     from npu_bridge.options.reading import ENTRY_NAME, entry_values, settings_of
@@ -167,7 +167,7 @@ def _refusal_in_session(settings: Iterable[_Setting], values: Values) -> Excepti
 
 
 def _refusal_of_attribute(setting: _Setting, values: Values) -> Exception | None:
-    """Returns what `npu_device.global_options().name = value` raises."""
+    """Returns the error of `npu_device.global_options().name = value`, or None."""
     names: list[str] = []
     node: ast.expr = setting.target
     while isinstance(node, ast.Attribute):
@@ -188,7 +188,7 @@ def _all_settings(facts: FileFacts) -> Iterator[_Setting]:
 def _settings_in(
     body: Iterable[ast.stmt], scope: str, bound: Counter[str], is_certain: bool = True
 ) -> Iterator[_Setting]:
-    """Yields the settings of a block of a function; `bound` counts how often that has bound each name so far."""
+    """Yields the settings in a block of a function; `bound` counts how often the function has bound a name so far."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield from _settings_in(node.body, f"{scope}.{node.name}", Counter())
@@ -202,13 +202,13 @@ def _settings_in(
             yield _Setting(target, node.value, session, is_certain)
         elif isinstance(node, ast.Assign):
             bound.update(map(ast.unparse, node.targets))
-        elif not (isinstance(node, ast.Try) and node.handlers):  # where it may fail
+        elif not (isinstance(node, ast.Try) and node.handlers):  # a block that can fail
             inner = [*getattr(node, "body", ()), *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
             yield from _settings_in(inner, scope, bound, is_certain and isinstance(node, ast.With))
 
 
 def _options_in(facts: FileFacts) -> Iterator[Finding]:
-    """Yields the options that are written out: keywords of configurations, and keys of `parameter_map`."""
+    """Yields the options in the text: keywords of configurations, and keys of `parameter_map`."""
     written: list[tuple[str, int, bool]] = []
     for use in facts.uses:
         if use.call is not None and use.name.startswith(_OURS) and use.name.rpartition(".")[2] in _OWNERS:
@@ -233,6 +233,6 @@ def _options_in(facts: FileFacts) -> Iterator[Finding]:
 def _unknown_key(name: str) -> str:
     try:
         OPTIONS.by_key(name)
-    except UnknownKeyError as error:  # a warning in a run, which leaves the key out
+    except UnknownKeyError as error:  # a run warns and ignores the key
         return str(error)
     return ""

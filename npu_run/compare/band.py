@@ -36,9 +36,9 @@ FALSE_ALARM = 1e-3
 _ROUNDING = 2.0**-24
 # The shortest window of a departure (ours): in a longer training, shorter ones are spikes.
 _SHORTEST_WINDOW = 8
-# Without repeats: a whole window beyond this many times the noise of single steps is no noise (ours).
+# Without repeats: a whole window beyond this many times the noise of single steps is not noise (ours).
 _FAR = 8.0
-# Without repeats: a first difference beyond this part of the loss is no rounding (ours). In lower precision, rounding
+# Without repeats: a first difference beyond this part of the loss is not rounding (ours). In lower precision, rounding
 # one number in the other direction shows in the loss.
 _JUMP = {"float16": 2.0**-8, "bfloat16": 2.0**-5}
 _JUMP_OF_FLOAT32 = 2.0**-14

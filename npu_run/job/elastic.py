@@ -67,7 +67,7 @@ def check_numbers(
     if plan is not None and hosts_from:
         raise LaunchError("--hosts-from and other ways to name hosts exclude each other. Name the hosts in one way.")
     if excluded:
-        raise LaunchError(f"{excluded[0]} needs the same ranks to the end. Leave it out, or --min-np and its like.")
+        raise LaunchError(f"{excluded[0]} requires a fixed number of ranks. Leave it out, or the elastic options.")
     named = MOST_RANKS if hosts_from else None if plan is None else plan.size
     most = most or size or named
     if most is None:

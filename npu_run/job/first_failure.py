@@ -177,7 +177,7 @@ def _how(ending: Ending) -> str:
         said = ending.summary.removesuffix(".") if is_short else f"{ending.summary[:_SUMMARY_CHARACTERS]} ..."
         return f"ended with {said}"
     if ending.is_unfinished:
-        return "was gone before its script came to its end, without an exception, as after os._exit(0)"
+        return "was gone before the end of its script, without an exception, as after os._exit(0)"
     return "ended without an exception"
 
 

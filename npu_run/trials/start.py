@@ -23,7 +23,7 @@ _FITS: list[Any] = []  # models that are being fitted
 
 
 def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
-    """Changes this process so that its script is run as a trial; gives a function to call when the script is over."""
+    """Changes this process so that its script runs as a trial; returns a function to call at the script's end."""
     if trial.seed is not None:
         from npu_run.trials.seeds import pin_seeds
 
@@ -34,7 +34,7 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
             when_loaded(name, lambda module: _let_sessions_read_options())
     end = watch_training(functools.partial(_choose_hooks, trial, rank))
     if trial.folder:
-        # Where a script is ended early, what it writes itself is not what counts, nor in the way.
+        # The output of a script that is ended early is not a result, and goes to a separate folder.
         is_short = trial.steps or trial.replay
         folder = os.path.join(trial.folder, "model") if is_short else trial.folder
         when_loaded(ESTIMATOR_MODULE, functools.partial(_redirect_estimators, folder))
@@ -50,9 +50,9 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
     """Calls hooks around every session run of this process that trains, even of the script's own sessions.
 
     Args:
-      make_hooks: gives them, each a `HookOfTraining`, when a session first runs: they need TensorFlow as a whole.
+      make_hooks: returns the hooks, each a `HookOfTraining`, when a session first runs: they need all of TensorFlow.
     Returns:
-      A function to call when the script is over.
+      A function to call at the script's end.
     """
 
     watch = _Watch(make_hooks)
@@ -89,7 +89,7 @@ class _Watch(SessionEngine):
 
 
 def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> None:
-    if imposed_options() and not _KERASES & set(sys.modules):  # half loaded, if a script imports one first
+    if imposed_options() and not _KERASES & set(sys.modules):  # only half loaded if a script imports it first
         _let_sessions_read_options()
     from npu_bridge.base.tf_internals.training import watch_gradients
     from npu_bridge.graph.run import note_gradients
@@ -133,7 +133,7 @@ def _choose_hooks(trial: Trial, rank: int) -> list:
 
 
 def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
-    """Lets Estimators write to a folder: those of the first `model_dir` there, others below, to `2`, `3`, ..."""
+    """Makes Estimators write to a folder: those of the first `model_dir` to it, others to `2`, `3`, ... below it."""
     from npu_bridge.base.tf_internals.training import change_folders_of_estimators
 
     places: dict[str, str] = {}
@@ -175,7 +175,7 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
         finally:
             _FITS.pop()
 
-    seen: list[Any] = []  # the first model is what counts
+    seen: list[Any] = []  # only the first model counts
 
     def steps_of_fit(bound) -> list:
         import tensorflow as tf

@@ -200,7 +200,7 @@ def test_a_job_that_was_told_to_stop_is_not_started_again():
         ((3, 9, None, Plan(2, {"a": 2}), None, []), "--min-np 3 cannot be reached, as the hosts offer 2."),
         ((2, None, None, None, None, []), "Add --max-np N"),
         ((2, None, None, Plan(2, {"a": 2}), "hosts.sh", []), "exclude each other"),
-        ((2, 4, None, None, None, ["--timeline"]), "--timeline needs the same ranks to the end."),
+        ((2, 4, None, None, None, ["--timeline"]), "--timeline requires a fixed number of ranks."),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(numbers, says):
@@ -212,8 +212,8 @@ def test_numbers_that_do_not_fit_are_refused(numbers, says):
     ("options", "says"),
     [
         (("--min-np", 5, "--max-np", 4), "--min-np 5 cannot be reached"),
-        (("--wait", 0), "--wait is of jobs that may lose ranks. Add --min-np N"),
-        (("-np", 2, "--cool-down", 60), "--cool-down is of jobs that may lose ranks. Add --min-np N"),
+        (("--wait", 0), "--wait is only for elastic jobs. Add --min-np N"),
+        (("-np", 2, "--cool-down", 60), "--cool-down is only for elastic jobs. Add --min-np N"),
     ],
 )
 def test_options_that_do_not_fit_start_nothing(tmp_path, options, says):

@@ -100,7 +100,7 @@ def test_a_rank_that_was_gone_without_a_word_is_the_cause_of_what_others_noticed
     assert first_failure([RAISED, GONE]) == RAISED
     assert is_decided([SECONDARY, GONE], now=GONE.when + SETTLE_SECS)
     assert describe(GONE, [SECONDARY, GONE], 6) == (
-        "rank 5 of 6 was gone before its script came to its end, without an exception, as after os._exit(0); exit code "
+        "rank 5 of 6 was gone before the end of its script, without an exception, as after os._exit(0); exit code "
         "1. The other ranks were stopped."
     )
     assert choose_exit_code(GONE) == 1 and choose_exit_code(RAISED._replace(exit_code=7)) == 7

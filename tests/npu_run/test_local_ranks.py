@@ -297,7 +297,7 @@ def test_a_rank_that_is_gone_without_a_word_is_named_and_not_those_that_notice(t
     code, output = npu_run("-np", "3", "--logs", "train.py", cwd=tmp_path, prepare=PATIENT)
     assert code == 1
     assert output == (
-        "npu-run: rank 1 of 3 was gone before its script came to its end, without an exception, as after os._exit(0); "
+        "npu-run: rank 1 of 3 was gone before the end of its script, without an exception, as after os._exit(0); "
         "exit code 1. The other ranks were stopped.\n"
     )
     # What survivors would have printed is in their logs. One of them may have been stopped before it could say so.
