@@ -1,4 +1,4 @@
-"""What every test shares: quiet TensorFlow, fresh graphs, and ranks that stay up between cases."""
+"""Holds the fixtures of all tests: quiet TensorFlow, fresh graphs, and ranks that stay up between cases."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def nothing_said_before():
-    """What is said once in a process has not been said yet, in whatever order the cases run."""
+    """Lets a process print its once-only lines again, whatever the order of the cases."""
     forget_what_was_said()
 
 

@@ -1,4 +1,4 @@
-"""What a process says once, forgotten: a case hears it whatever the cases before it in the same process have done."""
+"""Forgets the once-only lines of a process: a case gets them whatever earlier cases in the process have done."""
 
 from __future__ import annotations
 

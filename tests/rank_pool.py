@@ -1,7 +1,7 @@
 """Real ranks for tests, started once and given one case after the other.
 
 Starting TensorFlow and Horovod takes seconds, a case takes milliseconds. So a pool starts its ranks through the
-launcher like any script, and every rank then waits for cases: files that name a function. What the function returns
+launcher like any script, and every rank then waits for cases: files that name a function. The result of the function
 is pickled back. The cases of one pool run strictly one after the other on all ranks.
 
 Idle ranks are stopped: Horovod looks for work all the time, and four pools of idle ranks would take half of two cores
@@ -63,7 +63,7 @@ class _Pool:
         self._log = open(folder / "log.txt", "w")  # noqa: SIM115 - lives as long as the ranks
         command = [sys.executable, "-m", "npu_bridge.run", "-np", str(rank_count), __file__, str(folder)]
         environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PYTHONUNBUFFERED="1")
-        # What a rank was about to receive when it was stopped may come much later.
+        # Messages for a rank can arrive much later if it was stopped in between.
         environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, env=environment, stdout=self._log, stderr=subprocess.STDOUT
@@ -158,7 +158,7 @@ def _function(path, qualname):
 
 
 def _serve(folder):
-    """What every rank does: wait for a case, run it, answer, until it is killed or left alone."""
+    """Runs every rank: waits for a case, runs it, answers, until it is killed or left alone."""
     import tensorflow as tf
 
     from npu_bridge import collective

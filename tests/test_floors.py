@@ -109,7 +109,7 @@ def test_options_know_nobody_and_only_collective_knows_horovod():
 
 
 def test_the_environment_is_read_in_one_module():
-    """The launcher may also pass on a whole environment; nobody else touches os.environ."""
+    """The launcher can also pass on a whole environment; no other code touches os.environ."""
     for module, path in MODULES.items():
         reads = [
             node.lineno

@@ -45,7 +45,7 @@ from tests.canaries.inherited import INHERITED
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 HOMES = ("npu_bridge/base/tf_internals/", "npu_bridge/base/horovod_internals.py")
-# What these only hand on to scripts, under documented names.
+# Names that these modules only pass on to scripts, under documented names.
 HAND_ON = ("npu_bridge/npu_init.py", "tensorflow1_compat/")
 PRIVATE_MODULES = (
     "horovod.common",
@@ -60,7 +60,7 @@ PRIVATE_MODULES = (
 OF_PYTHON = {"_asdict", "_fields", "_make", "_replace", "_current_frames", "_exit", "_getframe"}
 OF_PYTHON |= {"_bootstrap", "_call_with_frames_removed", "_fixup_main_from_path", "_threads_queues"}
 ASKING = ("getattr", "hasattr", "setattr", "delattr")
-# What this package calls by a name that TensorFlow has as well, by the file.
+# Names of this package that TensorFlow has as well, by the file.
 OWN = {"tensorflow1_compat/proxies.py": {"_name"}}
 INHERITED_NAMES = {name for names in INHERITED.values() for name in names}
 # Each module and its canaries.

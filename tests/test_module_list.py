@@ -22,7 +22,7 @@ def sentences() -> dict[str, str]:
 
 
 def problems_of(sentence: str) -> list[str]:
-    """What keeps a sentence from telling a reader what its module does."""
+    """Returns the words that keep a sentence from telling a reader what its module does."""
     first_word = re.match(r"\w*", sentence).group()
     found = {
         "it is missing": not sentence,

@@ -1,4 +1,4 @@
-"""What is written beside a training, read, printed, and checked of arguments goes one way each; syntax trees say so."""
+"""Files beside a training, reading, printing, and checks of arguments have one way each; syntax trees show it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pathlib
 from tests.sources import nodes_of, tree_of
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-# What is written there is written beside a training, and a training goes on without it.
+# Files that are written there are written beside a training, and a training continues without them.
 BESIDE = ("npu_run", "reporting", "session")
 # Packages at the top level; the others are in npu_bridge/.
 TOP = ("npu_run", "tensorflow1_compat")
-# What a command is asked for, and ends with one sentence where it cannot be written; and what is not a file of anybody.
+# Output of a command, which ends with one sentence if it cannot write; and files that belong to no user.
 PRODUCTS = {
     "npu_run/compare/dumps.py": "compare --write-names",
     "npu_run/check.py": "what was found, where it is asked for",
@@ -56,7 +56,7 @@ PRINT_OTHERWISE = {
     "tensorflow1_compat/old_python/old_numpy.py",
 }
 
-# Where a boolean or a number is told from something else otherwise than for the check of an argument.
+# Places that distinguish a boolean or a number for another reason than the check of an argument.
 TOLD_OTHERWISE = {
     "boost/config.py": "the rows of its table say what is legal",
     "estimator/npu/checks.py": "a documented conversion, which refuses nothing",

@@ -1,4 +1,4 @@
-"""What `make test` runs of a small suite, and what it says of times."""
+"""The cases that `make test` runs of a small suite, and its report of times."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_fast_cases_are_those_that_are_not_marked(run):
     assert code == 0 and printed.count(" PASSED") == 14
 
 
-@pytest.mark.few_fast(2, "other mistakes are told alike")
+@pytest.mark.few_fast(2, "other mistakes are reported alike")
 @pytest.mark.parametrize("mark", ["slow", "slow()", "slow('')", "few_fast(2)", "few_fast('all', 'why')"])
 def test_a_mark_says_why(run, mark):
     code, printed = run(f"import pytest\n\n@pytest.mark.{mark}\ndef test_it():\n    pass\n")

@@ -1,4 +1,4 @@
-"""The same training under two versions of TensorFlow: its numbers, and checkpoints that go on under the other one.
+"""The same training under two versions of TensorFlow: its numbers, and checkpoints that resume under the other one.
 
 Small trainings of an Estimator and of Keras, on one rank and on two, and the BERT of the examples on two.
 
@@ -28,7 +28,7 @@ OTHERS = [
     for python in sorted(REPOSITORY.glob(".venv*/bin/python"))
     if python.parent.parent.name != ".venv-tf115" and python.parent.parent != pathlib.Path(sys.prefix)
 ]
-STEPS = 32  # two epochs: a training that goes on begins with the first batch
+STEPS = 32  # two epochs: a resumed training begins with the first batch
 BERT_STEPS = 50
 BOUND = 1e-5  # of the largest number of an array
 # Kernels of 2.15 and 2.21 add up in other orders. Over 50 steps of configs/bert_tiny.toml, written in plain TensorFlow

@@ -1,4 +1,4 @@
-"""Without TensorFlow, or beside another version: one sentence that says what to install, and plans all the same."""
+"""Without TensorFlow, or beside another version: one sentence says what to install, and plans still work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from npu_bridge.base.tf_internals.names import KERAS
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-# What `pip install .` brings, with what these packages need themselves.
+# The packages of `pip install .`, with their own requirements.
 INSTALLED = ("click", "markdown_it", "mdurl", "numpy", "pygments", "rich", "tomli")
 VERSION = "2.15" if sys.version_info < (3, 12) else "2.21"
 INSTALL = f"Install it: pip install 'tensorflow-cpu=={VERSION}.*', or 'tensorflow=={VERSION}.*' for GPUs."
@@ -66,7 +66,7 @@ def python(tmp_path):
 
 def test_every_door_says_what_to_install(python):
     assert python("-c", TRY_ALL, *DOORS) == [MISSING] * len(DOORS)
-    # Whoever can do without finds out as ever.
+    # Code that works without TensorFlow finds this out as usual.
     unexplained = "ModuleNotFoundError: No module named 'tensorflow'"
     assert python("-c", TRY_ALL, "import npu_bridge", "import tensorflow") == ["imported", unexplained]
     find = "import npu_bridge, importlib.util as u; print(u.find_spec('tensorflow'))"

@@ -1,7 +1,7 @@
 """Tells the cases of `make test` from those that only `make test-all` runs.
 
-`make test` holds every promise once. What repeats one of its cases with other values, or takes long, is marked where it
-is defined, with a reason:
+`make test` holds every promise once. A case that repeats another one with other values, or takes long, is marked at its
+definition, with a reason:
 
     @pytest.mark.slow("a job that is killed at each of five moments")  # a function; `pytestmark` marks a module
     @pytest.mark.few_fast(1, "the other rules take the same way")      # the first of its parameters stays

@@ -1,6 +1,6 @@
 """Python that has loaded TensorFlow already: scripts run in processes forked from it, which saves four seconds each.
 
-For tests of what scripts do. Those of how they start (the order of imports, variables that TensorFlow reads when it is
+For tests of what scripts do. Tests of how they start (the order of imports, variables that TensorFlow reads when it is
 loaded, launchers) start Python anew.
 """
 

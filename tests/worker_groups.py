@@ -1,8 +1,8 @@
-"""Says which cases one worker runs, as `--dist loadgroup` of pytest-xdist wants it.
+"""Chooses the cases that one worker runs, as `--dist loadgroup` of pytest-xdist requires.
 
 Ranks that wait for each other take whole cores, so more jobs at once would be slower than one after the other: ranks
-that stay up are one worker's, all other jobs are one worker's. What starts no ranks goes file after file to whoever is
-free.
+that stay up are one worker's, all other jobs are one worker's. Files that start no ranks go one by one to the worker
+that is free.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def starts_processes(item) -> bool:
 
 
 def _names_in(code):
-    """What a function names, also in functions inside of it."""
+    """Returns the names that a function mentions, also in functions inside of it."""
     inner = (_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return set(code.co_names).union(*inner)

@@ -14,7 +14,7 @@ from npu_bridge.npu_init import npu_config_proto  # noqa: F401 - from now on ses
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import dtypes_by_name, run_with_graph, tf1
 
-# What each level says, as its users know it.
+# The facts of each level that users know.
 TABLE = {
     "O0": ("float32", False, None, False, 1.0, "float32"),
     "O1": (None, True, None, None, "dynamic", None),
@@ -32,7 +32,7 @@ CELLS = (
     "outputs",
     "scale",
 )
-# What is to be seen, by level and overrides; "low" is the dtype of 16 bits. Updates are float32 at every level.
+# The expected facts by level and overrides; "low" is the dtype of 16 bits. Updates are float32 at every level.
 KERAS = {
     ("O0",): ("float32",) * 8 + (1.0,),
     ("O1",): ("float32", "float32", "low", "low", "float32", "float32", "float32", "float32", 2.0**16),
@@ -83,7 +83,7 @@ def kernels_of(nodes):
 
 @functools.cache
 def seen_in_keras(case, low):
-    """What a Keras model is made of that was trained for two steps."""
+    """Returns the parts of a Keras model that was trained for two steps."""
     layers = tf.keras.layers
     inputs = tf.keras.Input([6, 6, 3])
     hidden = layers.BatchNormalization()(layers.Conv2D(4, 3)(inputs))
@@ -112,7 +112,7 @@ def seen_in_keras(case, low):
 
 @functools.cache
 def seen_in_session(case, low):
-    """What the graph of a TF 1 script is made of that was trained for two steps."""
+    """Returns the parts of a TF 1 script's graph after two steps of training."""
     made = amp.configure(case[0], **overrides_of(case, low))
     with tf.Graph().as_default() as graph:
         tf1.set_random_seed(1)

@@ -1,4 +1,4 @@
-"""Loss scales that move, by every rule, against the rules written down once more in plain Python."""
+"""Loss scales that move, by every rule, against the same rules in plain Python."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TRACES = {
     "apex, as it comes": (Dynamic.apex, SCRIPTED, lambda f: apex(f)),
     "apex, up to the bound": (lambda: Dynamic.apex(scale_window=3), GROWING, lambda f: apex(f, window=3)),
     "apex, beyond the bound": (lambda: Dynamic.apex(2.0**30, scale_window=3), GROWING, lambda f: apex(f, 2.0**30)),
-    "apex, threefold up to a bound that is none": (
+    "apex, threefold without a bound": (
         lambda: Dynamic.apex(1.0, 3.0, scale_window=2, max_loss_scale=100.0),
         GROWING,
         lambda f: apex(f, 1.0, 3.0, window=2, most=100.0),
@@ -224,7 +224,7 @@ def test_a_manager_is_saved_with_its_model_and_goes_on(tmp_path):
     assert loaded.optimizer.dynamic_growth_steps == 3
     for each in (model, loaded):
         each.fit(*data, batch_size=4, verbose=0)
-        assert each.optimizer.loss_scale == 2.0**12  # the counter has gone on from 1
+        assert each.optimizer.loss_scale == 2.0**12  # the counter has continued from 1
 
 
 def test_one_kind_goes_on_from_the_checkpoint_of_another(tmp_path):

@@ -1,4 +1,4 @@
-"""The page about loss scales: its code runs as it stands, and its table has the numbers of the managers."""
+"""The page about loss scales: its code runs unchanged, and its table has the numbers of the managers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops of one's own: backward passes with `scale_loss`, their sum, and the state of loss scales as plain numbers."""
+"""Self-written loops: backward passes with `scale_loss`, their sum, and the state of loss scales as plain numbers."""
 
 from __future__ import annotations
 

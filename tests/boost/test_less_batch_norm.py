@@ -69,7 +69,7 @@ def test_basic_blocks_also_where_they_are_added_by_a_sign():
     thin, report = boost.less_batch_norm(model)
     assert list(report.removed) == ["inner_4", "inner_6", "shortcut_6"] and norms_of(thin) == ["last_4", "last_6"]
     assert "3 of 5 batch normalisations removed" in report.text()
-    # What is left computes what the whole model computes with the removed ones doing nothing.
+    # The rest computes the same as the whole model if the removed ones do nothing.
     for name in report.removed:
         layer = model.get_layer(name)
         variance = np.full(layer.moving_variance.shape, 1.0 - layer.epsilon, np.float32)

@@ -1,4 +1,4 @@
-"""The page about boosted training: its code runs as it stands, and its tables are those of the code."""
+"""The page about boosted training: its code runs unchanged, and its tables are those of the code."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def model_fn(features, labels, mode, params):
 
 
 def test_an_estimator_goes_on_where_it_stopped(tmp_path):
-    """What was learnt of the curvature is in the checkpoint; the basis is not."""
+    """The learnt curvature is in the checkpoint; the basis is not."""
 
     def input_fn():
         features = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)

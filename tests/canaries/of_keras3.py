@@ -16,7 +16,7 @@ from tests.canaries import canary_of, expect
 
 IS_BESIDE = KERAS != "keras"
 REASON = "Keras 3 comes with TensorFlow 2.16 and later"
-# What can be imported beside it only.
+# Modules that can only be imported beside it.
 LOADING = ("npu_bridge/gradients/keras/keras3.py", "npu_bridge/optimizers/keras3.py")
 LOADING += ("npu_bridge/optimizers/keras3_optimizer.py",)
 
@@ -82,16 +82,16 @@ def _():
         optimizer.apply([gradient], [variable])
     finally:
         base.__init__, base._backend_apply_gradients = before
-    expect(told[0] is optimizer and told[1][0] is optimizer, "it was not told of the optimizer")
+    expect(told[0] is optimizer and told[1][0] is optimizer, "it did not get the optimizer")
     ((grad, of),) = told[1][1]
-    expect(grad is gradient and of is variable and float(variable[0]) == 0.5, "it was told of another update")
+    expect(grad is gradient and of is variable and float(variable[0]) == 0.5, "it got another update")
 
 
 @canary_of(keras3.is_tf_keras, eagerly=True)
 def _():
     loader = importlib.import_module("tensorflow.python.util.lazy_loader").KerasLazyLoader({}, mode="v2")
     tensorflow = types.SimpleNamespace(keras=loader)
-    expect(not keras3.is_tf_keras(tensorflow) and not keras3.is_tf_keras(tf), "it is before anybody has used it")
+    expect(not keras3.is_tf_keras(tensorflow) and not keras3.is_tf_keras(tf), "it is Keras 3 before its first use")
     with environment.temporarily(lambda: {"TF_USE_LEGACY_KERAS": "0"}):
         expect(loader.Model is keras.Model, "it is no Keras 3")
     expect(keras3.is_tf_keras(tensorflow), "it is not seen")

@@ -185,7 +185,7 @@ def _():
         estimator = tf.estimator.Estimator(model_fn, folder)
         estimator.train(lambda: tf.data.Dataset.from_tensors(0), steps=1)
         estimator.evaluate(lambda: tf.data.Dataset.from_tensors(0), steps=1)
-    expect(found == {"train": False, "eval": True}, f"evaluations are told from trainings as {found}")
+    expect(found == {"train": False, "eval": True}, f"evaluations are distinguished from trainings as {found}")
     expect(not callers.builds_evaluation(), "a graph is taken for one of an Estimator's")
 
 
@@ -522,7 +522,7 @@ def _():
 def _():
     with tempfile.TemporaryDirectory() as folder:
         writer = object()
-        expect(savers.shared_event_writer(folder) is None, "a folder has a writer that nobody has made")
+        expect(savers.shared_event_writer(folder) is None, "a folder has a writer that no code has made")
         savers.share_event_writer(folder, writer)
         expect(savers.shared_event_writer(folder) is writer, "a writer is not kept")
         expect(v1.summary.FileWriterCache.get(folder) is writer, "TensorFlow makes a writer of its own")

@@ -60,7 +60,7 @@ def test_srun_starts_a_training_on_two_ranks(slurm, tmp_path, undisturbed):
 
 @pytest.mark.parametrize("fault", ["15", "9"], ids=["preempted", "a rank is killed"])
 def test_a_batch_job_that_is_disturbed_comes_to_its_end(slurm, tmp_path, undisturbed, fault):
-    """Preempted, it saves and is queued again by its own script; where a rank is killed, the others go on."""
+    """Preempted, it saves and its own script queues it again; if a rank is killed, the others continue."""
     write_script(tmp_path, SCRIPTS["estimator"])
     (tmp_path / "job.sh").write_text(textwrap.dedent(requeueing_script()))
     options = "--export=ALL,OPTIONS=-np 2 --min-np 1 --cool-down 1000"

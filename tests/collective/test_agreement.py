@@ -1,4 +1,4 @@
-"""Which difference between two plans is named, and that a rank which disagrees is found, whoever comes first."""
+"""Names the difference between two plans, and finds a rank that disagrees, whichever rank comes first."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_more_bytes_take_longer_on_their_own(training, link, ranks, factor):
 @settings(max_examples=60, deadline=None)
 @given(trainings, links, rank_counts)
 def test_percentages_make_up_the_whole_and_cut_what_was_planned(training, link, ranks):
-    """What is printed can be pasted: the real cut of equal gradients is the one the step was predicted for."""
+    """The printed call can be pasted: the real cut of equal gradients is the one the step was predicted for."""
     percentages = predict(ranks, training, link).percentages
     assert sum(round(100 * share) for share in percentages) == 10_000
     cut = cut_by_size([1000] * training.tensors, percentages)

@@ -1,4 +1,4 @@
-"""Who owns what: documented examples, and what holds for every list."""
+"""Ownership of variables: documented examples, and properties of every list."""
 
 from __future__ import annotations
 

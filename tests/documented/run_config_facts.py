@@ -248,7 +248,7 @@ RUN_CONFIG_VALUES = {
     "oo_level": (["O3", "O1", None], _NOT_TEXT),
     "optimization_switch": ([None, "pass_a:on;pass_b:off"], _NOT_TEXT),
 }
-# What some options need beside them to be legal.
+# Other options that some options need to be legal.
 NEEDS = {
     "optypelist_for_implmode": {"op_select_implmode": "high_precision"},
     "modify_mixlist": _MIXED,

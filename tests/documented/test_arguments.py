@@ -25,7 +25,7 @@ Dynamic = amp.DynamicLossScaleManager
 GROUPS = {"groups": ["a"]}
 BASIS = {"basis": Basis(np.eye(2, dtype=np.float32))}
 EXPONENTIAL = {"init_loss_scale": 8.0, "incr_every_n_steps": 5}
-# Constructor, other arguments, and for each number what is none of it.
+# Constructor, other arguments, and for each number a value that is not one.
 NUMBERS = [
     (
         amp.configure,

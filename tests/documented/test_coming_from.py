@@ -1,4 +1,4 @@
-"""The pages for those who come from another system: every row has code for here, and it runs as it stands.
+"""The pages for users of other systems: every row has code for here, which runs unchanged.
 
 Such a page has tables "there | here | what differs". The code in the cells "here" is run in the order of the page, in
 the names that the pieces of python above the first table leave behind: each a statement, or an expression. Eager
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 def cells_of(line):
-    """The cells of a line of a table; a bar that a backslash stands before is none between cells."""
+    """Returns the cells of a line of a table; an escaped bar does not separate cells."""
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
 
 

@@ -194,7 +194,7 @@ def test_a_job_that_is_restarted_goes_on_from_the_newest_intact_one(folder, monk
 
 
 def test_rows_go_on_after_the_newest_intact_one(folder, monkeypatch):
-    """A session has nobody else who looks before it restores."""
+    """In a session, no other code checks before it restores."""
     cut(folder / DATA, 0.5)
     with pytest.raises(DamagedCheckpointError):
         updates_dealt(folder)
@@ -250,7 +250,7 @@ def test_what_a_killed_save_has_left_is_removed_at_the_start(folder):
 
 
 def train_on(folder):
-    """On a rank: the weight before and after the training goes on, from a folder that all share."""
+    """Returns, on a rank, the weight before and after the training resumes, from a shared folder."""
     seen = []
 
     class Weight(tf.estimator.SessionRunHook):

@@ -19,7 +19,7 @@ DOCUMENTED_MODULES = [name for name in MODULES if room_of(name) in DOCUMENTED or
 
 
 def own_names(module):
-    """(name, object) of what a module defines for everybody, and of the public methods of its classes."""
+    """Yields (name, object) of a module's public definitions, and of the public methods of its classes."""
     for name in getattr(module, "__all__", ()):
         value = getattr(module, name)
         if not callable(value) or getattr(value, "__module__", None) != module.__name__:
@@ -33,7 +33,7 @@ def own_names(module):
 
 
 def problems_of(value):
-    """What a docstring lacks; a method that says nothing else may have that of its base class."""
+    """Returns the missing parts of a docstring; a method without its own can use that of its base class."""
     text = inspect.getdoc(value)
     if not text:
         return ["there is none"]
@@ -57,7 +57,7 @@ def problems_of(value):
 
 def _problems_of_arguments(section, value):
     explained = set()
-    # A list of names may go on in a second line.
+    # A list of names can continue in a second line.
     for names in re.findall(r"^  (\*{0,2}[A-Za-z_][\w, *\n]*?):\s", section, re.MULTILINE):
         explained |= {name.strip(" *\n") for name in names.split(",")}
     made_by = _constructor_of(value) if inspect.isclass(value) else value

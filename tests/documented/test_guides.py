@@ -1,4 +1,4 @@
-"""What the guides say is so: counts, messages, commands."""
+"""The claims of the guides are true: counts, messages, commands."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_message_with_a_cure_is_one_that_the_code_has(words, texts_by_module):
 
 def test_the_check_of_messages_finds_what_is_missing(texts_by_module):
     with pytest.raises(AssertionError):
-        test_a_message_with_a_cure_is_one_that_the_code_has("a message that … nobody raises", texts_by_module)
+        test_a_message_with_a_cure_is_one_that_the_code_has("a message that … no code raises", texts_by_module)
     assert len(MESSAGES) > 30 and len(set(MESSAGES)) == len(MESSAGES)
 
 

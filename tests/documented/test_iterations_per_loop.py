@@ -118,7 +118,7 @@ def test_what_is_loaded_wins_over_the_session_key(graph, count, monkeypatch, cap
 
 
 class Seen(tf.estimator.SessionRunHook):
-    """What a hook fetches, and the global step before and after every run."""
+    """The fetches of a hook, and the global step before and after every run."""
 
     def __init__(self, fetched):
         self.fetched, self.values, self.steps = fetched, [], []

@@ -22,7 +22,7 @@ from npu_device.configs.option_tree import OptionTree
 from npu_device.train.optimizer import NpuLossScaleOptimizer
 
 REPOSITORY = Path(__file__).parents[2]
-# Where each documented name is, with its parameters and their defaults; None for what is no function.
+# The place of each documented name, with its parameters and their defaults; None for other objects than functions.
 NAMES = {
     "npu_device:open": {"device_id": None},
     "npu_device:global_options": {},

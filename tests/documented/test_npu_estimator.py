@@ -81,7 +81,7 @@ def unscaled_model_fn(features, labels, mode):
 
 
 def test_a_checkpoint_from_before_the_loss_was_scaled_is_continued(tmp_path, caplog):
-    """The scale starts where a new one starts, with a note; everything else goes on."""
+    """The scale begins like a new one, with a note; everything else resumes."""
     config = NPURunConfig(model_dir=str(tmp_path), tf_random_seed=1)
     NPUEstimator(unscaled_model_fn, config=config).train(input_fn, max_steps=10)
     assert NPUEstimator(model_fn, config=config).evaluate(input_fn, steps=2)["global_step"] == 10  # before training

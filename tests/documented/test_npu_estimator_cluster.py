@@ -30,7 +30,7 @@ def model_fn(features, labels, mode):
     return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
 
 class Together(tf.train.SessionRunHook):
-    # Neither trains alone, however much later the other one starts: whoever found the last step saved would not train.
+    # Neither trains alone, however much later the other one starts: one that found the last step saved would not train.
     def after_run(self, run_context, run_values):
         kind = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
         open(f"{kind}.trains", "w").close()

@@ -1,4 +1,4 @@
-"""What an `NPUEstimator` shows while it trains, and `host_call`."""
+"""The output of an `NPUEstimator` during training, and `host_call`."""
 
 from __future__ import annotations
 

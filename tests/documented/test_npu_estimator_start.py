@@ -1,4 +1,4 @@
-"""What a training of an `NPUEstimator` starts from, the order of its hooks, and what it exports."""
+"""The start of an `NPUEstimator`'s training, the order of its hooks, and its exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the star import binds, and the helpers among it."""
+"""The names of the star import, and its helpers."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_managers_share_a_base_and_a_second_home():
 
 
 def test_state_survives_a_checkpoint(tmp_path):
-    """Counters go on where they were: a restored run and an uninterrupted one give the same trace."""
+    """Counters resume where they were: a restored run and an uninterrupted one give the same trace."""
     finites = [is_finite for is_finite, *_ in WORKED_EXAMPLE]
     saved_at = 7
 

@@ -83,7 +83,7 @@ def scaled(name="momentum", scale=8.0, **arguments):
 @pytest.mark.parametrize("documented", SIGNATURES, ids=lambda documented: documented.__qualname__)
 def test_signature(documented):
     parameters = inspect.signature(documented).parameters.values()
-    # What is ours alone is keyword-only, so that it is never in the way of a documented argument.
+    # Arguments of our own are keyword-only, so that they never get in the way of a documented argument.
     positional = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
     assert [(parameter.name, parameter.default) for parameter in positional] == SIGNATURES[documented]
 
@@ -387,7 +387,7 @@ def test_a_fixed_scale_made_in_another_graph_serves_this_one():
 
 @pytest.mark.parametrize("name", TF1_OPTIMIZERS)
 def test_checkpoints_are_those_of_the_bare_optimizer_plus_the_scale(name):
-    """A checkpoint made without loss scaling can be continued with it, and the other way round."""
+    """A checkpoint made without loss scaling can be continued with it, and a checkpoint with it without."""
     bare, _ = train(OPTIMIZERS[name], steps=1)
     ours, _ = train(
         lambda: NPUOptimizer(OPTIMIZERS[name](), ExponentialUpdateLossScaleManager(8, 9), is_loss_scale=True),

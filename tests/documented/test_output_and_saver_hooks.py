@@ -194,7 +194,7 @@ def test_saver_hook_saves_as_the_stock_hook_and_does_not_ask_for_the_step_after_
                 asked[kind] = counting.runs - 200
     assert saved[NPUCheckpointSaverHook] == saved[tf.estimator.CheckpointSaverHook]
     assert asked[tf.estimator.CheckpointSaverHook] >= 200
-    # What is fetched with a run races with its update, so a run may be seen to move the step by 7. Twice that is
+    # The fetches of a run race with its update, so a run may be seen to move the step by 7. Twice that is
     # allowed for, 14 of the 50 steps between two checkpoints.
     assert asked[NPUCheckpointSaverHook] < 150
 

@@ -33,7 +33,7 @@ def links_of(text):
 
 
 def anchors_of(text):
-    """What a heading can be reached by: small letters, hyphens for spaces, the rest left out."""
+    """Returns a heading's anchor: small letters, hyphens for spaces, the rest left out."""
     headings = re.findall(r"^#+\s+(.*)$", CODE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What `util` does to graphs and sessions, and its store; loops are in test_iterations_per_loop.py."""
+"""The effects of `util` on graphs and sessions, and its store; loops are in test_iterations_per_loop.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow 1.15.5's classes had that classes of this package stand on or take the place of, as plain data.
+"""Holds, as plain data, the interface of TensorFlow 1.15.5's classes that this package extends or replaces.
 
 Listed by that TensorFlow itself: methods with their arguments in order, and other attributes.
 """

@@ -1,4 +1,4 @@
-"""Size files: the shipped ones are sound, and mistakes in one's own are told."""
+"""Size files: the shipped ones are sound, and mistakes in a user's file are reported."""
 
 from __future__ import annotations
 

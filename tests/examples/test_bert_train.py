@@ -1,4 +1,4 @@
-"""The example as a user runs it on one process: train, go on, find nothing left to do."""
+"""The example as a user runs it on one process: train, resume, find nothing left to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digits, as people run them: trained, killed, gone on with, evaluated, exported; alone and on two ranks."""
+"""The digits, as people run them: trained, killed, resumed, evaluated, exported; alone and on two ranks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_session_killed_goes_on_as_if_nothing_had_happened_and_two_ranks_do_the_
     assert_same_checkpoints(cut, whole)
 
     together = run("npu-run -np 2 examples/digits/train_session.py", *flags, shared, *steps)
-    assert abs(result_of(together) - result_of(printed)) < 1.0, "the same batches, whoever computes them"
+    assert abs(result_of(together) - result_of(printed)) < 1.0, "the same batches, on any number of ranks"
     assert together.count("held out") == 1, "rank 0 speaks alone"
 
 

@@ -1,4 +1,4 @@
-"""The Keras example, run as people run it: on one process, on two ranks, killed and gone on with."""
+"""The Keras example, as people run it: on one process, on two ranks, killed and resumed."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-valida
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "kubernetes"
 DOCUMENTS = {path.name: list(yaml.safe_load_all(path.read_text())) for path in FOLDER.glob("*.yaml")}
-VERSIONS = ("1.31", "1.34")  # pod failure policies are for everybody from the first one on
+VERSIONS = ("1.31", "1.34")  # pod failure policies exist from the first one on
 ADDRESSED = {"apiVersion": str, "kind": str, "metadata": dict}
 # The package has no schema of MPIJob v2beta1: its fields by hand, while its templates are Kubernetes' own.
 MPI_JOB = {

@@ -46,7 +46,7 @@ def pictures_of(notebook):
 
 
 def text_of(notebook):
-    """What is to be read in the end: of a line that was written over, its last state."""
+    """Returns the final text: of a line that was written over, its last state."""
     text = "".join(output.text for output in outputs_of(notebook) if output.output_type == "stream")
     return re.sub(r"^.*\r(?=[^\n])", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
 

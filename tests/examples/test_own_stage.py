@@ -1,4 +1,4 @@
-"""A stage of one's own works in all ways to train, and a new stage of this package is named in few places."""
+"""A self-written stage works in all ways to train, and a new stage of this package is named in few places."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def names_in(path):
             yield node.value
 
 
-# What makes stages for those who do not name them, and the messages of a stage's schedule.
+# The code that makes stages for users who do not name them, and the messages of a stage's schedule.
 COMPOSERS = {
     "npu_bridge/boost/choice.py",
     "npu_bridge/gradients/freeze_schedule.py",

@@ -20,7 +20,7 @@ from tests.goldens.two_layers import as_built
 tf1 = tf.compat.v1
 STEPS, MOMENTUM = 24, 0.9
 SYNCHRONISING = ("TopK", "Threshold", "Adasum", "PartialSync")  # at most one: each keeps ranks together by itself
-# What a stage of each kind can be given. Bounds of single gradients are sums of powers of two, so that values that are
+# Arguments for a stage of each kind. Bounds of single gradients are sums of powers of two, so that values that are
 # equal in exact arithmetic are equal in float32, too: of equal ones TopK sends the first.
 _PARTS = [["table"], ["kernel"], ["vector"]]
 ARGUMENTS = {
@@ -107,7 +107,7 @@ def _case(source, chain):
 
 
 class Result(NamedTuple):
-    """What training gave on one rank; attributes as those of `models.Trained`, and of its last step."""
+    """The results of training on one rank; attributes as those of `models.Trained`, and of its last step."""
 
     values: dict
     slots: dict

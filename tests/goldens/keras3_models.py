@@ -48,7 +48,7 @@ def fit(optimizer, data, model=None, **arguments):
 
 
 def loop(optimizer, data, decorate=tf.function, scales=True, batch_size=BATCH_SIZE):
-    """Trains in a loop of one's own; gradients of the scaled loss go to `apply`."""
+    """Trains in a self-written loop; gradients of the scaled loss are given to `apply`."""
     model, (tokens, labels) = make_model(), data
     model.optimizer = optimizer
 

@@ -72,7 +72,7 @@ SETS = {
 
 
 def own_kinds(chosen):
-    """What in the names of variables says that each rank has its own value, with a set of stages on several ranks."""
+    """Returns parts of names of variables that differ between ranks, with a set of stages on several ranks."""
     kinds = []
     if "window" in chosen and "reduced" not in chosen:
         kinds.append("accumulated/")
@@ -182,5 +182,5 @@ def assert_settled(restored, saved, chosen, where):
 
 
 def kinds_of(state):
-    """What messages call the state of stages in it."""
+    """Returns the words of messages for the state of stages in it."""
     return {kind_of(name.partition(":")[0]) for name in state} - {None}

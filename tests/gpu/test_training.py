@@ -174,7 +174,7 @@ def test_a_fused_update_is_that_of_single_variables_in_fewer_kernels(rule):
 
 @pytest.mark.parametrize("rule", ["LAMB", "AdamW"])
 def test_a_fused_update_of_large_variables_writes_one_temporary(rule):
-    """What operators allocate, in units of the variables' bytes: slots and variables are updated in place."""
+    """Returns the memory that operators allocate, in units of the variables' bytes: variables are updated in place."""
     with tf.Graph().as_default():
         variables = [tf1.get_variable(f"v{number}", [512, 512], use_resource=True) for number in range(4)]
         gradients = [tf.Variable(tf.ones([512, 512]), trainable=False) for _ in variables]

@@ -60,7 +60,7 @@ def starts():
 
 
 def trained_in_a_graph(make, stages, **options):
-    """What a session holds after some steps, by name, and the types of the graph's ops."""
+    """Returns the values of a session after some steps, by name, and the types of the graph's ops."""
     with tf.Graph().as_default() as graph:
         variables = [v1.get_variable(f"v{n}", initializer=value, use_resource=True) for n, value in enumerate(starts())]
         fed = [v1.placeholder(tf.float32, variable.shape) for variable in variables]

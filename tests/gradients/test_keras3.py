@@ -189,7 +189,7 @@ def test_float8_is_refused():
 
 
 def test_a_scale_that_may_have_moved_is_refused():
-    """What is scaled eagerly would be divided by the scale of the step in which the function was traced."""
+    """An eagerly scaled loss would be divided by the scale of the step in which the function was traced."""
     optimizer, variable = dynamic(keras.optimizers.SGD(0.5)), keras.Variable(1.0)
     with tf.GradientTape() as tape:
         loss = optimizer.scale_loss(variable.value**2)
@@ -392,7 +392,7 @@ _IMPORTS = ("import keras", "from keras")
 
 
 def test_only_two_modules_load_keras_3():
-    """And they are imported when somebody else has loaded it."""
+    """And they are imported when other code has loaded it."""
     root = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "npu_bridge")
     found = []
     for folder, _, files in os.walk(root):

@@ -84,7 +84,7 @@ def test_gradients_are_reduced_once():
 
 
 def test_nothing_is_set_on_a_pipeline_after_it_is_made():
-    """What it needs of the optimizer comes with the optimizer, so that its class says all there is to it."""
+    """Everything that it needs of the optimizer comes with the optimizer, so that its class describes all of it."""
     set_later = re.compile(r"\bpipeline\.\w[\w.]*(, [\w.]+)* = ")
     sources = pathlib.Path(npu_bridge.__file__).parent.rglob("*.py")
     assert [path.name for path in sources if set_later.search(path.read_text())] == []

@@ -1,4 +1,4 @@
-"""Trainings go on from checkpoints of others, on one rank: by savers, sessions, Estimators and Keras."""
+"""Trainings resume from checkpoints of others, on one rank: by savers, sessions, Estimators and Keras."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SHIPPED = REPOSITORY / "configs" / "stages.toml"
 
 
 class Halved(stages.Stage):
-    """A stage of somebody else's."""
+    """A stage from another package."""
 
     def after_reduce(self, step):
         step.map(lambda grad: grad / 2)

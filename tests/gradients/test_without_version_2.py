@@ -110,7 +110,7 @@ def test_some_cases_with_shapes_of_version_1():
     run_cases("-m", "not slow", "-k", "bfgs or unwrapped", "tests/boost/test_subspace_newton.py")
 
 
-@pytest.mark.slow("all cases of some rooms once more")
+@pytest.mark.slow("all cases of some rooms again")
 @pytest.mark.parametrize("room", ["boost", "amp", "optimizers", "operators", "gradients"])
 def test_all_cases_with_shapes_of_version_1(room):
     run_cases("-m", "not slow and not ranks", "-k", "not without_version_2", f"tests/{room}")

@@ -1,4 +1,4 @@
-"""What operators need, and what a run computes."""
+"""The inputs that operators need, and the operators that a run computes."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def searches_in(path):
 
 
 def test_nobody_else_walks_graphs_by_hand():
-    """Who needs a walk takes one of the two searches, which end at cycles and give one order everywhere."""
+    """Code that needs a walk uses one of the two searches, which end at cycles and give one order everywhere."""
     root = pathlib.Path(__file__).resolve().parents[2]
     found = {
         str(path.relative_to(root)): len(list(searches_in(path)))

@@ -1,4 +1,4 @@
-"""The code of the README and of pages of docs runs as it stands, alone and on two ranks."""
+"""The code of the README and of pages of docs runs unchanged, alone and on two ranks."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def check_readme(printed, ranks):
 
 
 def check_guides(eager, printed, folder, out, ranks):
-    """What the guides promise: equal losses, ranks that stop together, an error that names the operator."""
+    """The guides' promises hold: equal losses, ranks that stop together, an error that names the operator."""
     held_out = [float(loss) for loss in re.findall(r"held-out loss (\S+)", eager)]
     assert len(held_out) == (2 if ranks == 1 else 1) and max(held_out) - min(held_out) < 1e-3
     assert all((folder / f"{name}.keras").exists() for name in ("first", "best", "resumed"))

@@ -1,4 +1,4 @@
-"""Every command that a page shows: run by another test, run here as it stands, or refused by no parser.
+"""Every command that a page shows: run by another test, run here unchanged, or refused by no parser.
 
 Pages are the README, CONTRIBUTING, those of docs/ and of the examples. A new command fails here until it is in one of
 the tables below; so does a row whose command is gone from the pages.
@@ -91,7 +91,7 @@ RUN_BY_OTHER_TESTS = {
         "examples/test_bert_train.py",
         ['EXAMPLE / "train.py"', '"--num_train_steps=6"'],
     ),
-    # What `make train` starts; the dry run below shows that it does.
+    # Started by `make train`, as the dry run below shows.
     "npu-run -np 2 examples/bert_pretrain/train.py --distributed": ("journeys/test_readme.py", ['"make", "train"']),
     "python examples/boost/train.py": ("examples/test_boost.py", None),
     "python examples/boost/train.py --epochs 2 --out out/boost": (
@@ -284,7 +284,7 @@ def folder(tmp_path_factory):
 
 
 def output_of(command, folder, **variables):
-    """What a shell prints that is given a command."""
+    """Returns the output of a shell for a command."""
     # Without what a rank, or the `make test` that started this, has set: its variables are options of the Makefile.
     kept = re.compile(r"(?!RANK|HOROVOD|MAKE|MFLAGS|(ARGS|STEPS|OUT|CONFIG|WORKERS|PYTHON)$)")
     environment = {name: text for name, text in os.environ.items() if kept.match(name)}

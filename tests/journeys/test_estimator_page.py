@@ -1,4 +1,4 @@
-"""The code of docs/estimator.md runs as it stands, alone and on two ranks, and goes on where it ended."""
+"""The code of docs/estimator.md runs unchanged, alone and on two ranks, and resumes where it ended."""
 
 from __future__ import annotations
 

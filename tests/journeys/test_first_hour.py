@@ -26,7 +26,7 @@ LAST_LINES = {
     "session": r"^loss \S+ at loss scale 65536\.0$",
     "keras": r"^rank 0 skipped",
 }
-# What a person changes in README's Estimator.
+# A person's changes in README's Estimator.
 CHANGES = {
     "precision": ("save_checkpoints_steps=50", 'precision_mode_v2="mixed_bfloat16", op_debug_level=1'),
     "misspelt": ("save_checkpoints_steps=50", 'precision_mod="mixed_float16"'),
@@ -210,7 +210,7 @@ def test_15_to_17_run_it_on_two_ranks(name, desk):
 
 
 def test_18_compare_two_trainings(desk):
-    """Two different models are told to be that; of a model with itself, all bits are equal."""
+    """Two different models are reported as such; of a model with itself, all bits are equal."""
     desk.type("python", "own_estimator.py")
     digits(desk, 4)
     lines = desk.type("npu-run", "compare", "out/line", "out/digits", code=2)

@@ -1,4 +1,4 @@
-"""What a new user sees before the first step, of our examples at most three lines, and what is no news after it."""
+"""The output for a new user before the first step, of our examples at most three lines, and no noise after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npu_bridge.base import tensorflow_start
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests.journeys.test_readme import EXAMPLES, REPOSITORY
 
-# What TensorFlow reads when it is loaded, and what tests set for themselves.
+# Variables that TensorFlow reads when it is loaded, and those that tests set for themselves.
 QUIET = ("TF_CPP_MIN_LOG_LEVEL", "TFA_NO_EOL_NOTICE", "PYTHONWARNINGS", "NPU_BRIDGE_VERBOSE")
 MOST_LINES = 3
 PROGRAMS = {
@@ -32,7 +32,7 @@ tf1 = tf.compat.v1
 
 
 def lines_of(command, folder, code=0, **variables):
-    """What a command prints, all of it, as lines."""
+    """Returns the whole output of a command, as lines."""
     environment = {name: text for name, text in os.environ.items() if name not in QUIET}
     environment["PYTHONPATH"] = str(REPOSITORY)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What docs/ported.md says: scripts of the migration guides and the porting tool train, alone and on two ranks."""
+"""The claims of docs/ported.md: scripts of the migration guides and the porting tool train, alone and on two ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README shows is run as it stands."""
+"""The code of the README runs unchanged."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def needs_own_environment():
 
 
 def knows_of(folder, checkpoint):
-    """Whether a training that is killed now goes on from `checkpoint`, whose files exist a moment earlier."""
+    """Returns whether a training that is killed now resumes from `checkpoint`, whose files exist a moment earlier."""
     state = folder / "checkpoint"
     return state.exists() and f'"{checkpoint}"' in state.read_text()
 

@@ -1,4 +1,4 @@
-"""Sdist and wheel, as somebody else has them: the wheel is built from the sdist and imported from elsewhere."""
+"""Sdist and wheel, as users get them: the wheel is built from the sdist and imported from elsewhere."""
 
 from __future__ import annotations
 

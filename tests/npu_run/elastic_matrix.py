@@ -1,9 +1,9 @@
-"""The same mathematics with any number of ranks: faces x models x seeds, each against a training that nobody disturbs.
+"""The same mathematics with any number of ranks: faces x models x seeds, each against an undisturbed training.
 
     make test-elastic                                   # all of it; TF=2.21 for Keras 3 as well
     python -m tests.npu_run.elastic_matrix --face loop --model bert --seed 1 --seed 2
 
-Each training begins with 4 ranks. One is killed, then another one, 2 go on, and then there are 4 again. The other one
+Each training begins with 4 ranks. One is killed, then another one, 2 continue, then there are 4 again. The other one
 has 1 rank. Compared are the loss of every update and the weights of the end. Of each update, the rows that the model
 got are looked at: every row comes once an epoch.
 """
@@ -37,7 +37,7 @@ LIMIT_SECS = 900.0
 
 
 class Outcome(NamedTuple):
-    """What a training has left.
+    """The results of a training.
 
     Attributes:
       weights: by name.

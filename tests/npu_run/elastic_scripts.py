@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-# What every script begins with; faults are rank:step:signal, each once, and signal 0 offers more slots.
+# The beginning of every script; faults are rank:step:signal, each once, and signal 0 offers more slots.
 BEGINNING = """
 import os, signal, sys, time
 import numpy as np

@@ -93,7 +93,7 @@ class Notes:
             os.kill(os.getppid() if number == signal.SIGTERM else os.getpid(), number)
 
 
-# What is trained, as TensorFlow 1 and as Keras know it.
+# The trained models, for TensorFlow 1 and for Keras.
 
 
 class Digits:
@@ -207,7 +207,7 @@ class Bert:
         class Rate(keras.optimizers.schedules.LearningRateSchedule):
             """A part of that of TensorFlow 1: at the whole one, rounding errors double every dozen updates here.
 
-            In Keras 3 they do so at a quarter, too, in one of three seeds: ranks that nobody disturbs were 2e-5 apart.
+            In Keras 3 they do so at a quarter, too, in one of three seeds: undisturbed ranks were 2e-5 apart.
             """
 
             def __call__(_, step):
@@ -257,7 +257,7 @@ def make_train_op(features):
 
 
 def features_and_op():
-    """In a graph of one's own."""
+    """Trains in a self-made graph."""
     tf.disable_eager_execution()
     tf.set_random_seed(SEED)
     features = tf.data.make_one_shot_iterator(BATCHES.dataset(WHAT.arrays, FOLDER)).get_next()
@@ -316,7 +316,7 @@ def tell_weights_of_checkpoint():
             np.savez(f"{FOLDER}.npz", **{name: reader.get_tensor(name) for name in names["arr_0"]})
 
 
-# Keras, and a loop of one's own.
+# Keras, and a self-written loop.
 
 
 class KerasTraining:

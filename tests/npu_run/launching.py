@@ -77,7 +77,7 @@ def start(
 
 
 def read_until(process: subprocess.Popen, end: str) -> str:
-    """What a running `npu-run` prints, up to a text; no more is taken from what `finish` gives."""
+    """Returns the output of a running `npu-run` up to a text; `finish` still returns the rest."""
     output = b""
     while not output.endswith(end.encode()):
         byte = os.read(process.stdout.fileno(), 1)
@@ -105,15 +105,15 @@ def npu_run(*arguments: object, cwd: Path, prepare: str = "", **variables: str) 
 
 
 def read_screen(screen: int) -> list[bytes]:
-    """What was written to a terminal, as lines, from the end that shows it; closes that end.
+    """Returns the lines written to a terminal, from the end that shows it; closes that end.
 
-    Whoever wrote has ended; what was written may come in several pieces all the same.
+    The writer has ended, but its output can come in several pieces.
     """
     text = b""
     try:
         while piece := os.read(screen, 1000):
             text += piece
-    except OSError as error:  # so Linux says that nobody has the terminal any more
+    except OSError as error:  # Linux's way to say that the terminal has no other user
         assert error.errno == errno.EIO
     os.close(screen)
     return text.splitlines()

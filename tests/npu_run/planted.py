@@ -115,7 +115,7 @@ def planted():
 
 
 def _bad_values(option):
-    """Values that its kind refuses, as far as it has any."""
+    """Returns values that its kind refuses, if there are any."""
     kind = option.kind
     of_kind = {
         kinds.Text: ("no such value", 5),

@@ -61,7 +61,7 @@ def test_damaged_files_are_told_in_one_sentence(good, tmp_path, monkeypatch):
 
 
 LINK, PIPE, SOCKET, DEVICE, FOLDER = "a symbolic link", "a pipe (FIFO)", "a socket", "a device", "a folder"
-# What a person names may be a link, as rank tables of clusters are.
+# A path named by a person can be a link, as rank tables of clusters are.
 GIVEN = {"pairs", "summary", "rank table", "hosts"}
 
 

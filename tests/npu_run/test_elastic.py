@@ -122,7 +122,7 @@ def test_hosts_stay_when_the_command_fails_later(monkeypatch, tmp_path):
     assert hosts() == {"a": 2, "b": 1} and told[0].endswith("the hosts it named before stay")
 
 
-# What follows from how a job ends.
+# The consequences of the ways in which a job ends.
 
 
 def outcomes(*each):
@@ -321,7 +321,7 @@ def test_arrays_of_other_lengths_are_refused():
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The weights of each face after a training that nobody disturbs, on one rank."""
+    """Returns the weights of each face after an undisturbed training on one rank."""
     place = tmp_path_factory.mktemp("undisturbed")
     found = {}
 

@@ -13,7 +13,7 @@ from tests.npu_run.launching import PATIENT, is_alive, needs_horovod, npu_run, w
 
 pytestmark = [pytest.mark.ranks(2), needs_horovod]
 
-# The ranks train and save, then build the same model again and go on; some of them do what the argument says.
+# The ranks train and save, then build the same model again and continue; some of them obey the argument.
 TRAINING = """
     import os, pathlib, signal, sys, threading, time
     import tensorflow as tf
@@ -152,7 +152,7 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
     # Later versions of TensorFlow say it in lines of their own, too.
     lines = [line for line in output.splitlines() if "local_rendezvous.cc" not in line]
     told = [line for line in lines if "Mismatched ALLREDUCE tensor shapes" in line]
-    # What the launcher adds to such a summary: test_first_failure.py.
+    # The launcher's addition to such a summary: test_first_failure.py.
     assert len(told) == 2 and all(re.search(r"\(in \S*grad_one\S*\) \S*grad_one\S* False$", line) for line in told)
     assert code == 124
     verdict = output.splitlines()[-1]

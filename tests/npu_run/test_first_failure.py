@@ -168,8 +168,8 @@ AFTER_37, AFTER_50 = InputEnd(37, False), InputEnd(50, False)
         (OWN_END, {1: AFTER_37}, 1),
         (SECONDARY, {1: AFTER_50, 2: AFTER_37}, 2),
         (SECONDARY, {}, None),
-        (SECONDARY, {0: AFTER_50, 1: AFTER_37}, None),  # whoever waits has no more input itself
-        (OWN_END, {0: AFTER_37, 1: AFTER_37, 2: AFTER_37}, None),  # nobody has more
+        (SECONDARY, {0: AFTER_50, 1: AFTER_37}, None),  # a rank that waits has no more input itself
+        (OWN_END, {0: AFTER_37, 1: AFTER_37, 2: AFTER_37}, None),  # no rank has more
         (RAISED, {1: AFTER_37}, None),
         (KILLED, {1: AFTER_37}, None),
     ],

@@ -107,7 +107,7 @@ def test_waits_that_end_do_not_add_up():
         ([1], 20.5, True),
         ([1], 19.0, False),
         ([], 20.5, False),
-        # Somebody has paused the whole job, and will let it go on.
+        # The whole job is paused, and will continue.
         ([0, 1], 20.5, False),
     ],
 )
@@ -116,7 +116,7 @@ def test_waiting_for_a_stopped_process_ends_the_job_without_a_limit(stopped, sto
     calls = {0: WAITS, 1: None}
     assert not detector.is_hung(calls, stopped, [], 12.0)
     assert detector.is_hung(calls, stopped, [], 12.0 + stopped_for_secs) == ends
-    # It goes on, and starts from nothing when it stops again.
+    # It continues, and starts from nothing when it stops again.
     assert not detector.is_hung(calls, [], [], 33.0)
     assert not detector.is_hung(calls, stopped, [], 34.0)
 
@@ -190,15 +190,15 @@ def test_a_thread_that_does_not_return_is_told_once_and_again_when_it_moves():
     moved, end = threading.Event(), threading.Event()
 
     def work():
-        moved.wait()  # the line that is told
+        moved.wait()  # the reported line
         end.wait()
 
     with running(work) as thread:
         try:
             sampler, stuck, news = sampled_twice(thread, "moved.wait", 500.0)
             assert stuck["since"] == 100.0 and not stuck["waits"]
-            assert re.fullmatch(r"test_hang\.py:\d+ \(moved\.wait\(\)  # the line that is told\)", stuck["where"])
-            # What other threads of this process compute meanwhile is all that may change.
+            assert re.fullmatch(r"test_hang\.py:\d+ \(moved\.wait\(\)  # the reported line\)", stuck["where"])
+            # Only the processor time of other threads of this process may change.
             assert news is None or {**news["stuck"], "busy_at": 100.0} == {**stuck, "busy_at": 100.0}
             moved.set()
             news = sampler.sample(501.0)
@@ -348,7 +348,7 @@ def work_by_turns():  # one thread computes while the other waits for it
     take(1)
 
 others = {
-    "nobody": lambda: held.acquire(),
+    "waits for ever": lambda: held.acquire(),
     "frees an object": lambda: held.acquire(),
     "sleeps": lambda: time.sleep(600),
     "waits for a while": lambda: threading.Event().wait(600),
@@ -378,7 +378,7 @@ held.acquire()
 @pytest.mark.parametrize(
     ("other", "found"),
     [
-        ("nobody", {5}),
+        ("waits for ever", {5}),
         ("frees an object", {0}),
         ("sleeps", {0}),
         ("waits for a while", {0}),

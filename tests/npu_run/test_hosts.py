@@ -13,7 +13,7 @@ import pytest
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import Plan, is_this_machine, plan_job
 
-FAR = "192.0.2.7"  # an address of documentation: nobody's
+FAR = "192.0.2.7"  # an address of documentation: no host has it
 
 
 @pytest.fixture(autouse=True)

@@ -300,7 +300,7 @@ def test_a_rank_that_is_gone_without_a_word_is_named_and_not_those_that_notice(t
         "npu-run: rank 1 of 3 was gone before the end of its script, without an exception, as after os._exit(0); "
         "exit code 1. The other ranks were stopped.\n"
     )
-    # What survivors would have printed is in their logs. One of them may have been stopped before it could say so.
+    # Output that survivors would have printed is in their logs. One of them can be stopped before it prints.
     logs = [(tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in (0, 2)]
     assert any("Traceback (most recent call last):" in log and "a peer is gone" in log for log in logs)
 

@@ -43,7 +43,7 @@ def come_up(script, prepare=""):
 
 
 def finish(job, processes):
-    """What a job says from now on, and its exit code; nothing of it is left."""
+    """Returns the further output of a job, and its exit code; nothing of it is left."""
     _, lines = job.finish()
     wait_for(lambda: not any(map(is_alive, processes.values())), "all ranks to be gone")
     return job.process.returncode, lines
@@ -88,7 +88,7 @@ def test_many_ranks_end_after_one_step(script):
     assert lines[-1] == "npu-run: ended after step 7; exit code 75. The same command resumes from there."
 
 
-# What the system allows.
+# The system's limits.
 
 RAISE_LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (4000, 4000))\n"
 # The launcher sets the limit of a rank just after its start, long before a script runs that imports anything.

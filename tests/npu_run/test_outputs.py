@@ -1,4 +1,4 @@
-"""Whatever folder or file a command of `npu-run` is told to write to: every byte that it did not make is still there.
+"""Whatever folder or file a command of `npu-run` must write to: every byte that it did not make is still there.
 
 Nearly all cases are refused before anything is started, so the commands run in this process. A user's project has files
 of all the names that commands would write, and the tree around it is hashed before and after.
@@ -116,7 +116,7 @@ PLACES = {
     "a copy of an own folder": "{own}/copy",
     "an own folder with a stranger's file": "{own}/with_strangers",
     "an own folder with a changed file": "{own}/with_changed",
-    "a marker that is none": "../no_marker",
+    "a marker that is not one": "../no_marker",
     "held by another job": "{held}",
     "a full disk": "{full}/out",
     "a read-only folder": "{fixed}/empty",
@@ -388,7 +388,7 @@ def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tm
 
 @pytest.mark.slow("records a training")
 def test_what_somebody_saves_into_a_folder_while_a_command_runs_stays(tmp_path):
-    """The next run goes on beside it, or is refused where it would have to clear its folder."""
+    """The next run continues beside it, or is refused where it would have to clear its folder."""
     write_script(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""What a rank says about its end, made of errors as TensorFlow and Horovod word them."""
+"""The report of a rank about its end, made of errors as TensorFlow and Horovod word them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def fill(settings):
 
 
 def trace_of_script(last_line, error=None):
-    """What a person sees of a script that ends so."""
+    """Returns the output of a script that ends so."""
     try:
         exec(compile(f"{SCRIPT}{last_line}\n", "train.py", "exec"), {"error": error})
     except Exception as raised:

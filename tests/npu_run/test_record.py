@@ -85,7 +85,7 @@ def test_fit_of_keras_3_is_replayed_bit_for_bit(tmp_path):
 
 @beside_keras3
 def test_a_script_may_import_keras_2_before_tensorflow(tmp_path):
-    """What `record` adds to TensorFlow must not need a Keras that is half loaded."""
+    """The changes of `record` in TensorFlow must not need a Keras that is half loaded."""
     text = FIT.replace("import keras", "import tf_keras as keras").replace('"3."', '"2."')
     write_script(tmp_path, text.replace("layers.Input([2])", "layers.InputLayer([2])"))
     code, output = npu_run("record", "--steps", 2, "train.py", 1, "Adam", cwd=tmp_path)

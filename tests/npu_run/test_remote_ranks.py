@@ -207,7 +207,7 @@ def test_a_host_that_falls_silent_is_lost(tmp_path, ssh, monkeypatch):
         wait_for((tmp_path / "pids.5").exists, "the rank to be up")
         assert look(host, rank) is None
         os.kill(host._process.pid, signal.SIGSTOP)
-        # Long enough for the rank to report that it is stuck: its link is closed with a report in it that nobody read.
+        # Long enough for the rank to report that it is stuck: its link is closed with an unread report in it.
         host._silence_secs = host._limit_secs = 4.0
         wait_for(lambda: look(host, rank) is not None, "the loss to be noticed")
         assert rank.ending.exit_code == 255

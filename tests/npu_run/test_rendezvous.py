@@ -34,7 +34,7 @@ def ask(location, key, method="GET", value=None):
 
 
 def answer_to(location, text):
-    """What the server says to a stranger who sends some bytes."""
+    """Returns the server's answer to a stranger who sends some bytes."""
     with socket.create_connection((read_host(location.address), location.port), timeout=20) as stranger:
         answer = b""
         try:
@@ -141,7 +141,7 @@ def test_a_local_job_listens_on_loopback_alone_and_says_once_that_strangers_came
                     assert stranger.recv(1) == b""
         """,
     )
-    # A secret of an earlier job is none of this one.
+    # A secret of an earlier job is not valid here.
     code, output = npu_run("-np", "2", "train.py", cwd=tmp_path, HOROVOD_GLOO_RENDEZVOUS_ADDR="10.0.0.1:1/old")
     assert code == 0
     assert output.splitlines() == [

@@ -34,7 +34,7 @@ print("seen", *(os.environ.get(name) for name in names.split()), *sys.argv[1:], 
 
 
 def variables_of(task, count=2, job="7"):
-    """Those of one step of Slurm on one node."""
+    """Returns the variables of one step of Slurm on one node."""
     counts = {"SLURM_STEP_NUM_TASKS": str(count), "SLURM_STEP_TASKS_PER_NODE": str(count)}
     return {"SLURM_PROCID": str(task), "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", **counts}
 
@@ -90,7 +90,7 @@ def test_a_job_of_tasks_is_started_again_on_the_same_tasks(tmp_path):
 @needs_horovod
 @pytest.mark.ranks(2)
 def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
-    """As a pod that is evicted: its task alone gets the signal, and then everybody gets it."""
+    """As a pod that is evicted: its task alone gets the signal first, and then all get it."""
     write_script(
         tmp_path,
         """
@@ -156,7 +156,7 @@ def test_tasks_that_do_not_find_each_other_say_so_in_one_sentence(tmp_path):
 @pytest.mark.few_fast(1, "the other file in the same way")
 @pytest.mark.parametrize(("permissions", "is_tried"), [(0o644, False), (0o600, True)])
 def test_a_file_that_leads_elsewhere_is_not_trusted(tmp_path, permissions, is_tried, monkeypatch):
-    """One that others may read could be theirs; one of an earlier job names a port that is somebody else's by now."""
+    """One that others can read could be theirs; one of an earlier job names a port that another process has by now."""
     write_script(tmp_path, SAYS)
     words = ["--wait", "2", "train.py"]
     for name, text in variables_of(1).items():

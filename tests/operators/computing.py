@@ -1,4 +1,4 @@
-"""Running an operator as people do: eagerly and in a TF 1 graph, with the gradients that come of it."""
+"""Runs an operator as people do: eagerly and in a TF 1 graph, with its gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
-# What a formula may differ by when it is computed in another order, in units of the dtype's last place around 1.
+# The allowed difference when a formula is computed in another order, in units of the dtype's last place around 1.
 PLACES = 16
 # Long enough for the differences of float32, short enough for their limit.
 STEP = 5e-3
@@ -27,7 +27,7 @@ def tf1_graph():
 
 
 def computed(function, *arrays):
-    """What a function of tensors gives, as numpy; the same eagerly and in a TF 1 graph."""
+    """Returns the result of a function of tensors, as numpy; the same eagerly and in a TF 1 graph."""
     eagerly = tf.nest.map_structure(np.asarray, function(*map(tf.constant, arrays)))
     with tf1_graph(), tf.compat.v1.Session() as session:
         placeholders = [tf.compat.v1.placeholder(array.dtype, array.shape) for array in map(np.asarray, arrays)]

@@ -14,7 +14,7 @@ tf1 = tf.compat.v1
 
 
 def result_of(call):
-    """What a call gives or raises, on a thread of its own, as a wait that never ends cannot be interrupted."""
+    """Returns the result or error of a call, in its own thread, as a wait that never ends cannot be interrupted."""
     results = []
 
     def run():

@@ -1,4 +1,4 @@
-"""The code of docs/operators.md runs as it stands."""
+"""The code of docs/operators.md runs unchanged."""
 
 from __future__ import annotations
 

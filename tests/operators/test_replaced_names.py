@@ -76,7 +76,7 @@ OF_OPTIMIZERS = """
 
 
 def names_in(path: pathlib.Path) -> set[str]:
-    """Dotted names below `tf` that a file uses, as far as they are written out."""
+    """Returns dotted names below `tf` in the text of a file."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Every rule once more in numpy, a few lines each, for one tensor: what the optimizers are compared with.
+"""Implements every rule again in numpy, a few lines each, for one tensor: the optimizers are compared with these.
 
 A model is a function of (p, g, s, k, o): parameter, gradient, a dictionary that keeps its state, number of the update
 from 1, and options. It returns the new parameter.

@@ -1,4 +1,4 @@
-"""What all rules share: arguments, schedules, groups, exclusions, dtypes, sparse gradients, configurations."""
+"""The common parts of all rules: arguments, schedules, groups, exclusions, dtypes, sparse gradients, configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about optimizers: its code runs as it stands, and every rule has a row with its defaults."""
+"""The page about optimizers: its code runs unchanged, and every rule has a row with its defaults."""
 
 from __future__ import annotations
 

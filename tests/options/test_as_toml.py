@@ -1,4 +1,4 @@
-"""What a training has changed of the options is written as a file from which the same configuration is made."""
+"""The options that a training has changed are written to a file from which the same configuration is made."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def written(tmp_path):
 def test_nothing_says_anything(nothing, monkeypatch):
     assert read_job_start(nothing).restore_from is None
     monkeypatch.setenv("RESTORE_FROM", "")
-    assert read_job_start(nothing).restore_from is None, "an empty variable is none"
+    assert read_job_start(nothing).restore_from is None, "an empty variable counts as unset"
 
 
 def test_the_file_comes_first_then_its_variable_then_the_last_resort(written, monkeypatch):

@@ -104,7 +104,7 @@ def model_fn(features, labels, mode, params, config):
 
 
 class Life(NamedTuple):
-    """What one estimator did from its first training to an export."""
+    """Returns the results of one estimator from its first training to an export."""
 
     folder: str
     log: list

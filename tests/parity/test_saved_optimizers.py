@@ -1,4 +1,4 @@
-"""A model that was saved goes on as one that was not, with each optimizer of Keras, addons or ours in a wrapper."""
+"""A saved model resumes like an unsaved one, with each optimizer of Keras, addons or ours in a wrapper."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _train(model, steps):
 
 
 def _loaded(keras, model, make, way, objects, path):
-    """What comes back of a model that is saved in a way."""
+    """Returns a model that was saved in a way and loaded again."""
     if way == "checkpoint":
         path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
         model = _compiled(keras, make())
@@ -95,7 +95,7 @@ def _loaded(keras, model, make, way, objects, path):
 
 
 def _goes_on(keras, make, *how):
-    """Returns what is wrong with a model that was saved in a way: nothing if it goes on as the one that was not."""
+    """Returns the problem of a model that was saved in a way: nothing if it continues like an unsaved one."""
     model = _compiled(keras, make())
     _train(model, 3)
     try:

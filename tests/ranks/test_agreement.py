@@ -1,4 +1,4 @@
-"""Real ranks that build different things are told so before they reduce anything; ranks that may differ are not."""
+"""Real ranks that build different things are refused before they reduce anything; ranks that can differ are not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Build:
     last_indices: tuple = ()
 
 
-# What rank 1 does otherwise, and what the sentence must say of it.
+# The difference of rank 1, and its words in the sentence.
 DIFFERENCES = {
     "missing variable": (Build(names=("kernel",)), "the variable bias:0 of shape (4,)", "no such variable"),
     "one more variable": (Build(names=("kernel", "bias", "new")), "the same variables", "new:0 of shape (4,) as well"),
@@ -97,7 +97,7 @@ def _optimizer(how):
 
 
 def build_in_turns(rank_1_builds):
-    """On a rank: builds once for each case, as everybody else does or, on rank 1, otherwise."""
+    """Builds on a rank once for each case, like the other ranks or, on rank 1, otherwise."""
     rank = collective.current().rank
     return [build(other if rank == 1 else Build()) for other in rank_1_builds]
 

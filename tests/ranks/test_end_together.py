@@ -129,7 +129,7 @@ def test_epochs_of_keras_end_with_the_last_step_of_the_shortest_rank(
 
 @in_graph
 def _refusals():
-    """What cannot be made right, each said at once."""
+    """Mistakes that cannot be corrected, each refused at once."""
 
     def refused(function, *arguments, **keywords):
         with pytest.raises(ValueError) as error:

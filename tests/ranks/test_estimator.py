@@ -1,4 +1,4 @@
-"""Estimators on several ranks: who writes, what everybody starts from, and how resuming works."""
+"""Estimators on several ranks: which rank writes, the common start, and how resuming works."""
 
 from __future__ import annotations
 

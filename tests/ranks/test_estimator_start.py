@@ -1,4 +1,4 @@
-"""What Estimators on several ranks start from, the order of their hooks, and who exports."""
+"""The start of Estimators on several ranks, the order of their hooks, and the rank that exports."""
 
 from __future__ import annotations
 

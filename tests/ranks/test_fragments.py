@@ -73,7 +73,7 @@ class GradientSet:
         ]
 
     def mean(self, position):
-        """What has to arrive for a gradient, in float64 and dense; the values travel rounded to their dtype."""
+        """Returns the expected result for a gradient, in float64 and dense; the values are sent in their dtype."""
         dtype = tf.as_dtype(self.dtypes[position]).as_numpy_dtype
         values = [of_rank[position] for of_rank in self.of_ranks]
         if self.kinds[position] == "sparse":
@@ -108,7 +108,7 @@ def _reduced(name, grads_and_vars, wire, is_scaled):
 
 
 def _bits(result):
-    """What has to be equal, for a fetched result."""
+    """Returns the parts of a fetched result that must be equal."""
     if hasattr(result, "indices"):
         return result.values.tobytes() + result.indices.tobytes()
     return result.tobytes()
@@ -160,7 +160,7 @@ def reduce_in_many_cuts(seed, cut_count):
 
 
 def _leftover(size):
-    """What scaled gradients still carry after the sum: ranks over the next power of two."""
+    """Returns the factor left in scaled gradients after the sum: ranks over the next power of two."""
     return size / 2 ** int(np.ceil(np.log2(size)))
 
 

@@ -34,7 +34,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
 def numbers(rank, dtype, shape):
-    """What a rank gives: whole numbers, so that every dtype holds every result exactly."""
+    """Returns a rank's input: whole numbers, so that every dtype holds every result exactly."""
     low = 0 if dtype.is_unsigned or dtype == tf.bool else -3
     values = np.random.default_rng([rank, len(dtype.name)]).integers(low, 4, size=shape)
     return values.astype(dtype.as_numpy_dtype)
@@ -463,7 +463,7 @@ def test_two_ranks_of_a_group_send_to_each_other(on_ranks):
 
 
 def groups_without_a_board():
-    """As under MPI: nobody knows how to restart Horovod."""
+    """As under MPI: there is no way to restart Horovod."""
     address = os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     try:
         api.create_group("pair", 2, [1, 2]) if current().rank else api.create_group_of_others()

@@ -1,4 +1,4 @@
-"""What decides about a step is what travels: every kind of gradient in every dtype, against a model in numpy."""
+"""The decision about a step uses the sent values: every kind of gradient in every dtype, against a numpy model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train_all(cases, is_tailing):
 
 @in_graph
 def train_some(cases, is_tailing):
-    """Those of cases that share a graph."""
+    """Returns the gradients of cases that share a graph."""
     ranks = collective.current()
     slope = tf1.placeholder(tf.float64, [])
     train_ops, tables = [], []

@@ -73,7 +73,7 @@ def run_fit(optimizer, data):
 
 
 def run_tape_loop(optimizer, data, decorate=tf.function):
-    """A loop of one's own: gradients go straight to apply_gradients, around loss scaling where there is some."""
+    """Trains in a self-written loop: gradients go straight to apply_gradients, around loss scaling if there is any."""
     (tokens, labels), batch_size = share_of(data)
     model = make_model()
     model.optimizer = optimizer

@@ -167,7 +167,7 @@ def test_all_ranks_start_from_what_rank_0_has(on_ranks, with_callback):
 
 
 def accumulated_in_a_saved_window(folder):
-    """On a rank: the state after seven batches in windows of two; and saved after three, loaded, and gone on with."""
+    """Returns, on a rank, the state after seven batches in windows of two; also if saved after three and resumed."""
     rank = collective.current().rank
     data = make_data(7, poisoned=[1] if rank == 1 else [])
     share = [np.roll(part, BATCH_SIZE * rank // 2, axis=0) for part in data]
@@ -328,7 +328,7 @@ def unequal_numbers_of_batches():
 
 
 def test_ranks_with_unequal_numbers_of_batches_end_together(on_ranks):
-    """Each rank goes on drawing numbers of its own."""
+    """Each rank continues to draw its own numbers."""
     (steps, weights, seeds), (steps_there, weights_there, seeds_there) = on_ranks(2, unequal_numbers_of_batches)
     assert steps == steps_there == 6
     assert weights == weights_there

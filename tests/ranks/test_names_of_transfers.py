@@ -1,4 +1,4 @@
-"""Ranks meet in their transfers whatever name scopes they build them in, and are told where they cannot meet."""
+"""Ranks meet in their transfers whatever name scopes they build them in; if they cannot meet, an error says so."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_functions_may_be_traced_in_other_scopes_and_more_often(on_ranks):
     assert on_ranks(2, traced_in_scopes) == [[[2.0, 2.0]] * 3] * 2
 
 
-# What the last rank builds instead, and what is said of it.
+# The last rank's other operator, and the message about it.
 DIFFERENCES = {
     "number": (
         lambda value: [hccl_ops.allreduce(value, "sum")],

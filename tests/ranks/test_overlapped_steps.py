@@ -69,7 +69,7 @@ def loss_of(tokens, labels, use_resource):
     return tf.reduce_mean(tf.square(tf.reduce_sum(values, 1) - labels))
 
 
-# Where more ranks than two share the cores, and where there is nobody to exchange with.
+# With more than two ranks on the cores, and without another rank to exchange with.
 OF_OTHER_SIZES = ("adam", "momentum_without_loss_scale_of_references", "accumulated")
 
 
@@ -168,7 +168,7 @@ def model_fn(features, labels, mode):
 
 
 def train_estimator(folder, switch):
-    """On a rank: trains 24 steps, and goes on from their checkpoint to the end of the data."""
+    """Trains on a rank 24 steps, and resumes from their checkpoint to the end of the data."""
     found = []
     with mock.patch.dict(os.environ, NPU_OVERLAPPED_STEPS=switch):
         for number, steps in enumerate((24, None)):

@@ -1,4 +1,4 @@
-"""A loop of one's own that goes on from what `ResumableLoop` saved ends as one that nothing interrupted."""
+"""A self-written loop that resumes from the state of `ResumableLoop` ends like an uninterrupted one."""
 
 from __future__ import annotations
 

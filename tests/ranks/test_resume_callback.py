@@ -1,4 +1,4 @@
-"""A `fit` that goes on from what `ResumeCallback` saved ends with the weights of one that nothing interrupted."""
+"""A `fit` that resumes from the state of `ResumeCallback` ends with the weights of an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings go on from each other's checkpoints, with any number of ranks and any set of stages."""
+"""Trainings resume from each other's checkpoints, with any number of ranks and any set of stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANGES = [*_ADDED, *itertools.permutations(_ODD, 2), ("window", "window of redu
 
 
 class _Lines(logging.Handler):
-    """Collects what is told, each line although it may have been told before."""
+    """Collects log lines, each one even if it was printed before."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ def trained_and_resumed(chosen_sets, folder):
 
 
 def gone_on(pairs, folder, saving_ranks):
-    """On a rank: by pair of sets, the state after a restore of the first one's checkpoint, what was told, one step."""
+    """Returns on a rank, by pair of sets: state after a restore of the first one's checkpoint, the log, one step."""
     found = {}
     for before, after in pairs:
         made = training(after)
@@ -130,7 +130,7 @@ def test_the_same_ranks_and_stages_go_on_bit_for_bit(saved):
     assert pairs == len(OF_ONE) + len(SETS) + len(OF_FOUR)
 
 
-@pytest.mark.slow("goes on from the trainings of all stages")
+@pytest.mark.slow("resumes from the trainings of all stages")
 @pytest.mark.ranks(4)
 def test_another_number_of_ranks_goes_on_with_the_same_state(on_ranks, saved, folder):
     pairs = 0
@@ -148,7 +148,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_state(on_ranks, saved, fo
     assert pairs == 2 * len(OF_ONE) + 2 * len(OF_FOUR) + 2 * len({*OF_ONE} & {*OF_FOUR})
 
 
-@pytest.mark.slow("goes on from the trainings of all stages")
+@pytest.mark.slow("resumes from the trainings of all stages")
 @pytest.mark.ranks(2)
 def test_stages_come_and_go(on_ranks, saved, folder):
     results = on_ranks(2, gone_on, CHANGES, folder, 2)

@@ -38,7 +38,7 @@ class _Lines(logging.Handler):
 
 
 def _dataset(name):
-    """What a rank reads: three batches, the "same" or "sharded" ones of the rows above, or nothing but a constant."""
+    """Returns a rank's input: three batches, the "same" or "sharded" ones of the rows above, or only a constant."""
     ranks = collective.current()
     if name == "constant":
         return tf.data.Dataset.from_tensors((np.zeros([2], np.float32), np.float32(1))).repeat(6).batch(2)

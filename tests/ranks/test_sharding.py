@@ -1,4 +1,4 @@
-"""Ranks that share the update: the numbers of a training where nobody shares, and checkpoints that hold everything."""
+"""Ranks that share the update: the numbers of a training without sharing, and checkpoints that hold everything."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_an_overflow_anywhere_skips_the_step_on_every_rank(on_ranks, is_distribu
 
 
 def part_of_a_training(name, is_sharded, checkpoint, folder, first, end):
-    """On a rank: goes on from rank 0's checkpoint, trains a few steps and saves with NPUSaver; rank 0's path."""
+    """Resumes on a rank from rank 0's checkpoint, trains a few steps and saves with NPUSaver; returns rank 0's path."""
     ranks = collective.current()
     with tf.Graph().as_default():
         model = Model(seed=1 + 10 * ranks.rank)  # so that the start must come from rank 0
@@ -223,7 +223,7 @@ def assert_same_checkpoints(actual, expected):
 
 @pytest.mark.slow("trains with every kind of optimizer")
 def test_checkpoints_are_those_of_a_training_without_sharing(on_ranks, tmp_path):
-    """2 ranks share or do not share; then 1, 2 or 3 go on from there, sharing or not: the files never differ."""
+    """2 ranks share or do not share; then 1, 2 or 3 resume from there, sharing or not: the files never differ."""
     names = ("adam", "lamb", "keras_adam")
     folder = str(tmp_path)
     whole = on_ranks(2, parts_of_trainings, names, False, {}, folder + "/2", 0, 5)[0]

@@ -78,7 +78,7 @@ def saved_and_kept(folder):
 
 
 def restored_and_kept(folder):
-    """What is left of that after a step in which nothing is sent and nothing added."""
+    """Returns the rest of that after a step in which nothing is sent and nothing added."""
     training = InGraph(GOLDENS[KEEPING])
     training.restore(f"{folder}/of_two")
     nothing = {name: 0 * value for name, value in fed_to(0, 1)[0].items()}
@@ -125,7 +125,7 @@ def conserved():
 
 
 def test_nothing_that_was_not_sent_is_lost(on_ranks):
-    """What is applied and what is kept are together the mean of all gradients, also after skipped steps."""
+    """The applied and the kept values are together the mean of all gradients, also after skipped steps."""
     results = on_ranks(2, conserved)
     for chain in CONSERVING:
         for name in ("kernel", "vector"):
@@ -184,7 +184,7 @@ def sent_as_a_whole():
 @pytest.mark.slow("one to four ranks, one after the other")
 @pytest.mark.ranks(3)
 def test_gradients_that_are_sent_as_a_whole_are_the_mean_on_any_number_of_ranks(on_ranks):
-    """Sums of three are multiplied by a quarter, and somebody has to do the rest of the mean."""
+    """Sums of three are multiplied by a quarter, and some code must do the rest of the mean."""
     for found in on_ranks(3, sent_as_a_whole):
         assert len(found) == 2 * len(DENSE)
         for name, (kernel, table) in found.items():

@@ -1,4 +1,4 @@
-"""Ranks that start from different values train one model all the same: the one that rank 0 starts from."""
+"""Ranks that start from different values still train one model: the one that rank 0 starts from."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _loss(variables):
 
 
 def _expected(size, steps):
-    """What all ranks have after some steps from the values of rank 0."""
+    """Returns the values of all ranks after some steps from the values of rank 0."""
     return [[number - steps * _RATE * (size + 1) / 2] * 2 for number in range(4)]
 
 
@@ -199,10 +199,10 @@ def test_ranks_that_start_from_different_checkpoints_train_one_model(on_ranks, t
 
 @in_graph
 def restored_on_rank_0(folder, trainer):
-    """On a rank: a training goes on from a checkpoint that rank 0 alone reads.
+    """Resumes a training, on a rank, from a checkpoint that rank 0 alone reads.
 
     Returns:
-      What is trained, after the step with and without that interruption, and what was said.
+      The trained values after the step with and without that interruption, and what was said.
     """
     ranks = collective.current()
     step = tf1.train.get_or_create_global_step()

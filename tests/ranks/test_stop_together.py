@@ -117,7 +117,7 @@ def test_all_ranks_end_one_step_after_a_hook_has_asked(on_ranks, tmp_path):
     answers = on_ranks(2, _by_hooks, str(tmp_path))
     # The first request counts. The monitored session's first run counts for the hook, and trains nothing.
     assert [answer[:2] for answer in answers] == [(4, (2, 2, True))] * 2
-    # No decrease since step 2 is known when step 4 was evaluated. What goes on stops at its first look.
+    # No decrease since step 2 is known when step 4 was evaluated. A training that continues stops at its first check.
     assert answers[0][2] == answers[1][2] == [5, 7]
     best = str(tmp_path / "early/export/best")
     assert tf.train.latest_checkpoint(best) == f"{best}/model.ckpt-{_BEST}"
@@ -132,7 +132,7 @@ def _fit(validates_on_rank_1):
     ranks = collective.current()
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=(1,))])
     model.compile(KerasDistributeOptimizer(tf.keras.optimizers.SGD(0.1)), "mae")
-    # What the model says falls. So its error grows on rank 0, and shrinks on rank 1 by as much, if that validates.
+    # The model's prediction falls. So its error grows on rank 0, and shrinks on rank 1 by as much, if that validates.
     validation = (np.ones([1, 1]), np.full([1, 1], (20.0, -2.0)[ranks.rank]))
     stop = tf.keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True)
     done = model.fit(

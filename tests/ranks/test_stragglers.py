@@ -79,7 +79,7 @@ def _step(features, optimizer=None):
 
 
 def _train(train_op, runs, hooks=()):
-    """What the ranks say, and the weights in the end."""
+    """Returns the log of the ranks, and the final weights."""
     said = io.StringIO()
     with tf1.train.MonitoredTrainingSession(hooks=[StragglerHook(said), *hooks]) as session:
         for _ in range(runs):
@@ -205,7 +205,7 @@ def _with_hook_and_without(kinds):
 
 
 def _faults(graph, train_op):
-    """What is not as it is to be with the marks of a graph."""
+    """Returns the faults in the marks of a graph."""
     moments = mark_reductions(graph, run_of(graph, train_op))
     transfers = {op for op in run_of(graph, train_op).ops if sends_gradients(op.name, op.type)}
     before = [op for op in computed_ops([moments.ready]) if is_transfer(op.type)]
@@ -223,7 +223,7 @@ def test_no_bit_differs_and_the_marks_wait_for_what_they_should(on_ranks):
 
 
 def _estimator(folder, loop):
-    """What a training prints on this rank."""
+    """Returns the output of a training on this rank."""
 
     def model_fn(features, mode):
         return NPUEstimatorSpec(mode, loss=tf.reduce_mean(features), train_op=_step(features))

@@ -90,9 +90,9 @@ def test_same_bits_and_no_superfluous_wait(on_ranks, layers, trainers, is_classi
         assert {name for name, value in values.items() if value.tobytes() != freed_values[name].tobytes()} == set()
         if all(trainer["clip"] == "none" for trainer in trainers):
             assert waits == []
-            # What is left to the pass has left something.
+            # The pass has freed a part of the step.
             assert report["kept"] == {}
             assert report["freed"] or all(trainer["way"] == "NPUOptimizer" for trainer in trainers)
         elif waits:
-            # It is told, or it is the check of what was clipped, which NPUOptimizer adds by itself.
+            # The report says so, or it is the check of clipped gradients, which NPUOptimizer adds by itself.
             assert report["kept"] or report["unchanged_because"], waits

@@ -18,7 +18,7 @@ tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)
 
 STEPS = 50
-# What is added to the gradients of a step: on some rank alone, or on all of them.
+# The values added to the gradients of a step: on some rank alone, or on all of them.
 NOTHING, NAN, INFINITE, SUM_TOO_LARGE, TOO_LARGE_FOR_16_BITS = range(5)
 # As it travels, every rank's gradient fits the wire, and their sum does not.
 LARGE = {"none": 2e38, "float16": 4e4}

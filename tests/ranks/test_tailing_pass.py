@@ -236,7 +236,7 @@ def applied_in_function(model):
     tf.cond(model.poison < 1.0, lambda: optimizer.apply_gradients(gradients), tf.no_op)
 
 
-# What builds a step, whether with control flow of TF 1, and what is said of it.
+# The code that builds a step, whether with control flow of TF 1, and the message about it.
 NOT_FREED = {
     "clipped": (clipped, False, "is known only when the last gradient has arrived"),
     "without loss scale": (without_loss_scale, False, "no update waits for a check of reduced gradients"),
@@ -352,7 +352,7 @@ def train_session(is_tailing, is_monitored):
 
 @in_graph
 def train_against_the_map():
-    """On a rank: the map asks for tail optimisation, the optimizer is told not to; what came of it."""
+    """Returns the outcome, on a rank, if the map asks for tail optimisation and the optimizer switches it off."""
     decorate_sessions()
     config = npu_config_proto()
     (entry,) = config.graph_options.rewrite_options.custom_optimizers

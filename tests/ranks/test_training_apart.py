@@ -35,7 +35,7 @@ _LOG = logging.getLogger(exchanges.__name__)
 
 
 class _Lines(logging.Handler):
-    """What is said of training apart, each line with the number of steps that were made before."""
+    """Returns the lines about training apart, each with the number of earlier steps."""
 
     def __init__(self):
         super().__init__()
@@ -194,7 +194,7 @@ def _eager_by_hand(optimizer, lines, weights=(1.0, 2.0)):
 
 
 def _metric_in_a_loop(optimizer, lines):
-    """What is averaged for people to see, before the update, does not train."""
+    """A value that is only averaged for display, before the update, does not train."""
     optimizer, weight = optimizer(), tf.Variable([1.0, 2.0])
     for _ in range(_STEPS):
         with tf.GradientTape() as tape:
@@ -238,7 +238,7 @@ def _other_runs(lines):
 
 @in_graph
 def _metric_over_ranks(lines):
-    """What is averaged for people to see does not train."""
+    """A value that is only averaged for display does not train."""
     loss, _ = _model()
     train_op = NPUOptimizer(_sgd()).minimize(loss)
     _run([[train_op, hccl_ops.allreduce(loss, "sum")]], lines)

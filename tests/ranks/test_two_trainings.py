@@ -185,7 +185,7 @@ def test_another_order_on_one_rank_ends_the_job_with_both_names(tmp_path, way):
 
 
 def counted(is_alone):
-    """What tells the next training apart, after one that perhaps only rank 0 has loaded or evaluated."""
+    """Returns the label of the next training, after one that perhaps only rank 0 has loaded or evaluated."""
     from npu_bridge.collective import wire_names
 
     model = keras_model()

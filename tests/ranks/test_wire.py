@@ -160,7 +160,7 @@ def test_what_does_not_fit_float16_never_gets_to_a_variable(on_ranks, wrapper):
 
 
 class _Said(logging.Handler):
-    """What is said, line by line, with the number of steps before it."""
+    """Returns the log line by line, with the number of steps before each."""
 
     def __init__(self):
         super().__init__()

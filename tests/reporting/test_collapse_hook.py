@@ -1,4 +1,4 @@
-"""A training that only skips steps ends with the operator that makes its NaN; one whose scale settles goes on."""
+"""A training that only skips steps ends with the operator that makes its NaN; one whose scale settles continues."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_csv_holds_what_is_known_and_finite(tmp_path):
 
 
 class Kept:
-    """A writer of one's own, which keeps the numbers."""
+    """A self-written writer, which keeps the numbers."""
 
     def __init__(self):
         self.rows = []
@@ -112,7 +112,7 @@ def test_mlflow_has_the_numbers_in_a_store_of_files(tmp_path, monkeypatch):
     assert sorted((metric.step, metric.value) for metric in losses) == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
     with mlflow.start_run(run_name="of the script") as active:
         train(MlflowWriter())
-        assert mlflow.active_run() is not None, "the script's run goes on"
+        assert mlflow.active_run() is not None, "the script's run continues"
     assert client.get_run(active.info.run_id).data.metrics["training/loss_scale"] == 8.0
 
 

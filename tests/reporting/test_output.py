@@ -1,4 +1,4 @@
-"""Where lines go when nobody can take them."""
+"""The destination of lines without a reader."""
 
 from __future__ import annotations
 

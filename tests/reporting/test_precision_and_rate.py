@@ -1,4 +1,4 @@
-"""What a progress line says of precision and learning rate, and the scalar for TensorBoard."""
+"""The precision and the learning rate in a progress line, and the scalar for TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ProgressHook` prints and counts, with a clock that does what the test says."""
+"""The lines and counts of `ProgressHook`, with a clock that the test sets."""
 
 from __future__ import annotations
 

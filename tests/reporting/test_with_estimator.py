@@ -76,7 +76,7 @@ def test_same_hooks_train_twice_and_the_history_goes_on(estimator, tmp_path):
 
 
 class LeavesOut(tf.estimator.SessionRunHook):
-    """Keeps which seconds it is told to leave out."""
+    """Keeps the seconds that it must leave out."""
 
     def __init__(self):
         self.secs = []

@@ -9,7 +9,7 @@ from tests.options.conftest import quiet_environment  # noqa: F401 - the same qu
 
 @pytest.fixture(autouse=True)
 def sessions_that_read_options():
-    """What importing npu_init does, undone again."""
+    """Undoes the effects of importing npu_init."""
     classes = (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)
     before = [session_class.__init__ for session_class in classes]
     decorate_sessions()

@@ -47,7 +47,7 @@ def _run_config(owner, values, folder):
 
 
 def _session_config(values):
-    """What a script writes: a normalised proto, and one key after the other."""
+    """Returns a script's settings: a normalised proto, and one key after the other."""
     config = npu_config_proto()
     (entry,) = config.graph_options.rewrite_options.custom_optimizers
     for name, value in values.items():
@@ -59,7 +59,7 @@ def _session_config(values):
 
 
 def _said(options, silent):
-    """What options say that those of a silent configuration do not; what a session cannot say is left out."""
+    """Returns the differences of options from those of an empty configuration, without values a session cannot set."""
     return {name: value for name, value in options.items() if OPTIONS[name].key and value != silent[name]}
 
 

@@ -32,7 +32,7 @@ def _was_on():
 
 
 def _draw_without_seed():
-    """What any script may do later on."""
+    """Does what any script can do later on."""
     with tf.Graph().as_default(), tf1.Session() as session:
         drawn, is_on = session.run([tf.random.normal([3]), _was_on()])
         assert not is_on

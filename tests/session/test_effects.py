@@ -1,4 +1,4 @@
-"""What options make of session settings, and that the rest is left alone."""
+"""The effects of options on session settings; the other settings do not change."""
 
 from __future__ import annotations
 

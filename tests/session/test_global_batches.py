@@ -1,4 +1,4 @@
-"""`GlobalBatches` in a training that goes on from a checkpoint of one without it."""
+"""`GlobalBatches` in a training that resumes from a checkpoint of one without it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCHES = GlobalBatches(rows=60, batch=8, micro=4, seed=1)
 
 
 def train_session(folder, is_resource, stages, last):
-    """Trains up to a step, as a process that goes on from the folder's checkpoint; gives the updates dealt before."""
+    """Trains up to a step, as a process that resumes from the folder's checkpoint; returns the updates dealt before."""
     dealt = updates_dealt(folder)
     with tf.Graph().as_default():
         with tf.compat.v1.variable_scope("", use_resource=is_resource):

@@ -57,7 +57,7 @@ def test_one_process_holds_it_as_often_as_it_likes(tmp_path):
     assert (tmp_path / LOCK).exists()
     child = os.fork()
     if not child:
-        second.release()  # nobody's: the child holds nothing
+        second.release()  # not held: the child holds nothing
         os._exit(0)
     os.waitpid(child, 0)
     assert (tmp_path / LOCK).exists()
@@ -173,7 +173,7 @@ def test_a_holder_elsewhere_of_an_earlier_start_of_the_job_needs_no_waiting(tmp_
         assert hold.has_taken_over and "waiting for a sign of life" not in caplog.text
 
 
-@pytest.mark.parametrize("which", ["this start", "one that may go on", "a later one", "another job"])
+@pytest.mark.parametrize("which", ["this start", "one that may continue", "a later one", "another job"])
 def test_a_holder_elsewhere_that_may_live_is_waited_for(which, tmp_path, monkeypatch):
     said = []
 
@@ -186,7 +186,7 @@ def test_a_holder_elsewhere_that_may_live_is_waited_for(which, tmp_path, monkeyp
     starts = lock_owners.Starts()
     starts.begin()
     write_lock(tmp_path, host="elsewhere", job="of the start")
-    if which == "one that may go on":
+    if which == "one that may continue":
         starts.end(may_go_on=True)
         starts.begin()
     elif which == "a later one":
@@ -236,7 +236,7 @@ def test_a_lock_that_was_cleaned_away_is_put_back(tmp_path, monkeypatch, unatten
         (tmp_path / LOCK).unlink()
         child = os.fork()
         if not child:
-            hold.check()  # nobody's: the child holds nothing
+            hold.check()  # not held: the child holds nothing
             os._exit(0 if not os.listdir(tmp_path) else 1)
         assert os.waitpid(child, 0)[1] == 0
         (tmp_path / LOCK).write_text("another's")
@@ -322,7 +322,7 @@ def estimator_of(folder):
     return NPUEstimator(model_fn, config=config)
 
 
-# What another job does beside a training, and how that ends.
+# The actions of another job beside a training, and how that ends.
 BESIDE = """
 import sys
 import numpy as np

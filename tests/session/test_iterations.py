@@ -182,7 +182,7 @@ class Numbered:
 
 
 def trained(size, noise=0.0, kept=None):
-    """What is fetched in 10 steps, a run that does not train, a single step and data to the end; and all variables."""
+    """Returns the fetches of 10 steps, a run that does not train, a single step and data to the end; all variables."""
     with tf.Graph().as_default():
         model = Numbered(noise)
         feeds = {} if kept is None else {model.kept: kept}

@@ -114,7 +114,7 @@ def test_what_a_killed_holder_has_left_is_removed_after_an_hour(age_secs, is_lef
         os.utime(each, (time.time() - age_secs,) * 2)
     make_memory_folder().close()
     assert os.path.exists(path) == is_left
-    assert os.path.exists(held.path), "whoever lives keeps its folder, however old it is"
+    assert os.path.exists(held.path), "a living process keeps its folder, however old it is"
     held.close()
     make_memory_folder(name_of(path)).close()
 
@@ -185,7 +185,7 @@ def test_copies_are_made_as_seldom_as_they_cost_little(of_job, monkeypatch, tmp_
     assert not list(of_job.glob("*/*")), "a training that has ended needs no copy"
 
 
-# Going on from a copy.
+# Resuming from a copy.
 
 
 class KilledError(Exception):
@@ -265,7 +265,7 @@ def test_a_damaged_copy_is_left_out(of_job, monkeypatch, tmp_path):
 def test_a_copy_that_is_newer_than_what_is_intact_is_taken_once(
     of_job, monkeypatch, tmp_path, saved_at, copied_at, goes_on_from
 ):
-    """Whoever asks afterwards, for the rows or the variables, is told the same step."""
+    """A later request, for the rows or the variables, gets the same step."""
     folder = str(tmp_path / "out")
     train_and_be_killed(folder, steps=8, copied_at=copied_at, monkeypatch=monkeypatch)
     as_of_another_process(of_job)
@@ -284,7 +284,7 @@ def test_a_copy_that_is_newer_than_what_is_intact_is_taken_once(
 
 
 def loop_of(folder, every_n_steps=None):
-    """A loop of one's own whose updates add one to 1000 numbers; with these numbers, and what makes an update."""
+    """A self-written loop whose updates add one to 1000 numbers; with these numbers, and a function for an update."""
     model, optimizer = tf.Module(), tf.keras.optimizers.SGD(1.0)
     model.numbers = tf.Variable(tf.zeros([1000]))
     optimizer.build([model.numbers])
@@ -356,7 +356,7 @@ def test_a_damaged_file_of_keras_gives_way_to_a_copy(of_job, tmp_path):
 
 
 def test_what_is_saved_is_the_state_at_the_time(monkeypatch, tmp_path):
-    """The disk is slow; training goes on meanwhile."""
+    """The disk is slow; training continues meanwhile."""
     folder, may_write, seen = str(tmp_path / "out"), threading.Event(), []
     copy = background_saves.copy_checkpoint
 

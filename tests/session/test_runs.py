@@ -1,4 +1,4 @@
-"""What a run computes, and what of it can be looked at."""
+"""The operators and values of a run."""
 
 from __future__ import annotations
 

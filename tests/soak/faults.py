@@ -22,12 +22,12 @@ from tests.soak.job import Job
 
 _UNFINISHED = re.compile(r"_temp|tempstate|\.tmp|\.unfinished-.*keras")
 _KILLED = r"rank ({}) of \d was killed by SIGKILL"
-_NOT_SAVED = re.compile(r"Training goes on|No space left on device|Read-only file system|ended with \w+")
+_NOT_SAVED = re.compile(r"Training continues|No space left on device|Read-only file system|ended with \w+")
 _WHY = r"npu-run: (rank \d of \d .*exit code \d|no progress for \d)"  # one may hang as it ends after a clock moved
 
 
 class Fault(NamedTuple):
-    """What has happened, and what has to follow.
+    """A fault, and its required consequence.
 
     Attributes:
       what: for the report.
@@ -150,7 +150,7 @@ def _step_in_memory(pid: int) -> int:
 
 
 def _damage(job: Job, chance: Random) -> Fault:
-    """Damages the newest of several checkpoints, or their list, while nobody saves; then kills rank 0."""
+    """Damages the newest of several checkpoints, or their list, between saves; then kills rank 0."""
     job.wait(lambda: len(_steps_saved(job)) > 1, "two checkpoints")
     pid = job.ranks()[0]
     _signal(pid, signal.SIGSTOP)
@@ -168,7 +168,7 @@ def _damage(job: Job, chance: Random) -> Fault:
         path.write_bytes(text[:place] + bytes(byte ^ 16 for byte in text[place:end]) + text[end:])
     _signal(pid, signal.SIGKILL)
     now = _now()
-    # A bit may be in a part that nobody reads, and half a list is a list; a clock that jumps tells nothing of its loss.
+    # A bit can be in an unread part, and half a list is a list; a clock that jumps does not report its loss.
     is_told = how != "one bit flipped" and (path.name != "checkpoint" or (how == "deleted" and job.kind != "clock"))
     is_told = is_told and in_memory <= newest  # a newer copy in memory comes first
     says = (rf"{path.name} is damaged",) if is_told else ()
@@ -212,14 +212,14 @@ def _change_slots(job: Job, chance: Random) -> Fault:
 
 
 def _lose_host(job: Job, chance: Random) -> Fault:
-    """For good, as far as the job knows; it comes back once the job goes on without it."""
+    """For good, from the job's point of view; it comes back once the job continues without it."""
     if len(job.wait_until_steady().runs) < 3:
         return _kill(job, chance)
     at, known, size = _now(), len(job.starts()), job.log.stat().st_size
     job.hosts.cut()
     try:
         job.wait(lambda: "nothing was heard from hostb for 20 s" in job.said(size), "the host to be missed")
-        job.wait(lambda: len(job.starts()) > known and job.starts()[-1].last[0] > 0, "the job to go on without it")
+        job.wait(lambda: len(job.starts()) > known and job.starts()[-1].last[0] > 0, "the job to continue without it")
     finally:
         job.hosts.fix()
     return Fault("hostb", at, _now(), says=(r"rank 2 of 3 was lost: nothing was heard from hostb for 20 s",))
@@ -304,7 +304,7 @@ def _for_a_while(lasts: Callable, least: float, most: float) -> Callable[[Job, R
 
 
 def _move_clock(job: Job, chance: Random) -> Fault:
-    """The training goes on, or is started anew because it waits in vain."""
+    """The training continues, or is started again because it waits in vain."""
     fault = _for_a_while(_moving_clock, 0.1, 0.5)(job, chance)
     return fault._replace(restarts=None, says=("no progress for",))
 

@@ -34,7 +34,7 @@ class SoakError(Exception):
 
 
 class Start(NamedTuple):
-    """What one start of a job has written down: its name, its number of ranks, and by rank its runs and its process.
+    """The record of one start of a job: its name, its number of ranks, and by rank its runs and its process.
 
     A run is (update, part, nanosecond, rows).
     """
@@ -122,7 +122,7 @@ class Job:
             return file.read().decode(errors="replace")
 
     def starts(self) -> list[Start]:
-        """Those that have come to a training, the latest one last; each file is read only as far as it has grown."""
+        """Returns ranks that have come to a training, the latest one last; reads only the new part of each file."""
         found: dict[str, Start] = {}
         for path in sorted((self.folder / "diary").iterdir()):
             _, name, rank, size, process = path.name.split(".")
@@ -138,7 +138,7 @@ class Job:
         return list(found.values())
 
     def processes(self) -> dict[tuple[int, float], psutil.Process]:
-        """All that run and have inherited the job's mark, whoever their parents are by now."""
+        """Returns all running processes that have inherited the job's mark, whatever their parents are by now."""
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -205,7 +205,7 @@ class Job:
             subprocess.run(["umount", "-l", str(self.folder / "disk")], check=True)
 
     def judge(self, undisturbed: Job) -> None:
-        """Compares rows and weights with those of a training that nobody has disturbed."""
+        """Compares rows and weights with those of an undisturbed training."""
         expected, dealt = _rows_by_update(undisturbed.starts()), _rows_by_update(self.starts())
         if set(expected) != set(dealt):
             raise SoakError(f"updates that were made by one training alone: {sorted(set(expected) ^ set(dealt))[:9]}")

@@ -1,4 +1,4 @@
-"""A training goes through many random faults, and ends with the rows and weights of one that nobody has disturbed."""
+"""A training survives many random faults, and ends with the rows and weights of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOMES = ("plain", "disk", "clock", "hosts", "slots")
 
 
 class Record(NamedTuple):
-    """What a fault has cost: seconds until the next step, and steps that were made again."""
+    """The cost of a fault: seconds until the next step, and steps that were made again."""
 
     kind: str
     has_recovered: bool
@@ -116,10 +116,10 @@ def harm(job: Job, names: list[str], chance: Random, title: str, most: int) -> I
 
 
 def suffer(job: Job, name: str, chance: Random) -> tuple[Record, str]:
-    """Lets one fault happen and waits until the training goes on; what it has cost, and words about it.
+    """Lets one fault happen and waits until the training continues; returns its cost, and words about it.
 
     Raises:
-      SoakError: it does not go on as it should.
+      SoakError: it does not continue as it should.
     """
     size = job.log.stat().st_size  # before: it may say that there are more slots just behind this
     before, processes = job.wait_until_steady(), job.processes()

@@ -11,7 +11,7 @@ from tensorflow1_compat.source import compile_source, prepare_namespace
 
 
 def answer_of(text: str, is_plain: bool = True) -> Any:
-    """What the lines leave in `answer`, with arrays and tuples as lists, and types by their names."""
+    """Returns the value of `answer` after these lines, with arrays and tuples as lists, and types by their names."""
     namespace: dict[str, Any] = {"__name__": "old_script"}
     prepare_namespace(namespace)
     with warnings.catch_warnings():

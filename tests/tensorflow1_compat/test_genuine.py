@@ -1,4 +1,4 @@
-"""What we supply of TensorFlow 1.15 does what the genuine one does: values, gradients, shapes, names, errors.
+"""Our parts of TensorFlow 1.15 do the same as the genuine ones: values, gradients, shapes, names, errors.
 
 `genuine/run.py` is a script of TensorFlow 1.15 with a case for each name. `genuine/tensorflow_1_15.npz` holds what it
 gave there; here it runs under `npu-run`. After a change of a case, with the folder of `make venv-tf115`:

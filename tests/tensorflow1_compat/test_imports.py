@@ -1,4 +1,4 @@
-"""What imports bind in the files of a script of TensorFlow 1, in every form in which they are written."""
+"""The names that imports bind in the files of a script of TensorFlow 1, in every form of an import."""
 
 from __future__ import annotations
 

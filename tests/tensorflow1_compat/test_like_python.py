@@ -9,7 +9,7 @@ import pytest
 
 from tests.npu_run.launching import finish, npu_run, start, write_script
 
-# Nothing of it needs TensorFlow, so Python itself can be asked; `--tf1` makes it a script of TensorFlow 1 all the same.
+# Nothing of it needs TensorFlow, so Python itself can be asked; `--tf1` makes it a script of TensorFlow 1 nevertheless.
 BROKEN = """
 import numpy as np
 import helper

@@ -52,7 +52,7 @@ PATCH = """
 
     Dropout.call = call
 """
-# What protoc 3.0 makes of `syntax = "proto3"; package pairs; message Pair { int32 left = 1; }`.
+# The output of protoc 3.0 for `syntax = "proto3"; package pairs; message Pair { int32 left = 1; }`.
 PAIR_PB2 = r"""
     import sys
     _b = sys.version_info[0] < 3 and (lambda x: x) or (lambda x: x.encode("latin1"))

@@ -1,4 +1,4 @@
-"""What numpy 1.16 to 1.26 gave scripts, asked of a file that is loaded as the user's: beside numpy 1.26 and numpy 2."""
+"""The results that numpy 1.16 to 1.26 gave scripts, in a file loaded as the user's: beside numpy 1.26 and numpy 2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensorflow1_compat.old_python.calls import numpy_version
 from tensorflow1_compat.source import compile_source
 from tests.tensorflow1_compat.old_scripts import answer_of
 
-# What a script says -> what it got, with arrays as lists and types by their names.
+# Code of a script -> its old result, with arrays as lists and types by their names.
 NAMES = {
     "np.Inf": math.inf,
     "np.Infinity": math.inf,

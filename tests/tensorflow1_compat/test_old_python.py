@@ -1,4 +1,4 @@
-"""What Python 3.5 to 3.11 gave scripts, asked of a file that is loaded as the user's: on every Python."""
+"""The results that Python 3.5 to 3.11 gave scripts, in a file loaded as the user's: on every Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorflow1_compat.tree import SourceTree
 from tests.npu_run.launching import ROOT, npu_run, write_script
 from tests.tensorflow1_compat.old_scripts import answer_of
 
-# What a script says -> what it got.
+# Code of a script -> its old result.
 NAMES = {
     "import collections\nanswer = [isinstance(x, collections.Iterable) for x in ([], 1)]": [True, False],
     "from collections import Callable, Sequence\nanswer = [Callable, Sequence]": ["Callable", "Sequence"],

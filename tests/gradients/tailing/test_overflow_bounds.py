@@ -1,4 +1,4 @@
-"""What is claimed to be certain about checks of reduced gradients is true, whatever the other ranks have."""
+"""Claims that checks of reduced gradients are certain are true, whatever the other ranks have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pass says of its work, for people and for programs."""
+"""The report of the pass about its work, for people and for programs."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def gradient_transfers(nodes):
 def superfluous_waits(nodes, results=()):
     """Where the tail is longer than it has to be: pairs of a transfer that no other one waits for, and what does.
 
-    What may wait for it is made of it, or only keeps the books after a step, which nothing else waits for.
+    Ops that can wait for it are computed from it, or only keep the books after a step, which nothing else waits for.
 
     Args:
       nodes: the nodes of a graph by name.

@@ -89,7 +89,7 @@ def options_in_the_map():
 
 
 def own_gradients():
-    """Averaged gradients of one's own; all variables in one broadcast, which is run as it is."""
+    """Averages gradients by hand; broadcasts all variables at once, and runs that op unchanged."""
     loss = build()
     variables = tf.trainable_variables()
     grads = npu_allreduce(tf.gradients(loss, variables))
@@ -104,7 +104,7 @@ def own_gradients():
 
 
 class LastLook(tf.train.SessionRunHook):
-    """What a monitored session ends with."""
+    """Returns the last values of a monitored session."""
 
     def begin(self):
         self.weights = tf.concat([tf.reshape(v, [-1]) for v in tf.trainable_variables()], axis=0)
@@ -163,7 +163,7 @@ def supervisor():
 
 
 def from_horovod():
-    """What was `hvd.init`, `hvd.size` and so on; the first session stays open until the end."""
+    """Replaces `hvd.init`, `hvd.size` and so on; the first session stays open until the end."""
     npu_init = npu_ops.initialize_system()
     npu_shutdown = npu_ops.shutdown_system()
     config = tf.ConfigProto()

@@ -54,7 +54,7 @@ def test_another_learning_rate_is_found_behind_other_seeds(tmp_path, factor):
 def test_other_seeds_alone_are_no_alarm(tmp_path):
     random, alarms = np.random.RandomState(0), []
     for number in range(400):
-        # What trainings differ by as a whole is up to twice what their parts would make of it.
+        # The difference of whole trainings is up to twice the difference that their parts suggest.
         runs = [[0.1 * random.randn(16) + 0.03 * whole for _ in range(3)] for whole in random.randn(4)]
         alarms += [] if compare_sizes(runs[:3], runs[3:], 1e-3).is_inside else [number]
     assert len(alarms) <= 2, alarms

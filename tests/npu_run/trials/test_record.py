@@ -73,7 +73,7 @@ print("the same", len(losses))
 UNASKED = HOOKED.replace(
     "while not session.should_stop():", "for _ in range(9):\n        session.run(loss, {targets: np.ones(8)})"
 )
-# What a BERT does, after one's first import has loaded Keras and with it TensorFlow.
+# The behaviour of a BERT, after one's first import has loaded Keras and with it TensorFlow.
 BY_HAND = """
 from tensorflow.keras.layers import Dense
 import numpy as np
@@ -329,7 +329,7 @@ def test_float32_whatever_a_script_asks_for(command, trials, tmp_path):
         code, output = command(record, *option, "--steps", 3, "train.py")
         assert code == 0 and "not recorded" not in output, output + trials.printed  # one step in each run
         losses.append(json.loads((tmp_path / "recorded/rank_0/record.json").read_text())["losses"])
-    assert losses[1][0] == 1025.5**2 and losses[0][0] == 1025.0**2, "2049 is none of the numbers of float16"
+    assert losses[1][0] == 1025.5**2 and losses[0][0] == 1025.0**2, "float16 has no number 2049"
     assert np.load(tmp_path / "recorded/rank_0/weights.npz")["loss_scale"] == 256, "as it is called on an NPU"
     assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
 

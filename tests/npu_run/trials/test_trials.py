@@ -1,4 +1,4 @@
-"""What a trial does to scripts that know nothing of it: seeds, initial weights, history, folders, the end."""
+"""The effects of a trial on scripts that know nothing of it: seeds, initial weights, history, folders, the end."""
 
 from __future__ import annotations
 

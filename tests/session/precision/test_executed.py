@@ -1,4 +1,4 @@
-"""What is said of a precision is what the executed graph shows, also where TensorFlow lowers nothing."""
+"""The reported precision is that of the executed graph, also where TensorFlow lowers nothing."""
 
 from __future__ import annotations
 

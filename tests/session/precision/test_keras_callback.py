@@ -163,7 +163,7 @@ def test_a_fit_that_failed_does_not_accelerate_the_next():
 
 
 def test_resumed_and_repeated_fits():
-    """A second `fit` goes on: before the switch in low precision, after it as it is."""
+    """A second `fit` continues: before the switch in low precision, after it unchanged."""
     callback, model = AccelerateTrainCallback("fast|step|0.5", total_step=12), make_model()
     lows = [[policy == LOW for policy in fit(callback, model, epochs=1)[1].policies] for _ in range(3)]
     assert lows == [[True] * 4, [True] * 2 + [False] * 2, [False] * 4]

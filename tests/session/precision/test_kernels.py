@@ -154,7 +154,7 @@ def test_reference_variables_keep_their_dtype():
 
 
 def test_imitated_float16(monkeypatch):
-    """Who sets TensorFlow's own variable gets float32 kernels on values rounded to float16."""
+    """With TensorFlow's own variable, float32 kernels run on values rounded to float16."""
     monkeypatch.setenv(IMITATION, "1")
     nodes = train_step(precision_of(precision_mode_v2="mixed_float16"))
     assert kernels_of(nodes) == {"float32": 5}
@@ -244,7 +244,7 @@ def test_keep_dtype_scope(mode, monkeypatch):
 
 
 def test_keep_dtype_scope_in_a_prepared_run():
-    """What TF 1 Keras asks a session for."""
+    """Returns the fetches of TF 1 Keras from a session."""
     graph, total, init = three_products(keep_dtype_scope)
     with session_of(graph, precision_of(precision_mode_v2="mixed_float16")) as session:
         session.run(init)

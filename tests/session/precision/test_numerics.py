@@ -1,4 +1,4 @@
-"""What float16 does to numbers, and what loss scaling does about it."""
+"""The effects of float16 on numbers, and the remedies of loss scaling."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_progress_that_becomes_unusable_is_a_warning(caplog):
             tell_steps(step, 10)
             seen.append(dtypes_of(run_with_graph(session, model.train_op, model.batch(0))[1]))
     assert seen == [{"float16": 5}] * 3 + [{"float32": 5}]
-    assert caplog.text.count("goes on in float16") == 1
+    assert caplog.text.count("continues in float16") == 1
 
 
 def test_illegal_combinations_are_errors():
@@ -250,7 +250,7 @@ def test_attaching_again_changes_nothing():
 
 
 def test_checkpoints_hold_no_trace_and_load_on_either_side(tmp_path):
-    """A checkpoint of the low part starts a float32 training, and the other way round."""
+    """A checkpoint of the low part starts a float32 training, and a float32 checkpoint the low part."""
     model = Dense()
     with model.graph.as_default():
         saver = tf1.train.Saver()

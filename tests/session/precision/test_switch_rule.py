@@ -14,7 +14,7 @@ from npu_bridge.session.precision.switch import Switch
 
 GOALS = {"step": ("TOTAL_STEP", "10"), "loss": ("TARGET_LOSS", "2.0")}
 NOWS = {"step": "STEP_NOW", "loss": "LOSS_NOW"}
-# What a text of progress says of a run under ratio 0.5 of 10 steps, one in a run, or 1.5 of the loss 2.0.
+# The meaning of a text of progress for a run under ratio 0.5 of 10 steps, one in a run, or 1.5 of the loss 2.0.
 READINGS = {
     "step": {**dict.fromkeys(("0", " 3 ", "4"), "early"), **dict.fromkeys(("5", "9", "12"), "due")},
     "loss": {

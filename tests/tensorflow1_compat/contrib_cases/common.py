@@ -1,4 +1,4 @@
-"""What cases share: values of tensors, and names of variables."""
+"""Holds functions that cases share: values of tensors, and names of variables."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def case_constants_win_over_nan():
     least, most = old_rules.maximum(1e-10, x, name="guard"), old_rules.minimum(np.float32(0.5), x)
     gradients = tf.gradients(least, x) + tf.gradients(most, x)
     found = value([least, most, *gradients])
-    # What TensorFlow 1.15 gives.
+    # The results of TensorFlow 1.15.
     for numbers, expected in zip(found, ([1e-10, 1, 1e-10], [0.5, 0.5, -1], [1, 1, 0], [1, 0, 1])):
         close(numbers, expected)
     assert np.isnan(value(old_rules.maximum(x, 1e-10))[0]) and "guard" in {op.name for op in x.graph.get_operations()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # fmt: off
-# A table: a line for each case, as far as it fits.
+# A table: a line for each case, if it fits.
 import signal
 
 import tensorflow as tf
@@ -163,7 +163,7 @@ case("nn.bidirectional_dynamic_rnn", lambda: tf.nn.bidirectional_dynamic_rnn(
 
 
 class Saver:
-    """What keeps a state between batches."""
+    """Layers that keep a state between batches."""
 
     def state(self, name):
         return tf.ones([2, 4])
@@ -216,7 +216,7 @@ def families():
 
 
 def in_keras():
-    """Mixed families went on for ever here."""
+    """Mixed families looped for ever here."""
     def stop(*_):
         raise RuntimeError("tf.keras.layers.RNN of a cell of contrib hangs")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # fmt: off
-# A table: a line for each case, as far as it fits.
+# A table: a line for each case, if it fits.
 import numpy as np
 import tensorflow as tf
 from common import CASES, Run, case, wrong

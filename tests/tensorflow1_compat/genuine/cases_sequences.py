@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # fmt: off
-# A table: a line for each case, as far as it fits.
+# A table: a line for each case, if it fits.
 import numpy as np
 import tensorflow as tf
 from common import case, flat, ids, unknown, wrong, x
@@ -112,7 +112,7 @@ def beams(cell=None, width=3, memory=None, parallel=None, lengths=None, **option
         cell, table(), tf.constant([1, 2]), 0, state, width, output_layer=logits(), **options
     )
     result = s2s.dynamic_decode(decoder, maximum_iterations=4)
-    result = [tf.stop_gradient(each) for _, each in flat(result)]  # a search has no gradient that anybody wants
+    result = [tf.stop_gradient(each) for _, each in flat(result)]  # the gradient of a search is useless
     return result, decoder.output_size, decoder.output_dtype
 
 

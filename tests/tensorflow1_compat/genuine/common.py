@@ -14,7 +14,7 @@ INPUTS = "inputs of a case"
 CONFIG = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
 CONFIG.graph_options.rewrite_options.disable_meta_optimizer = True  # graphs as small as these only cost time there
 
-# What a case returns when something is to run several times: `update` is run `times` times, then `results` are taken.
+# A case's result if something must run several times: `update` is run `times` times, then `results` are taken.
 Run = collections.namedtuple("Run", "update times results")
 Run.__new__.__defaults__ = (3, ())
 
@@ -95,7 +95,7 @@ def names(items):
 
 
 def named(variable):
-    """What checkpoints call it."""
+    """Returns its name in checkpoints."""
     return variable.name.rsplit(":", 1)[0]
 
 
@@ -104,7 +104,7 @@ def is_tensor(leaf):
 
 
 def record(function, values):
-    """What a case gives: name -> value. An error is its type's name under `error`."""
+    """Returns the results of a case: name -> value. An error is its type's name under `error`."""
     found = {}
     with tf.Graph().as_default():
         tf.set_random_seed(7)

@@ -65,7 +65,7 @@ def distance(genuine, here):
 
 
 def signature_problem(genuine, here):
-    """What a call that 1.15 takes would find different here, or None. More arguments at the end are none."""
+    """Returns the difference here for a call that 1.15 accepts, or None; more arguments at the end do not count."""
     if genuine is None or here is None:
         return None
     (theirs, defaults), (ours, defaults_here) = genuine, here

@@ -1,4 +1,4 @@
-"""What is not as in TensorFlow 1.15, or not compared, and why; `docs/tensorflow1.md` has the same in words."""
+"""Lists differences from TensorFlow 1.15 and omissions, with reasons; `docs/tensorflow1.md` has the same in words."""
 
 from __future__ import annotations
 

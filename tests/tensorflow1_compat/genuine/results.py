@@ -29,7 +29,7 @@ def write(path, content):
 
 
 def read(path):
-    """What `write` was given."""
+    """Returns the values given to `write`."""
     with np.load(path) as file:
         content, at = json.loads(file["text"].tobytes().decode()), {"float32": 0, "float64": 0}
         numbers = {name: file[name] for name in at}

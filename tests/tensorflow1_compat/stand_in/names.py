@@ -356,7 +356,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path, target=None):
         del path, target
         if name.partition(".")[0] not in PACKAGES or not name.islower():
-            return None  # a class that is not here is none of the modules
+            return None  # a missing class is not a module
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
@@ -373,7 +373,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install():
-    """From now on scripts of this process find `npu_bridge` and its like here, and are told of their rank."""
+    """From now on scripts of this process find `npu_bridge` and its like here, and get their rank."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
     sys.meta_path.insert(0, _Finder())

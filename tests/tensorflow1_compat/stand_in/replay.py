@@ -58,7 +58,7 @@ class Oracle:
             self._is_inside = False
 
     def make_callable(self, make, session, options):
-        """What Keras trains through."""
+        """Returns the function through which Keras trains."""
         call, asked = make(session, options), [*options.fetch, *options.target]
 
         def run_or_call(*values, run_metadata=None):
@@ -70,7 +70,7 @@ class Oracle:
         return run_or_call
 
     def note(self, ys, gradients):
-        """What gradients were taken of."""
+        """Returns the losses of which gradients were taken."""
         if not isinstance(ys, (list, tuple)) and ys.shape.ndims == 0:
             self._scalars.append((ys, {getattr(each, "op", None) for each in gradients}))
 
