@@ -80,7 +80,7 @@ class Secondary:
             return
         self._pause_secs = min(2 * self._pause_secs, _LONGEST_PAUSE_SECS)
         self.is_stopped, self.reason = True, describe_failure(error)
-        self._say(f"{self.what} is not written any more: {self.reason}; the training continues without it")
+        self._say(f"{self.what} is not written any more: {self.reason}; the rest continues without it")
 
 
 class GrowingFile:
