@@ -169,7 +169,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     type=click.Choice(WAYS),
     default="seed",
     metavar="WAY",
-    help="The difference between repeats: seed (the default), order, rounding.",
+    help="Vary seed (the default), order or rounding.",
 )
 @click.option(
     "--collectives",

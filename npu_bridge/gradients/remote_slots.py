@@ -1,15 +1,15 @@
-"""Checkpoints of sharded optimizer slots: rank 0 saves and restores the slots of all ranks through staging variables.
+"""Saves and restores sharded optimizer slots: rank 0 does so for all ranks, through staging variables.
 
 Only rank 0 writes checkpoints, and a slot is on the rank that owns its variable. So rank 0's graph has a *staging
-variable* for every slot of another rank: of the slot's name, in host memory. It holds the slot's value from the
+variable* for every slot of another rank, with the slot's name, in host memory. It holds the slot's value from the
 initialisation or a restore until the first update, and from a checkpoint until the next update; otherwise it is empty.
 To a saver it is a variable like any other, so checkpoints are those of a training without sharding, and jobs with any
-number of ranks, sharding or not, continue each other's.
+number of ranks, sharding or not, can resume from each other's.
 
-Why it is no simpler: scripts save with any saver, at any time, on rank 0 alone. So reading a staging variable itself
-has to gather (a broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer), the owners must be known
-to take part (`end_round` after steps in sessions with hooks, else `listen`; a broadcast of 0 ends it), and a read that
-finds no partners must fail rather than wait for ever or save an outdated slot.
+Scripts save with any saver, at any time, on rank 0 alone. So the read of a staging variable itself must gather (a
+broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer). The owners must be known to take part
+(`end_round` after steps in sessions with hooks, else `listen`; a broadcast of 0 ends it). And a read without partners
+must fail instead of waiting for ever or saving an outdated slot.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _NEEDS_HOROVOD = message(
 
 
 def of_graph(graph: tf.Graph) -> RemoteSlots | None:
-    """The remote slots of a graph; None when nothing in it is sharded."""
+    """Returns the remote slots of a graph; None when nothing in it is sharded."""
     kept = graph.get_collection_ref(_KEY)
     return kept[0] if kept else None
 
 
 def of_default_graph(ranks: Communicator) -> RemoteSlots:
-    """The remote slots of the graph being built, made when there are none yet."""
+    """Returns the remote slots of the graph being built; makes them if there are none yet."""
     kept = tf.compat.v1.get_default_graph().get_collection_ref(_KEY)
     if not kept:
         kept.append(RemoteSlots(ranks))
@@ -113,30 +113,30 @@ class RemoteSlots:
         return part
 
     def variables(self) -> list:
-        """The slots in this rank's graph, staging variables included: those that differ from rank to rank."""
+        """Returns the slots in this rank's graph that differ between ranks, with staging variables."""
         return [slot for part in self._parts for slots in part.slots_by_owner for slot in slots]
 
     def distribute(self) -> tf.Operation:
-        """Gives owners what rank 0's staging variables hold, where they hold anything; collective."""
+        """Gives owners the values in rank 0's staging variables, unless these are empty; collective."""
         return tf.group(*self.distributions())
 
     def distributions(self) -> list[tf.Operation]:
-        """The ops that `distribute` groups."""
+        """Returns the ops that `distribute` groups."""
         return [part.distributed for part in self._parts]
 
     def note_update(self) -> tf.Operation:
-        """An op that notes that an update happened."""
+        """Returns an op that notes an update."""
         return tf.group(self._is_stale.set(), self._has_moved.set())
 
     def begin_hooked(self, session) -> None:
-        """From now on other ranks listen after every step of this session, in `end_round`."""
+        """Makes other ranks listen, in `end_round`, after every further step of this session."""
         session.run(self._hook)
 
     def end_round(self, session, is_last: bool) -> bool:
-        """Other ranks listen until rank 0 is done, which it is when it calls this; collective.
+        """Makes other ranks listen until rank 0 calls this, too; collective.
 
-        There are two rounds: right after a step, before anything else that ranks may do together, and before the next
-        step or the end, which ends what rank 0 may save between steps. Nothing happens where no step was run.
+        There are two rounds: one right after a step, before any other collective, and one before the next step or the
+        end, after which rank 0 cannot save. Does nothing if no step was run.
 
         Returns:
           True when a step had been run.
@@ -153,7 +153,7 @@ class RemoteSlots:
 
     @contextlib.contextmanager
     def listened_to(self, session):
-        """Inside, on rank 0, staging variables can be read, because the other ranks call `listen`; collective."""
+        """Allows reads of staging variables on rank 0 in this block, while the others call `listen`; collective."""
         session.run(self._listen_to)
         try:
             yield
@@ -170,7 +170,7 @@ class RemoteSlots:
         session.run(self.asked, {self._is_done: True})
 
     def _ask(self, may_ask):
-        """Tells the others that rank 0 asks (1) or is done (0); nothing while staging variables are current."""
+        """Broadcasts that rank 0 asks (1) or is done (0); does nothing while staging variables are current."""
 
         def tell():
             with tf.compat.v1.name_scope(_SCOPE):
@@ -188,9 +188,9 @@ class Part:
     """Some slots of one optimizer.
 
     Attributes:
-      graph: where they are.
-      slots_by_owner: for every rank, its slots in this graph: variables on the owner, staging variables on rank 0,
-        else none.
+      graph: their graph.
+      slots_by_owner: for every rank, its slots in this graph: variables on the owner, staging variables on rank 0, and
+        no slots elsewhere.
       sent: op that sends this rank's slots to rank 0, on ranks above 0.
       distributed: op that gives this rank's slots the values that rank 0 has for them, if it has any.
     """
@@ -215,7 +215,7 @@ class Part:
                 self.distributed = self._take(f"given_{number}")
 
     def note_update(self) -> tf.Operation:
-        """An op that notes that an update happened: staging variables are out of date, and are emptied."""
+        """Returns an op that notes an update: it empties the staging variables, which are out of date."""
         fillable = [staging for staging in self._staging if _true_shape(staging).num_elements()]
         if not fillable:
             return self._whole.note_update()
@@ -234,7 +234,7 @@ class Part:
         return tf.group(emptied, self._whole.note_update())
 
     def _refresh(self, name):
-        """Lets a read of a staging variable for a checkpoint fetch what is current first."""
+        """Makes a read of a staging variable for a checkpoint fetch the current values first."""
 
         def gather():
             with tf.compat.v1.name_scope(_SCOPE):
@@ -290,13 +290,13 @@ class _Flag:
 
 @contextlib.contextmanager
 def _on_host():
-    """Inside, ops are on the host and under `_SCOPE`."""
+    """Places ops on the host and under `_SCOPE` inside the block."""
     with tf.device("/cpu:0"), tf.compat.v1.name_scope(_SCOPE):
         yield
 
 
 def _make_staging_variable(next_creator, **arguments):
-    """A variable creator: the same variable, but it can be empty and is in host memory."""
+    """Creates the same variable in host memory, and allows it to be empty; a variable creator."""
     arguments.update(shape=tf.TensorShape(None), validate_shape=False)
     if "use_resource" in arguments:
         arguments["use_resource"] = True
@@ -305,7 +305,7 @@ def _make_staging_variable(next_creator, **arguments):
 
 
 def _read_after(staging, op):
-    """Makes what savers read of a staging variable wait for `op`; its input must stay the handle."""
+    """Makes savers' reads of a staging variable wait for `op`; its input must stay the handle."""
     with tf.control_dependencies([op]):
         value = tf.raw_ops.ReadVariableOp(resource=staging.handle, dtype=staging.dtype)
     set_read_tensor(staging, value)

@@ -95,12 +95,12 @@ def check_dataset(dataset: Any, owner: str) -> None:
     """Raises ValueError unless the input is a dataset: iterators, tensors and arrays cannot be read ahead."""
     if not isinstance(dataset, tf.data.Dataset):
         problem, expected = "the input cannot be looked ahead", "a tf.data.Dataset"
-        fix = "Hand over the data set itself, not what its iterator gives."
+        fix = "Pass the dataset itself, not an element of its iterator."
         raise ValueError(message(owner, problem, expected, type(dataset).__name__, fix))
 
 
 def with_look_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Pairs each element of a dataset with a flag: another one follows. Reads the dataset once."""
+    """Pairs each element of a dataset with a flag that another one follows. Reads the dataset once."""
     pairs = tf.data.Dataset.zip((dataset, tf.data.Dataset.from_tensors(True).repeat()))
 
     def first_of(elements, flags):

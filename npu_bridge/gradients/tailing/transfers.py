@@ -14,17 +14,17 @@ from npu_bridge.gradients.tailing.branches import CHANGES_OF_DTYPE, JOINS, SUMS
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A place where floating-point tensors go from rank to rank: averaged, added up or joined.
+    """A place where floating-point tensors of the ranks are averaged, added up or joined.
 
     Attributes:
-      op: whose outputs arrive: a Horovod op, or the end of a branch that holds one, as `hvd.DistributedOptimizer`
-        builds it, or of the ops that turn numbers into what is sent and back.
-      entry: whose inputs are sent; mostly the same op.
-      routes: of each tensor, its position among the outputs of `op` and among the inputs of `entry`.
-      factor: what the sum over the ranks is multiplied by besides a mean's division.
+      op: the op whose outputs arrive: a Horovod op, the end of a branch with one, as `hvd.DistributedOptimizer` builds
+        it, or the last of the ops that convert numbers before and after they are sent.
+      entry: the op whose inputs are sent; mostly the same op.
+      routes: for each tensor, its position among the outputs of `op` and among the inputs of `entry`.
+      factor: the factor of the sum over the ranks, besides a mean's division.
       wire_dtype: the dtype in which they are sent.
-      adds_up: a sum is taken in `wire_dtype`, which may overflow. Otherwise no number that arrives is larger than the
-        largest one sent.
+      adds_up: the sum is computed in `wire_dtype`, so it can overflow. Otherwise no number that arrives is larger than
+        the largest one sent.
     """
 
     op: tf.Operation
@@ -57,14 +57,14 @@ def find_transfers(ops: Iterable[tf.Operation]) -> list[Transfer]:
 
 
 def hidden_transfer(ops: Iterable[tf.Operation], transfers: Iterable[Transfer]) -> str:
-    """Returns the name of another gradient's transfer, in a function that an op calls; "" without one."""
+    """Returns the name of a transfer in a function that an op calls, if `transfers` lacks it; "" without one."""
     known = {transfer.op.name for transfer in transfers}
     inside = (name for op in ops if op.name not in known for name in branches.transfers_inside(op))
     return next(inside, "")
 
 
 def is_flag_transfer(op: tf.Operation) -> bool:
-    """True for a sum of one integer over the ranks, as a joint decision is made of."""
+    """Returns whether an op sums one integer over the ranks, as a joint decision does."""
     return op.type in SUMS and len(op.outputs) == 1 and op.outputs[0].dtype.is_integer and op.outputs[0].shape == []
 
 
@@ -82,7 +82,7 @@ def _transfer(op):
 
 
 def _out_of_its_branch(transfer):
-    """A transfer in a branch made of switches goes from the switch that lets its input in to the merge at its end."""
+    """Extends a transfer in a branch of switches: from the switch before its input to the merge at the branch's end."""
     if control_flow_context(transfer.op) is None or len(transfer.routes) != 1:
         return transfer
     end, start = transfer.op, transfer.op.inputs[0].op
@@ -99,7 +99,7 @@ def _out_of_its_branch(transfer):
 
 
 def _leads_on(user, op):
-    """Whether `user` passes on what `op` gives, no larger than it is: rows that were joined are averaged that way."""
+    """Returns whether `user` passes on the output of `op` without enlarging it, as when joined rows are averaged."""
     if user.type == "RealDiv" and user.inputs[0].op is op:
         divisor = tf.get_static_value(user.inputs[1])
         return divisor is not None and divisor.ndim == 0 and abs(divisor) >= 1
@@ -107,6 +107,6 @@ def _leads_on(user, op):
 
 
 def _is_unchanged_otherwise(merge, start):
-    """Whether the branch without transfer gives what was sent."""
+    """Returns whether the branch without the transfer passes its input on unchanged."""
     others = [tensor.op for tensor in merge.inputs if tensor.op.type == "Switch"]
     return len(others) == 1 and others[0].inputs[0].name == start.inputs[0].name
