@@ -12,7 +12,7 @@ __all__ = ["LruCache"]
 
 
 class LruCache:
-    """Not available: a cache of embeddings on the host. Look rows up with `tf.nn.embedding_lookup`.
+    """Raises NotImplementedError: it is a cache on the host. Look up rows with `tf.nn.embedding_lookup`.
 
     Raises:
       NotImplementedError: always.

@@ -150,7 +150,7 @@ def nonzerowithvalue(
 def lru_cache_v2(
     index_list: Any, data: Any, cache: Any, tag: Any, is_last_call: Any, pre_route_count: int, name: str | None = None
 ) -> Any:
-    """Not available: it is a cache in device memory. Look rows up with `tf.nn.embedding_lookup`."""
+    """Raises NotImplementedError: it is a cache in device memory. Look up rows with `tf.nn.embedding_lookup`."""
     raise not_available(
         "npu_aicore_ops.lru_cache_v2", "a cache in device memory", "Look rows up with tf.nn.embedding_lookup."
     )

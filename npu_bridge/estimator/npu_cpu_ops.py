@@ -82,7 +82,7 @@ def stateless_dropout(x: Any, noise_shape: Any, p: Any, seed: Any, offset: Any) 
 
 
 def embeddingrankid(addr_tensor: Any, index: Any, row_memory: int = 320, mode: str = "mod") -> Any:
-    """Not available: it computes addresses in other servers' memory. Exchange rows with `hccl_ops.all_to_all_v`."""
+    """Raises NotImplementedError: it computes device addresses. Exchange rows with `hccl_ops.all_to_all_v`."""
     alternative = "Exchange rows of a sharded table with hccl_ops.all_to_all_v."
     raise not_available("npu_cpu_ops.embeddingrankid", "a computation of device addresses", alternative)
 

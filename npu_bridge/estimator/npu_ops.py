@@ -280,7 +280,7 @@ def k_means_centroids(
 
 
 def npu_onnx_graph_op(inputs: Any, tout: Any, model_path: str, name: str | None = None) -> Any:
-    """Not available: it runs an ONNX file on the device. Run the model with ONNX Runtime in a `tf.numpy_function`."""
+    """Raises NotImplementedError: it runs an ONNX file on the device. Use ONNX Runtime in a `tf.numpy_function`."""
     alternative = "Convert the model to TensorFlow, or run it with ONNX Runtime in a tf.numpy_function."
     raise not_available("npu_ops.npu_onnx_graph_op", "an ONNX file that the device runs", alternative)
 

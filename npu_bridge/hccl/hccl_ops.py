@@ -274,27 +274,27 @@ alltoallvc = all_to_all_v_c
 def gather_all_to_all_v(
     addrinfo, addrinfo_count_per_rank, recv_counts, recv_displacements, dtype, addr_length, group=WORLD
 ):
-    """Not available: it reads raw device addresses. Gather the elements and call `all_to_all_v`."""
+    """Raises NotImplementedError: it reads raw device addresses. Gather the elements and call `all_to_all_v`."""
     raise addresses_needed("gather_all_to_all_v", "Gather the elements with tf.gather and call all_to_all_v.")
 
 
 def remote_read(tensorRemote, data_type):  # noqa: N803 - the documented name
-    """Not available: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
+    """Raises NotImplementedError: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
     raise addresses_needed("remote_read", "Call allgather or all_to_all_v on all ranks.")
 
 
 def remote_ref_read(tensorRemote, cache, offset):  # noqa: N803 - the documented name
-    """Not available: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
+    """Raises NotImplementedError: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
     raise addresses_needed("remote_ref_read", "Call allgather or all_to_all_v on all ranks.")
 
 
 def remote_write(tensorRemote, tensorLocal, data_type):  # noqa: N803 - the documented name
-    """Not available: it writes another server's device memory. Call `broadcast` or `all_to_all_v`."""
+    """Raises NotImplementedError: it writes another server's device memory. Call `broadcast` or `all_to_all_v`."""
     raise addresses_needed("remote_write", "Call broadcast or all_to_all_v on all ranks.")
 
 
 def remote_scatter_write(tensorRemote, tensorLocal, offset):  # noqa: N803 - the documented name
-    """Not available: it writes another server's device memory. Call `all_to_all_v`."""
+    """Raises NotImplementedError: it writes another server's device memory. Call `all_to_all_v`."""
     raise addresses_needed("remote_scatter_write", "Call all_to_all_v on all ranks and tf.tensor_scatter_nd_update.")
 
 

@@ -27,5 +27,5 @@ def unavailable(name: str, reason: str, alternative: str) -> Callable[..., NoRet
         raise not_available(name, reason, alternative)
 
     refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]
-    refuse.__doc__ = f"Not available: {reason}. {alternative}"
+    refuse.__doc__ = f"Raises NotImplementedError: it is {reason}. {alternative}"
     return refuse

@@ -195,7 +195,7 @@ def test_what_needs_a_device_says_so_when_it_is_called(module, name):
     given = [parameter for parameter in inspect.signature(refused).parameters.values() if parameter.kind == plain]
     with pytest.raises(NotImplementedError, match=rf"{name}: not available\. Expected .*; got .*\. \w.*\.$"):
         refused(*[parameter.name for parameter in given])
-    assert refused.__doc__.startswith("Not available: ")
+    assert refused.__doc__.startswith("Raises NotImplementedError: ")
 
 
 def test_operators_are_in_a_namespace_of_their_name():
