@@ -64,7 +64,7 @@ def note(kind: str, what: str, remark: str = "") -> None:
 
 
 def say_once(what: str, remark: str) -> None:
-    """Notes a healed friction, and prints a line about its first use on rank 0's standard error."""
+    """Notes a replaced name or behaviour, and prints a line about its first use on rank 0's standard error."""
     note("friction", what, remark)
     place = zlib.crc32(what.encode()) % len(_SAID)
     if _SPEAKS and not _SAID[place]:

@@ -24,10 +24,10 @@ def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
 
 
 def image_dim_ordering():
-    """Returns where images have their channels: "tf" for last, "th" for first."""
+    """Returns the position of the channels in images: "tf" for last, "th" for first."""
     return {"channels_last": "tf", "channels_first": "th"}[keras.backend.image_data_format()]
 
 
 def set_image_dim_ordering(dim_ordering):
-    """Sets where images have their channels: "tf" for last, "th" for first."""
+    """Sets the position of the channels in images: "tf" for last, "th" for first."""
     keras.backend.set_image_data_format({"tf": "channels_last", "th": "channels_first"}[dim_ordering])

@@ -52,7 +52,7 @@ class Server:
     """The server of this rank.
 
     Attributes:
-      target: for sessions.
+      target: the address for sessions.
     """
 
     def __init__(self):

@@ -301,7 +301,7 @@ class Pipeline:
         return tf.group(update, *state_updates)
 
     def start_quietly(self) -> None:
-        """Lets `start_alike` say nothing of values that differ: the script itself gives all ranks those of one."""
+        """Makes `start_alike` log no different values: the script itself gives all ranks the values of one rank."""
         self._starts_quietly = True
 
     @_transferring

@@ -49,7 +49,7 @@ class TerminalOutput:
 
 
 class NotebookOutput(TerminalOutput):
-    """The same in the cell of a notebook, which has no erase code: spaces cover the line before."""
+    """An output that rewrites a line in a notebook cell, which has no erase code: spaces cover the previous line."""
 
     REFRESH_SECS = 0.3  # each rewrite is a message to the browser (ours)
     width = 110

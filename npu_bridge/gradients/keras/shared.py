@@ -96,7 +96,7 @@ class PipelineMixin(delegating_trackable()):
         return variables_of(self._state)
 
     def start_quietly(self) -> None:
-        """Says nothing of start values that differ: a callback gives all ranks those of one."""
+        """Logs no different start values: a callback gives all ranks the values of one rank."""
         self._pipeline.pipeline.start_quietly()
 
     def watch_reductions(self) -> tf.Variable:

@@ -196,7 +196,7 @@ def monotonic_attention(p_choose_i, previous_attention, mode):
     if mode == "hard":
         p = p * tf.cumsum(previous_attention, axis=1)
         return p * tf.cumprod(1 - p, axis=1, exclusive=True)
-    raise ValueError(f"monotonic_attention: mode has to be 'recursive', 'parallel' or 'hard'; got {mode!r}.")
+    raise ValueError(f"monotonic_attention: mode must be 'recursive', 'parallel' or 'hard'; got {mode!r}.")
 
 
 def _monotonic(score, previous, sigmoid_noise, mode, seed=None):
