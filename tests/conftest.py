@@ -44,7 +44,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """The marks of the two tiers are known, and times are kept."""
+    """Registers the marks of the two tiers, and keeps times."""
     if config.getoption("--collectives"):
         os.environ["NPU_COLLECTIVES"] = config.getoption("--collectives")
     register_marks(config)
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """All modules are loaded."""
+    """Makes collections rare now that all modules are loaded."""
     seldom_collect()
 
 

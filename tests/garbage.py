@@ -8,7 +8,7 @@ _OBJECTS = 20_000
 
 
 def seldom_collect():
-    """To be called when all is loaded: what is there is not looked at again, and what comes less often."""
+    """Makes collections rare, and leaves existing objects out of them; call it when all is loaded."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS)

@@ -81,7 +81,7 @@ class _Pool:
                 self._signal(signal.SIGSTOP)
 
     def _signal(self, number):
-        """To the launcher and all below it; it must not see ranks that are stopped."""
+        """Sends a signal to the launcher and all its processes; the launcher must not see ranks that are stopped."""
         family = _family(self._process.pid)
         for process_id in family if number == signal.SIGSTOP else reversed(family):
             with contextlib.suppress(ProcessLookupError):

@@ -53,7 +53,7 @@ def overrides_of(case, low):
 
 @pytest.fixture(scope="module", autouse=True)
 def float16_kernels_are_used():
-    """So that what computes in float16 can be counted, whatever this CPU is faster with."""
+    """Makes operators that compute in float16 countable, even if this CPU is faster otherwise."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(IMITATION, "0")
         yield

@@ -28,7 +28,7 @@ def traced(manager, finites):
 
 
 def apex(finites, scale=2.0**16, growth=2.0, backoff=0.5, window=2000, least=None, most=2.0**24):
-    """Of APEX: at an overflow smaller at once, at the end of a window of good steps larger."""
+    """Yields scales by APEX's rule: smaller at once at an overflow, larger after a window of good steps."""
     scale, unskipped = min(most, scale), 0
     for finite in finites:
         if not finite:
@@ -42,7 +42,7 @@ def apex(finites, scale=2.0**16, growth=2.0, backoff=0.5, window=2000, least=Non
 
 
 def mindspore(finites, scale=2.0**24, factor=2.0, window=2000):
-    """Of MindSpore: by the distance of this step from the last one at which the scale moved down."""
+    """Yields scales by MindSpore's rule: it counts steps since the scale last moved down."""
     last = 0
     for number, finite in enumerate(finites, 1):
         if not finite:
@@ -53,7 +53,7 @@ def mindspore(finites, scale=2.0**24, factor=2.0, window=2000):
 
 
 def accumulated(finites, scale, window, bad_limit, growth, backoff, in_a_row=False):
-    """The documented one, and with `in_a_row` that with bad steps that must follow each other."""
+    """Yields scales by the documented rule; with `in_a_row`, bad steps must follow each other."""
     good = bad = 0
     for finite in finites:
         good, bad = (good + 1, 0 if in_a_row else bad) if finite else (0, bad + 1)

@@ -22,7 +22,7 @@ LOADING += ("npu_bridge/optimizers/keras3_optimizer.py",)
 
 
 def built_optimizer():
-    """One with a variable and a slot."""
+    """Returns an optimizer with a variable and a slot."""
     optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
     with keras.name_scope("layer"):
         optimizer.build([keras.Variable([1.0, 2.0], name="kernel")])

@@ -426,7 +426,7 @@ def _():
 
 
 def instance_of(path):
-    """An object of a base class by its public name, in a state in which its attributes are there."""
+    """Returns an object of a base class by its public name, in a state with all its attributes."""
     made = {
         "tensorflow.compat.v1.Session": lambda: v1.Session(graph=tf.Graph()),
         "tensorflow.compat.v1.train.Optimizer": lambda: v1.train.Optimizer(False, "canary"),

@@ -32,10 +32,11 @@ def state_and_starts(slurm, job):
 
 
 def end_of(slurm, job, starts):
-    """The state of a job that has been started so often and is over: one that is about to be queued again seems so.
+    """Returns the state of a job that was started this often and is over; a job about to be queued again looks the
+    same.
 
-    Queued again, Slurm would let it wait for two minutes. Here it starts after five seconds: at once, nodes refuse it
-    for the signature of the start before, which has just been revoked.
+    Slurm would let a job that is queued again wait for two minutes. Here it starts after five seconds: at once, nodes
+    would refuse it because of the previous start's signature, which has just been revoked.
     """
     limit, since, before = time.monotonic() + LIMIT_SECS, time.monotonic(), ("", 0)
     while True:

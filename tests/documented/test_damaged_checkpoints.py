@@ -27,7 +27,7 @@ def input_fn():
 
 
 def model_fn(features, mode):
-    """Each step adds 1 to the weight."""
+    """Builds a model in which each step adds 1 to the weight."""
     weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
     tf1.get_variable("table", [100, 50], initializer=tf1.random_uniform_initializer())
     sums = tf.reduce_sum(features["x"] + weight)

@@ -70,7 +70,7 @@ def _problems_of_arguments(section, value):
 
 
 def _constructor_of(value):
-    """The one that was written last."""
+    """Returns the constructor of the most derived class that defines one."""
     base = next(base for base in value.__mro__ if {"__init__", "__new__"} & set(vars(base)))
     return vars(base).get("__init__") or vars(base)["__new__"].__func__
 

@@ -22,12 +22,12 @@ SHELLS = re.findall(r"```sh\n(#!/bin/sh\n.*?)```", (DOCS / "clusters.md").read_t
 
 
 def plain(text):
-    """A page or message in one line, whatever stands for a value written as dots."""
+    """Returns a page or message in one line, with dots for values."""
     return " ".join(re.sub(r"%[sdgr]|\{[^{}]*\}", "…", text).replace("`", "").split())
 
 
 def strings_of(path):
-    """Every text in a module as the reader of a message sees it, all in one."""
+    """Returns every text in a module as the reader of a message sees it, each in one line."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):

@@ -148,7 +148,7 @@ def test_deprecated_options_are_kept_and_told(caplog):
 
 @pytest.fixture
 def fresh_process(monkeypatch, tmp_path):
-    """As if nothing was opened before; afterwards functions are what they were."""
+    """Resets the process as if nothing was opened before; restores the functions afterwards."""
     for state in (npu.global_options, npu.npu_device._open_devices):
         state.cache_clear()
     say_once.cache_clear()

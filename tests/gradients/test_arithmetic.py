@@ -14,7 +14,7 @@ NUMBERS = np.float32([1.0, 2.0**-24, 2.0**-24])
 
 
 def sums(add):
-    """The sum of three numbers that are kept, and of three of which only the last may be overwritten by the sum."""
+    """Returns the sums of three kept numbers, and of three of which the sum can overwrite only the last."""
     with tf.Graph().as_default(), tf1.Session() as session:
         fed = [tf1.placeholder(tf.float32, []) for _ in NUMBERS]
         freed = [*fed[:2], tf.sqrt(tf.square(fed[2]))]

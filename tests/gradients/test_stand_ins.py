@@ -69,7 +69,7 @@ def weights_in(scope, dtype=WIDE, use_resource=True):
 
 
 def distances(values):
-    """How far 16-bit values are from float32 ones, by how far those came; roundings of the value itself are free."""
+    """Yields the distance of 16-bit values from float32 ones, beyond their own rounding, as a share of the way."""
     wide = values[WIDE]
     for dtype, ulp in ((HALF, 2.0**-11), (BRAIN, 2.0**-8)):
         away = np.maximum(np.abs(values[dtype] - wide) - ulp * np.abs(wide), 0)

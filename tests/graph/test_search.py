@@ -16,7 +16,7 @@ STARTS = st.lists(st.integers(0, 9), max_size=3)
 
 
 def distances(graph, starts):
-    """Of every node that can be reached, how many edges away it is, found by relaxing all edges again and again."""
+    """Returns the number of edges to every reachable node, by relaxing all edges again and again."""
     found = dict.fromkeys(starts, 0)
     for _ in graph:
         for node, others in enumerate(graph):
@@ -57,7 +57,7 @@ def test_nodes_are_visited_in_the_order_they_are_given():
 
 
 def searches_in(path):
-    """Lines of loops that run while there is something left in a list they take from: walks written by hand."""
+    """Yields lines of loops that run until a list they take from is empty: hand-written walks."""
     for loop in nodes_of(path):
         if isinstance(loop, ast.While):
             names = {name.id for name in ast.walk(loop.test) if isinstance(name, ast.Name)}

@@ -11,7 +11,7 @@ PARAMETERS, STEPS, RATE, MOMENTUM = 500_000, 8, 0.1, 0.9
 
 
 def gradients_of(rank):
-    """One gradient for each step; those of ranks have a part in common."""
+    """Returns one gradient for each step; those of different ranks have a common part."""
     common = np.random.RandomState(100).randn(PARAMETERS)
     own = np.random.RandomState(rank).randn(PARAMETERS)
     return [(common + (1 + step) * own).astype(np.float32) for step in range(STEPS)]

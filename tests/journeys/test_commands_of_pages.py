@@ -233,7 +233,7 @@ TABLES = (RUN_BY_OTHER_TESTS, RUN_HERE, RUN_HERE_SHORTENED, NOT_RUN)
 
 
 def is_row_of(row, command):
-    """A row of a table says a command in full, or a piece of a script of several lines."""
+    """Returns whether a row of a table is a whole command, or a part of a script of several lines."""
     return row in command if "\n" in command else row == command
 
 

@@ -92,7 +92,7 @@ def test_horovod_is_installed_as_the_library_says():
 
 
 def needs_own_environment():
-    """`make` uses .venv of the checkout; anywhere else there may be none, and a test installs nothing."""
+    """Skips a test outside of the checkout's .venv, which `make` uses: a test installs nothing."""
     return pytest.mark.skipif(
         SCRIPTS != REPOSITORY / ".venv" / "bin", reason="not running in this checkout's .venv; `make test` does"
     )

@@ -68,7 +68,7 @@ class Notes:
         self._path = pathlib.Path(f"{FOLDER}.notes.{os.getpid()}")
 
     def note(self, rows, loss, step):
-        """After a batch: the numbers of its rows, the loss, and the updates so far."""
+        """Notes, after a batch, the numbers of its rows, the loss, and the updates so far; then causes a due fault."""
         update, own = divmod(self._count, self._runs)
         micro = own * get_rank_size() + get_rank_id()
         self._count += 1
@@ -85,7 +85,7 @@ class Notes:
             time.sleep(0.1)  # a busy machine takes a while until the launcher has heard
 
     def suffer(self, number):
-        """A signal ends this process; 0 offers more slots."""
+        """Sends a signal that ends this process or the job; for 0, offers more slots."""
         if number == 0:
             pathlib.Path("slots").write_text("localhost:6")
             self._has_offered = True
@@ -226,7 +226,7 @@ BATCHES = GlobalBatches(rows=len(WHAT.arrays["rows"]), batch=BATCH, micro=MICRO,
 
 
 def manager():
-    """Of a loss scale that begins so high that the first steps overflow, and later ones now and then."""
+    """Makes a loss scale that begins so high that the first steps overflow, and some later ones."""
     return ExponentialUpdateLossScaleManager(2.0**127, 20, 1, 2.0, 0.5)
 
 

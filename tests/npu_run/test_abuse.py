@@ -32,7 +32,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With a script and a training."""
+    """Makes a folder with a script and a training."""
     folder = tmp_path_factory.mktemp("folder")
     (folder / "run").mkdir()
     write_history(str(folder / "run"), [3.0, 2.0, 1.0])

@@ -174,7 +174,7 @@ def put_strangers_files(folder):
 
 
 def tree_of(folder):
-    """All that is in a folder, without following links: what each thing is, and what it holds."""
+    """Returns kind and content of everything in a folder, without following links."""
     found = {}
     for path in sorted(Path(folder).rglob("*")):
         if path.match("with_*/.npu_bridge.json"):

@@ -15,7 +15,7 @@ STEP = 5e-3
 
 @contextlib.contextmanager
 def tf1_graph():
-    """Inside, a graph of its own in which sizes and loops are those of scripts that switch TensorFlow 2 off."""
+    """Opens a graph with the sizes and loops of scripts that switch TensorFlow 2 off."""
     tf.compat.v1.disable_v2_tensorshape()
     tf.compat.v1.disable_control_flow_v2()
     try:
@@ -38,7 +38,7 @@ def computed(function, *arrays):
 
 
 def close(actual, expected):
-    """Equal but for rounding, in shape and dtype too."""
+    """Asserts that arrays are equal except for rounding, with equal shapes and dtypes."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
     if actual.dtype.kind != "f":
@@ -49,7 +49,7 @@ def close(actual, expected):
 
 
 def differentiable(function, *arrays):
-    """The gradient in random directions is the limit of differences in these directions."""
+    """Asserts that the gradient in random directions is the limit of differences in these directions."""
     random = np.random.default_rng(len(arrays))
     given = [tf.constant(array) for array in arrays]
     weights = random.normal(size=function(*given).shape)

@@ -68,7 +68,7 @@ def test_without_offsets_it_is_a_convolution(stride, dilation, pads, data_format
 
 
 def at(image, row, column):
-    """The value between pixels, 0 outside."""
+    """Returns the value between pixels; 0 outside."""
     total = 0.0
     for r, c in itertools.product((math.floor(row), math.floor(row) + 1), (math.floor(column), math.floor(column) + 1)):
         if 0 <= r < image.shape[0] and 0 <= c < image.shape[1]:
@@ -77,7 +77,7 @@ def at(image, row, column):
 
 
 def in_loops(x, kernel, offsets, groups, deformable_groups):
-    """Stride 1, no padding."""
+    """Computes a convolution in loops, with stride 1 and no padding."""
     count, height, width, _ = offsets.shape
     kernel_height, kernel_width, inputs, filters = kernel.shape
     per_group, out_per_group = x.shape[3] // deformable_groups, filters // groups

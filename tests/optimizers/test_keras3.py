@@ -32,7 +32,7 @@ def made(name, **given):
 
 
 def gradients(step):
-    """Of a matrix, a vector, and rows of a table, one of them twice."""
+    """Returns gradients of a matrix, a vector, and rows of a table, one of them twice."""
     random = np.random.RandomState(step)
     rows = tf.IndexedSlices(random.randn(3, 2).astype("f"), tf.constant([4, 1, 4]), tf.constant([5, 2]))
     return [random.randn(3, 2).astype("f"), random.randn(4).astype("f"), rows]

@@ -28,7 +28,7 @@ def needs(name):
 
 
 def again(tmp_path, config, options=None, **overrides):
-    """The configuration that the file of another one makes."""
+    """Returns the configuration made from the file of another one."""
     path = tmp_path / "run.toml"
     path.write_text(as_toml(config, options), encoding="utf-8")
     return NPURunConfig.from_file(path, **overrides)

@@ -91,7 +91,7 @@ def every_collective():
 
 
 def expected_results(rank, size):
-    """The same with numpy, for one rank."""
+    """Yields the expected results of one rank, computed in numpy."""
     for dtype in checks.REDUCIBLE:
         tensors = [numbers(other, dtype, (2 * size, 3)) for other in range(size)]
         scalars = [numbers(other, dtype, ()) for other in range(size)]

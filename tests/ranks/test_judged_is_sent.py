@@ -55,7 +55,7 @@ def optimizer_of(way, dtype, wire, name):
 
 
 def clipped(grads_and_vars):
-    """Only an overflow is changed, into a number that could be applied."""
+    """Clips gradients so that only an overflow changes, into a usable number."""
     return [(map_values(grad, lambda values: tf.clip_by_value(values, -9, 9)), var) for grad, var in grads_and_vars]
 
 
@@ -97,7 +97,7 @@ def train_some(cases, is_tailing):
 
 
 def model_of(kind, dtype, wire, way, rank_count):
-    """The same in numpy: the table after every step."""
+    """Returns the table after every step, computed in numpy."""
     as_dtype = tf.as_dtype(dtype).as_numpy_dtype
     is_wide = np.dtype(as_dtype).itemsize > 2
     as_wire = tf.as_dtype(wire).as_numpy_dtype if wire != "none" and is_wide else as_dtype

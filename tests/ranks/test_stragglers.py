@@ -55,7 +55,7 @@ def _never(step):
 
 
 def _batches(is_slow, stalls=()):
-    """A batch after another, of which those of one rank take their time in some steps; another one stalls in some."""
+    """Makes a dataset in which one rank is slow in some steps, and another one stalls in some."""
     mine, stalling = (collective.current().rank == rank for rank in (_SLOW, 2))
 
     def batches():

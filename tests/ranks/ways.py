@@ -64,7 +64,7 @@ def _stock_scale():
 
 
 def _of_tf1(optimizer, name):
-    """Stock wrappers take no Keras optimizer in a graph."""
+    """Makes an optimizer one of TF 1: in a graph, stock wrappers refuse Keras optimizers."""
     if isinstance(optimizer, tf1.train.Optimizer):
         return optimizer
     return PipelineOptimizer(optimizer, Pipeline([]), f"{name}_inner")
@@ -79,12 +79,12 @@ def _horovod(optimizer, wire, name):
 
 
 def control_flow(is_classic):
-    """Inside, conditions are built as TF 1 does, or as TensorFlow 2 does."""
+    """Makes conditions in the block be built as in TF 1, or as in TensorFlow 2."""
     return classic_control_flow() if is_classic else contextlib.nullcontext()
 
 
 def open_session(is_tailing):
-    """A session whose map says whether the tail is optimised."""
+    """Opens a session whose map switches tail optimisation on or off."""
     decorate_sessions()
     config = npu_config_proto()
     (entry,) = config.graph_options.rewrite_options.custom_optimizers

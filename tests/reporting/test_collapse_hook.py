@@ -36,7 +36,7 @@ def falling_from(scale, after=1):
 
 
 def root_of_zero(weight, fed):
-    """Finite, with a gradient that is not."""
+    """Returns a finite number whose gradient is not finite."""
     return tf.reduce_sum(tf.sqrt(weight * fed, name="root"))
 
 

@@ -56,7 +56,7 @@ def gradient_transfers(nodes):
 
 
 def superfluous_waits(nodes, results=()):
-    """Where the tail is longer than it has to be: pairs of a transfer that no other one waits for, and what does.
+    """Returns where the tail is too long: pairs of a transfer without waiting transfers and a node that waits for it.
 
     Ops that can wait for it are computed from it, or only keep the books after a step, which nothing else waits for.
 
@@ -77,7 +77,7 @@ def superfluous_waits(nodes, results=()):
 
 
 def variable_of(update, nodes):
-    """The name of the variable an update writes, which may be handed in through switches."""
+    """Returns the name of the variable that an update writes, also if it arrives through switches."""
     node = nodes[update.data[0]]
     while node.kind in ("Switch", "RefSwitch", "Identity"):
         node = nodes[node.data[0]]
@@ -85,7 +85,7 @@ def variable_of(update, nodes):
 
 
 def is_counter(name):
-    """Whether a variable counts steps, which comes after the step, as in the optimizers themselves."""
+    """Returns whether a variable counts steps; it is updated after the step, as in the optimizers themselves."""
     return any(word in name for word in _COUNTERS)
 
 
@@ -123,7 +123,7 @@ def _reached(nodes, sources, inputs_of, merge):
 
 
 def _inputs_first(nodes):
-    """The names so that everything comes after what it reads or waits for."""
+    """Returns the names in an order in which every node comes after its inputs."""
     done, order = set(), []
     for start in nodes:
         stack = [(start, False)]
