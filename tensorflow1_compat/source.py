@@ -64,7 +64,7 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
 
 
 def prepare_namespace(namespace: dict[str, Any]) -> None:
-    """Gives a module the entrance that its compiled imports need."""
+    """Adds to a module the name through which its compiled imports go."""
     from tensorflow1_compat import imports
 
     namespace[ENTRANCE] = imports

@@ -45,7 +45,7 @@ class _Lock:
         self._process, self._mutex, self._is_released, self._seen_at = os.getpid(), threading.Lock(), False, _now()
 
     def give_sign(self) -> None:
-        """Keeps the file young, and restores it if it was removed; notices once if another job owns it."""
+        """Renews the file's time, or the file if it was removed; notices once if another job owns it."""
         if self.is_lost or not self.text:
             return
         with contextlib.suppress(OSError):

@@ -133,7 +133,7 @@ class _Choice:
         others = [name for name in _APART_FROM_DIM_REDUCE if name in self.features]
         if "dim_reduce" in self.features and others:
             if is_asked_for:
-                problem = "dim_reduce compares losses of one batch, and works with no other feature for gradients"
+                problem = "dim_reduce compares losses of one batch, so it excludes others that change gradients"
                 got, fix = f"dim_reduce and {', '.join(others)}", "Turn one side off."
                 raise ValueError(message("boost.apply", problem, "one of them", got, fix))
             if self.config["dim_reduce"]["pca_mat_path"] or self.config["dim_reduce"]["weight_load_dir"]:

@@ -53,4 +53,4 @@ class _RawOperators:
                 "the overflow register of a device",
                 "NPULossScaleOptimizer finds overflows by value and skips their steps; on its own, tf.math.is_finite.",
             )
-        return unavailable(name, "a kernel of a device", "docs/operators.md lists the operators there are.")
+        return unavailable(name, "a kernel of a device", "docs/operators.md lists all operators.")

@@ -73,7 +73,7 @@ def bytes_with(rows: Sequence[StageRow], ranks: int) -> float | None:
 def as_text(rows: Sequence[StageRow]) -> str:
     """Formats a line for each stage, with its number, place, class, arguments and facts."""
     if not rows:
-        return "Gradients go from the backward pass to the update as they are."
+        return "Gradients reach the update unchanged."
     rows = [(row.place, f"{row.name}({row.arguments})", row.facts) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [

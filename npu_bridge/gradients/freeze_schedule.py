@@ -187,7 +187,7 @@ def number_blocks(names: Sequence[str]) -> list[int]:
 
 
 def _count(name, value, least=1):
-    return check_count(_OWNER, name, value, "Leave it out for the usual one.", at_least=least, at_most=2**31 - 1)
+    return check_count(_OWNER, name, value, "Leave it out for the default.", at_least=least, at_most=2**31 - 1)
 
 
 def _make_patterns(groups):

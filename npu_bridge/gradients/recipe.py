@@ -108,7 +108,7 @@ def _words_of_drop(wire_dtype, owner):
             f"of float32, or wire='none'."
         )
     return (
-        f"{owner}: a step was dropped, because a gradient is NaN or infinite; no loss scale will move, so that every "
+        f"{owner}: a step was dropped, because a gradient is NaN or infinite; no loss scale will change, so every "
         f"step like it is dropped. Look for the cause in the loss or in the learning rate."
     )
 

@@ -174,7 +174,7 @@ def _check_missing(keys, path, shapes):
         text = (
             f"checkpoint: {path} lacks {len(keys)} variables of this graph that are not state of stages or optimizers. "
             f"Expected {', '.join(sorted(keys)[:_NAMED])}{more}; got {len(shapes)} others. Restore it into the model "
-            f"that it was saved of, or leave these out by a Saver of the variables it has."
+            f"from which it was saved, or use a Saver of only the variables that it has."
         )
         raise tf.errors.NotFoundError(None, None, text)
 

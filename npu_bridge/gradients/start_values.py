@@ -265,8 +265,8 @@ def _start_alike(owner, variables, read, write, line):
     for rank, (count, of_kinds, _) in enumerate(of_ranks):
         if of_ranks[0][:2] != [count, of_kinds]:
             raise agreement.RanksDisagreeError(
-                f"{owner}: rank {rank} and rank 0 train other variables. Expected the {of_ranks[0][0]} variables of "
-                f"rank 0, slots included, in their shapes, dtypes and order; got {count}. Build the same model and "
+                f"{owner}: rank {rank} and rank 0 train different variables. Expected the {of_ranks[0][0]} variables "
+                f"of rank 0, slots included, in their shapes, dtypes and order; got {count}. Build the same model and "
                 f"optimizer on every rank."
             )
     if len({of_values for *_, of_values in of_ranks}) == 1:

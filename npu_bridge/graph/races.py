@@ -81,7 +81,7 @@ def _those_that_matter(ops: Sequence[tf.Operation], results: Sequence[tf.Operati
 
 
 def _what_is_before(ops: Sequence[tf.Operation], watched: Sequence[tf.Operation]) -> dict[tf.Operation, int]:
-    """Returns, for every operator, the watched ones that always run before it, a bit for each."""
+    """Returns for every operator a set of bits: the watched operators that always run before it."""
     bits = {op: 1 << number for number, op in enumerate(watched)}
     before: dict[tf.Operation, int] = {}
     for op in ops:

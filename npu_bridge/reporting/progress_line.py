@@ -109,7 +109,7 @@ def format_start(reached: int, total_steps: int | None, folder: str) -> str:
     if total_steps is None or reached < total_steps:
         return f"resuming from step {reached}, saved in {folder}"
     fix = f"max_steps={2 * total_steps} or another model_dir"
-    return f"already at step {reached} of {total_steps}: nothing to do; train on with {fix}"
+    return f"already at step {reached} of {total_steps}: nothing to do; to train further, use {fix}"
 
 
 def format_skip_note(loss_scale: float | None) -> str:

@@ -195,7 +195,7 @@ def _subtitle(trace):
     share = 100 * trace.exposed_ms / trace.duration_ms if trace.duration_ms else 0.0
     return (
         f"{_ms(trace.duration_ms)}, of which {_ms(trace.exposed_ms)} ({share:.0f} %) exposed tail: the backward pass "
-        "is over, and nothing is computed while transfers are waited for"
+        "is over, and nothing is computed until the transfers end"
     )
 
 

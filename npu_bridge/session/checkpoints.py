@@ -254,7 +254,7 @@ def remove_leftovers(folder: str, basename: str) -> None:
     for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():
         path = os.path.join(folder, name.rstrip("/"))
         if half_written.fullmatch(name.rstrip("/")):
-            _LOG.info("Removed %s, which a save that was interrupted has left.", path)
+            _LOG.info("Removed %s, left by an interrupted save.", path)
             remove_unfinished(path)
 
 

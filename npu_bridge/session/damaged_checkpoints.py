@@ -172,7 +172,7 @@ def go_on_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
     if damage is not None:
         _LOG.warning("%s", _explain(damage, f"Training resumes from step {step}, which was kept in memory."))
     else:
-        _LOG.info("Took step %d over from memory into %s.", step, folder)
+        _LOG.info("Copied step %d from memory to %s.", step, folder)
 
 
 def _listed_checkpoints(folder):

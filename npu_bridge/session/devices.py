@@ -79,7 +79,7 @@ def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
     if beyond:
         say_once(
             logging.WARNING,
-            f"session_device_id: this machine has fewer GPUs than devices are asked for. Expected ordinals in "
+            f"session_device_id: this machine has fewer GPUs than devices were asked for. Expected ordinals in "
             f"0..{gpu_count - 1}; got {beyond[0]}. GPU {beyond[0] % gpu_count} is used, shared with other ranks; "
             f"start fewer ranks on this machine for a GPU each.",
         )
@@ -99,7 +99,7 @@ def check_placement(options: TrainingOptions, graph: tf.Graph) -> None:
     if elsewhere and tf.config.list_physical_devices("GPU"):
         say_once(
             logging.WARNING,
-            f"variable_placement: the graph was built before the session knew. Expected variables on "
+            f"variable_placement: the graph was built before the option was known. Expected variables on "
             f"{_HOST}; got {len(elsewhere)} elsewhere, {elsewhere[0]!r} among them. Give the option to "
             f"NPURunConfig, or build the variables under tf.device({_HOST!r}).",
         )

@@ -61,5 +61,5 @@ class DumpHook(TensorWatch):
             say_once(
                 logging.WARNING,
                 f"dump_layer: the graph has no operator {layer!r}. Expected names of operators separated by "
-                f"spaces; got {layer!r}. " + did_you_mean(layer, names, "Look in a dump of all."),
+                f"spaces; got {layer!r}. " + did_you_mean(layer, names, "Find the name in a dump of all operators."),
             )

@@ -32,7 +32,7 @@ def loop_variable(name: str) -> tf.Variable:
     if len(found) > 1:
         raise RuntimeError(
             f"{_SCOPE}: the graph has several loop variables of one name. Expected one in the collection "
-            f"{collection!r}; got {len(found)}. Leave the collection to this package."
+            f"{collection!r}; got {len(found)}. Do not change this collection."
         )
     if found:
         return found[0]
@@ -65,4 +65,4 @@ def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_p
         session.run(initializer, {initializer.inputs[1]: value})
     train_in_loops(session, steps_per_run)
     if environment.probable_rank() == 0:
-        _LOG.info("iterations_per_loop: %d of each run, and one more that is fetched from.", steps_per_run - 1)
+        _LOG.info("iterations_per_loop: a run trains %d steps, then the one to fetch from.", steps_per_run - 1)

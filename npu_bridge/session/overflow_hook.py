@@ -72,7 +72,7 @@ class OverflowHook(TensorWatch):
         with new_file(os.path.join(folder, "overflow.json")) as file:
             json.dump({**about, "operators_with_nan_or_inf": finding.spoilt}, file, indent=1)
         _LOG.warning(
-            "enable_dump_debug: rank %d, step %d of %s: the first NaN or Inf comes from %s; operators with some: %d. "
+            "enable_dump_debug: rank %d, step %d of %s: the first NaN or Inf comes from %s; %d operators have one. "
             "Its tensors are in %s.",
             self._rank,
             step,

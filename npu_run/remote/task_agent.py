@@ -91,7 +91,7 @@ def _find_first(task: environment.Task, wait_secs: float) -> socket.socket:
     where = f"at {first} ({environment.FIRST_TASK})" if first else f"by the file {name_file(task)} in {os.getcwd()}"
     raise LaunchError(
         f"task {task.number} of {task.count} has not found task 0 within {wait_secs:.0f} s. Expected it {where}. Start "
-        f"the same command in the same folder in every task, or say -np 1 for trainings of their own."
+        f"the same command in the same folder in every task, or use -np 1 for a separate training in each."
     )
 
 

@@ -123,7 +123,7 @@ class Tasks:
             if waited >= self._wait_secs:
                 raise LaunchError(
                     f"{names} did not come within {self._wait_secs:.0f} s. Expected the same command, in this folder, "
-                    f"in every task. Correct that, raise --wait, or say -np 1 for trainings of their own."
+                    f"in every task. Correct that, raise --wait, or use -np 1 for a separate training in each."
                 )
             if waited >= _SILENT_SECS and not has_told:
                 has_told = True

@@ -170,7 +170,7 @@ def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axi
 def sum(a: Any, *arguments: Any, **options: Any) -> Any:
     """Works as `numpy.sum`, also for a generator, whose values Python adds."""
     if isinstance(a, types.GeneratorType) and _IS_2:
-        say_once("numpy.sum of a generator", "refused since numpy 2.4; Python's sum is used, as it was")
+        say_once("numpy.sum of a generator", "refused since numpy 2.4; Python's sum is used, as before")
         return builtins.sum(a)
     return numpy.sum(a, *arguments, **options)
 

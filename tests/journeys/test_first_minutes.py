@@ -96,7 +96,7 @@ def test_warnings_of_the_script_are_shown_and_on_request_those_of_tensorflow(tmp
     assert "Instructions for updating" not in text and "oneDNN" not in text
     told = "\n".join(lines_of([sys.executable, "train.py"], tmp_path, NPU_BRIDGE_VERBOSE="1"))
     assert "Instructions for updating" in told and "cpu_feature_guard" in told
-    assert "NPUEstimator: already at step 1 of 1: nothing to do; train on with max_steps=2 or another model_dir" in told
+    assert "already at step 1 of 1: nothing to do; to train further, use max_steps=2 or another model_dir" in told
 
 
 FAILING = """

@@ -115,7 +115,7 @@ class FixedLossScaleManager(_Saved):
           TypeError: always.
         """
         del session
-        problem, expected = "a fixed loss scale cannot be set", "a manager whose scale can move"
+        problem, expected = "a fixed loss scale cannot be set", "a manager whose scale can change"
         fix = f"Use npu_bridge.amp.DynamicLossScaleManager.constant({self._value:g}) instead of this one."
         raise TypeError(message("FixedLossScaleManager", problem, expected, shown(loss_scale), fix))
 

@@ -212,7 +212,7 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
     if iterations_per_loop == 1:
         return train_op
     if train_op.graph.finalized:
-        expected, got = "a graph that is not finalized", "that of a Supervisor or a MonitoredSession"
+        expected, got = "a graph that is not finalized", "the graph of a Supervisor or a MonitoredSession"
         fix = "Use IterationPerLoop, in two parts."
         raise RuntimeError(message("set_iteration_per_loop", "the graph is finalized", expected, got, fix))
     loop = IterationPerLoop()

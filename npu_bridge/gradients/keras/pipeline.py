@@ -87,7 +87,7 @@ class KerasPipeline:
             if self._open_steps.find(pairs) is not None:
                 return pairs
             if self.pipeline.scales_loss and self._open_steps.has_scaled:
-                problem = "scale_loss and apply run in different functions, so the loss scale can move in between"
+                problem = "scale_loss and apply run in different functions, so the loss scale can change in between"
                 expected, got = "both in one tf.function, or neither", "one outside"
                 raise ValueError(message(self._owner, problem, expected, got, "Call them side by side."))
             step = self._step_of_unscaled_loss()

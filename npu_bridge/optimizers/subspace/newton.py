@@ -69,7 +69,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         super().__init__(use_locking=False, name=name)
         owner, fix = "SubspaceNewton", "Write compute_pca_basis(checkpoints, k), or Basis.load(path)."
         self._basis = check_instance(owner, "basis", basis, Basis, "a Basis", fix)
-        fix = "Leave it out for the usual value."
+        fix = "Leave it out for the default."
         self._rho = check_number(owner, "rho", rho, fix, above=0, below=1)
         self._gamma = check_number(owner, "gamma", gamma, fix, at_least=0, below=1)
         self._alpha = check_number(owner, "alpha", alpha, fix, at_least=0)

@@ -77,7 +77,7 @@ def _loss(curves: Curves, x: Axis) -> str:
     dots = [(run[0].x, y.place(run[0].mean)) for run in runs if len(run) == 1]
     body += [f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="3"/>' for left, top in dots]
     body += _marks(buckets, x, y)
-    note = "lowest, highest and mean of each bucket" if curves.steps_per_bucket > 1 else "each step, and their trend"
+    note = "lowest, highest and mean of each bucket" if curves.steps_per_bucket > 1 else "each step, and the trend"
     legend = [("line", note)]
     for name, points in evaluated.items():
         body += _dotted(points, x, y, name)

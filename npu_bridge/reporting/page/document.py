@@ -161,9 +161,9 @@ def _about_the_curves(curves: Curves, summary: Summary) -> str:
         said.append("At a dashed line the training resumed from a checkpoint.")
     if curves.steps_per_bucket > 1:
         size = curves.steps_per_bucket
-        said.append(f"Each place stands for {size} recorded steps, the band for the lowest to the highest.")
+        said.append(f"Each point covers {size} recorded steps; the band shows their lowest and highest values.")
     elif curves.buckets[-1].loss:
-        said.append("The thin line has the loss of each step, the thick one their trend.")
+        said.append("The thin line shows the loss of each step, the thick one the trend.")
     return f'<p class="quiet">{" ".join(said)}</p>'
 
 
@@ -234,7 +234,7 @@ def _slow_ranks(history: History) -> str:
         return ""
     last = history.comparisons[-1]
     of_ranks = [[rank, _ms(own), f"{last.waiting[rank]:.0%}"] for rank, own in enumerate(last.own_ms)]
-    said = f"In the steps before step {last.step:,}. Waiting is for other ranks and for the network."
+    said = f"In the steps before step {last.step:,}. Waiting is time spent on other ranks and on the network."
     body = table(("rank", "its own work in a step", "waiting"), of_ranks) + f'<p class="quiet">{said}</p>'
     rows = [
         [rank, f"{found.step:,}", "" if end is None else f"{end:,}", _ms(found.own_ms[rank])]

@@ -188,7 +188,7 @@ def _check_session(plan):
         return
     got = "a session without it" if precision is None or precision.switch is None else "another mode"
     raise _error(
-        "the Keras session does not follow",
+        "the Keras session lacks this mode",
         "a session with the same experimental_accelerate_train_mode in its settings",
         got,
         "Call set_keras_session_npu_config(config) with such settings before the model is built.",

@@ -230,7 +230,7 @@ def _is_compiled(definition: Any) -> bool:
     if is_compiled:
         say_once(
             logging.WARNING,
-            "precision: XLA takes pairs of casts out again, so functions that it compiles stay in float32. "
+            "precision: XLA removes pairs of casts, so functions that it compiles stay in float32. "
             "Expected jit_compile=False; got True. Leave it out.",
         )
     return is_compiled

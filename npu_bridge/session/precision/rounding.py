@@ -170,7 +170,7 @@ class Layer:
 
 
 def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
-    """Rounds as a file asks around the new operators of a graph, finalized or not.
+    """Adds the roundings of a file of rules to the new operators of a graph, finalized or not.
 
     The rules of the first call hold for a graph: each operator is changed once.
 
