@@ -141,7 +141,7 @@ class GlobalBatches:
 
 
 def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
-    """Returns for how many updates a training has had rows, as rank 0 knows; the same on all ranks.
+    """Returns the number of updates for which a training has taken rows, by rank 0's count, on all ranks.
 
     Args:
       after: the folder of its checkpoints, for the latest one, or a compiled Keras model. If the optimizer has, or

@@ -101,7 +101,7 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
-    """Gives the runs of an attached session that do not train, in a block, the policy of its latest run that did."""
+    """Applies to runs that do not train, in a block, the policy of the session's latest run that trained."""
     executors = find_engine(session, _Executors)
     if executors is None:
         yield
@@ -154,7 +154,7 @@ class _Executors(SessionEngine):
         return results
 
     def _execute(self, session, request, policy):
-        """Executes a run, and has its executor built in it where it cannot be built ahead."""
+        """Executes a run; the run builds its executor if that cannot be built ahead."""
         if can_build_ahead(session):
             return self.inner.execute(session, request)
         options = b"" if request.options is None else read_content(request.options)
