@@ -23,7 +23,7 @@ def orthonormal(k, n=COUNT, seed=0):
 
 
 def quadratic(seed=1, largest=1.0, smallest=0.1):
-    """A convex one: its matrix, and a start."""
+    """Returns the matrix of a convex quadratic function, and a start."""
     random = np.random.default_rng(seed)
     turned = orthonormal(COUNT, COUNT, seed).astype(np.float64)
     matrix = turned.T @ np.diag(np.linspace(smallest, largest, COUNT)) @ turned
@@ -337,7 +337,7 @@ RANK_CASES = [
 
 
 def on_rank():
-    """On a rank: losses differ, rank by rank, by a shift of the point at which the quadratic is computed."""
+    """Trains on a rank; the losses of ranks differ by a shift of the point at which the quadratic is computed."""
     shift = 0.3 if collective.current().rank else -0.1
     matrix, start = quadratic()
     return [train(wrap, matrix, start, 6, shift, basis=make_basis(k), alpha=0.05) for train, wrap, k in RANK_CASES]

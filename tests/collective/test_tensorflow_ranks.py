@@ -40,7 +40,7 @@ def values_of(rank, dtype):
 
 
 def exchange(dtype):
-    """On a rank: each operation eagerly, in a function, in one of unknown shapes and in a session."""
+    """Runs each operation on a rank: eagerly, in a function, in one of unknown shapes, and in a session."""
     ranks = collective.current()
     values = values_of(ranks.rank, dtype)
 

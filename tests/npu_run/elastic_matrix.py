@@ -87,7 +87,7 @@ def train(place: pathlib.Path, face: str, model: str, seed: int, steps: int, ran
 
 
 def read_notes(place: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and rows of the updates; of one that was made anew after a loss, what came last."""
+    """Returns losses and rows by update; an update repeated after a rank was lost counts with its last values."""
     found: dict[tuple[int, int], list] = {}
     for file in sorted(place.glob("out.notes.*"), key=lambda path: path.stat().st_mtime):
         for line in file.read_text().splitlines():

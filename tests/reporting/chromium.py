@@ -23,7 +23,7 @@ def visit(page, profile, *flags):
 
 
 def assert_page(page, last_step, profile):
-    """Every chart of the page reaches the step; in a browser, if there is one, without an error."""
+    """Checks that every chart of the page reaches the step, in a browser without an error if there is one."""
     document = pathlib.Path(page).read_text()
     if CHROMIUM is not None:
         document, console = visit(page, profile, "--dump-dom")

@@ -24,7 +24,7 @@ STEPS, FULL_FROM, ROOM_FROM = 9, 2, 6
 
 
 class FailingWriter:
-    """A self-written writer, to a server that is gone for a while."""
+    """A user's own writer, to a server that is unreachable for a while."""
 
     failures = (KeyError,)
 

@@ -1,4 +1,4 @@
-"""Arithmetic of a step's trace, against counting every millisecond, and what several ranks know together."""
+"""The arithmetic of a step's trace, checked by counting every millisecond; and traces merged over ranks."""
 
 from __future__ import annotations
 

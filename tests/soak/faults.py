@@ -226,7 +226,7 @@ def _lose_host(job: Job, chance: Random) -> Fault:
 
 
 def _lose_packets(job: Job, chance: Random) -> Fault:
-    """The link is gone for a moment again and again: not every kernel can drop packets at random."""
+    """Takes the link down for a moment again and again, as not every kernel can drop packets at random."""
     at, before = _now(), job.hosts.sent_again()
     while _now() < at + 2:
         job.hosts.cut()
@@ -304,7 +304,7 @@ def _for_a_while(lasts: Callable, least: float, most: float) -> Callable[[Job, R
 
 
 def _move_clock(job: Job, chance: Random) -> Fault:
-    """The training continues, or is started again because it waits in vain."""
+    """Moves the clock: the training continues, or is started again because it waits in vain."""
     fault = _for_a_while(_moving_clock, 0.1, 0.5)(job, chance)
     return fault._replace(restarts=None, says=("no progress for",))
 

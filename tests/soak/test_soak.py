@@ -88,7 +88,7 @@ def test_training_outlives_faults(pytestconfig):
 
 
 def train_undisturbed(folder: Path, face: str) -> Job:
-    """The same number of steps on one rank; one that was made before and has the same script will do."""
+    """Trains the same number of steps on one rank, unless such a training of the same script exists."""
     if (folder / "weights.npz").exists() and (folder / "train.py").read_text() == FACES[face]:
         return Job(folder, face, "plain", Random(0))
     shutil.rmtree(folder, ignore_errors=True)

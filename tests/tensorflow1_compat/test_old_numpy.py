@@ -1,4 +1,4 @@
-"""The results that numpy 1.16 to 1.26 gave scripts, in a file loaded as the user's: beside numpy 1.26 and numpy 2."""
+"""A file loaded as the user's gets the results of numpy 1.16 to 1.26, under numpy 1.26 and under numpy 2."""
 
 from __future__ import annotations
 

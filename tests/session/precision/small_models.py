@@ -65,7 +65,7 @@ def run_with_graph(session, fetches, feed_dict=None):
 
 
 def dtypes_of(nodes, *words):
-    """How many nodes whose type holds one of the words compute in which dtype, imitated ones included."""
+    """Counts, by dtype, imitated ones included, the nodes whose type contains one of the words."""
     return dict(collections.Counter(dtypes_by_name(nodes, *words).values()))
 
 

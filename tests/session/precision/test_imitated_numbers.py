@@ -23,7 +23,7 @@ def to_bfloat16(values):
 
 
 def units_apart(left, right):
-    """How many representable numbers of bfloat16 lie between two arrays of it, at most."""
+    """Returns the largest distance between two arrays of bfloat16, in representable numbers."""
     ordered = [values.view(np.int16).astype(int) for values in (left, right)]
     ordered = [np.where(bits < 0, -32768 - bits, bits) for bits in ordered]
     return int(np.abs(ordered[0] - ordered[1]).max())
