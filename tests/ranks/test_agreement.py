@@ -129,7 +129,7 @@ def model_with_an_optimizer_in_every_mode(features, mode):
 
 
 def train_and_evaluate_on_rank_0(folder):
-    """On a rank: two trainings of one step, with an evaluation on rank 0 in between."""
+    """Trains two steps on a rank; rank 0 evaluates in between."""
     rank = collective.current().rank
     config = NPURunConfig(model_dir=f"{folder}/rank_{rank}", save_checkpoints_steps=1)
     estimator = NPUEstimator(model_with_an_optimizer_in_every_mode, config=config)
@@ -147,7 +147,7 @@ def test_rank_0_may_build_an_optimizer_to_evaluate(on_ranks, tmp_path):
 
 @in_graph
 def nested_with_other_managers():
-    """On a rank: the reduction is alike, the loss scale around it is not."""
+    """Reduces alike on all ranks, under a loss scale that differs."""
     rank = collective.current().rank
     variable = tf1.get_variable("variable", [2])
     optimizer = NPULossScaleOptimizer(
@@ -168,7 +168,7 @@ def test_loss_scaling_around_a_distributed_optimizer_is_compared_too(on_ranks):
 
 @in_graph
 def reduced_by_hand():
-    """On a rank: gradients of as many elements, of other shapes; sparse ones may have other numbers of rows."""
+    """Reduces, on a rank, gradients of other shapes with as many elements; sparse ones may differ in rows."""
     rank = collective.current().rank
     rows = tf.IndexedSlices(tf.ones([1 + rank, 2]), tf.range(1 + rank), tf.constant([4, 2]))
     npu_allreduce([tf.ones([2, 3]), rows], "sum")
@@ -188,7 +188,7 @@ def test_gradients_reduced_by_hand_are_compared_too(on_ranks):
 
 @in_graph
 def alone_with_own_manager():
-    """On a rank: every rank trains for itself, with a scale of its own."""
+    """Trains this rank alone, with its own loss scale."""
     rank = collective.current().rank
     variable = tf1.get_variable("variable", [2 + rank])
     optimizer = NPULossScaleOptimizer(tf1.train.AdamOptimizer(), FixedLossScaleManager(2.0**rank))
@@ -204,7 +204,7 @@ def test_ranks_that_do_not_share_anything_may_differ(on_ranks):
 
 
 def functions_traced_unequally_often():
-    """On a rank: another model first, a function traced for every length of batch, and eager steps in between."""
+    """Traces a function on a rank for each length of batch, between eager steps, after layers that rank 1 alone has."""
     ranks = collective.current()
     for _ in range(ranks.rank):
         tf.keras.layers.Dense(3).build([None, 4])  # on rank 1 the next layers get other numbers
@@ -234,7 +234,7 @@ def test_functions_may_be_traced_and_layers_numbered_differently(on_ranks):
 
 
 def traced_with_other_shapes():
-    """On a rank: traces a Keras step, without running it, whose layer is wider on rank 1."""
+    """Traces a Keras step on a rank without running it; rank 1 has a wider layer."""
     model = tf.keras.Sequential([tf.keras.layers.Dense(3 + collective.current().rank, name="top")])
     model.build([None, 4])
     pipeline = Pipeline([AllReduce("traced_only")])

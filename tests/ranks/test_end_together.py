@@ -102,7 +102,7 @@ def test_a_training_ends_with_the_last_step_of_the_shortest_rank_and_saves_it(on
 
 
 def _fit(folder, steps_per_epoch):
-    """On a rank: two epochs; steps done, epochs done, the weights, and those that were saved last."""
+    """Trains two epochs on a rank; returns counts of steps and epochs, the weights, and the weights saved last."""
     end = EndTogetherCallback()
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=(3,))])
     model.compile(KerasDistributeOptimizer(tf.keras.optimizers.SGD(0.01)), "mse")

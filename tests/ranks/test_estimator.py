@@ -69,7 +69,7 @@ def input_fn(rank, size):
 
 
 def train(folder, max_steps, kind, is_shared):
-    """On a rank: trains an estimator up to `max_steps`; ranks have other initial values and perhaps other folders."""
+    """Trains an estimator on a rank up to `max_steps`; ranks differ in initial values and perhaps in folders."""
     communicator = collective.current()
     model_dir = folder if is_shared else os.path.join(folder, f"rank_{communicator.rank}")
     config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=5, save_summary_steps=5, log_step_count_steps=5)
@@ -117,7 +117,7 @@ def test_a_shared_folder_at_its_last_step_ends_on_every_rank(on_ranks, tmp_path,
 
 
 def train_without_reaching(folder):
-    """On a rank: only rank 0 has the checkpoint of the last step."""
+    """Trains on a rank to the last step, of which only rank 0 has a checkpoint."""
     return train(folder, 5, "NPUEstimator", False)[0]
 
 
@@ -127,7 +127,7 @@ def test_ranks_without_the_checkpoint_end_when_rank_0_has_reached_the_last_step(
 
 
 def train_for_some_steps(folder, steps):
-    """On a rank: trains so many steps more; only rank 0's folder has a checkpoint."""
+    """Trains so many further steps on a rank; only the folder of rank 0 has a checkpoint."""
     communicator = collective.current()
     model_dir = os.path.join(folder, f"rank_{communicator.rank}")
     params = {"seed": 10 + communicator.rank, "size": communicator.size}
@@ -149,7 +149,7 @@ def test_a_number_of_steps_is_counted_from_rank_0s_checkpoint(on_ranks, tmp_path
 
 
 def train_and_evaluate(folder):
-    """On a rank: the stock loop, with an evaluation whenever rank 0 has saved."""
+    """Runs the stock loop on a rank, with an evaluation whenever rank 0 has saved."""
     communicator = collective.current()
     model_dir = os.path.join(folder, f"rank_{communicator.rank}")
     config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=5)

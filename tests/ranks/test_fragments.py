@@ -116,7 +116,7 @@ def _bits(result):
 
 @in_graph
 def reduce_in_many_cuts(seed, cut_count):
-    """On a rank: reduces one set of gradients in many cuts, and every gradient alone.
+    """Reduces, on a rank, one set of gradients in many cuts, and every gradient alone.
 
     Returns:
       Positions that differ from the gradient reduced alone, for each cut that has some; the numbers of fragments; the

@@ -167,7 +167,7 @@ def test_every_collective_and_dtype_agrees_with_numpy(on_ranks, size):
 
 @in_graph
 def beside_the_rule():
-    """On a rank: sums beyond float16, blocks of another length on each rank, and rows that do not divide."""
+    """Sums beyond float16 on a rank, and exchanges blocks of unequal lengths and rows that do not divide."""
     rank = current().rank
     large = tf.constant([1e10, 2e10], tf.bfloat16)
     counts = np.array([[1, 2], [3, 4]])

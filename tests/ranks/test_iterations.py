@@ -57,7 +57,7 @@ def input_fn():
 
 
 def train(folder, loop, max_steps, plan=None):
-    """On a rank: trains an estimator."""
+    """Trains an estimator on a rank."""
     options = {"experimental_config": ExperimentalConfig(accelerate_train_mode=plan)} if plan else {}
     model_dir = os.path.join(folder, str(collective.current().rank))
     config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=100, iterations_per_loop=loop, **options)

@@ -234,7 +234,7 @@ def test_refusals(on_ranks):
 
 
 def in_place_around_a_tf1_optimizer():
-    """On a rank: one step of a patched TF 1 optimizer on gradients that differ between ranks."""
+    """Makes, on a rank, one step of a patched TF 1 optimizer with gradients that differ between ranks."""
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("variable", initializer=[1.0, 2.0])
         optimizer = npu_distributed_optimizer_wrapper(tf.compat.v1.train.GradientDescentOptimizer(1.0))
@@ -316,7 +316,7 @@ def test_the_callback_leaves_each_rank_its_sums(on_ranks, knows_its_input):
 
 
 def callback_with_other_variables(are_as_many):
-    """On a rank: rank 1 trains a model of its own, perhaps with as many variables."""
+    """Trains on a rank; rank 1 has another model, perhaps with as many variables."""
     model = make_model()
     if collective.current().rank == 1:
         widths = [9, 4, 2] if are_as_many else [2]
@@ -368,7 +368,7 @@ def test_weights_that_rank_0_has_saved_are_there_when_fit_returns(on_ranks, tmp_
 
 
 def text_of_rank_0():
-    """On a rank: a variable of strings, sent in a session, a function and eagerly."""
+    """Broadcasts a variable of strings on a rank: eagerly, in a function and in a session."""
     own = ["größer", "", "x" * 300] if collective.current().rank == 0 else ["a", "b", "c"]
     ranks = collective.current()
     eagerly = ranks.broadcast(tf.constant(own), 0, "texts").numpy()
@@ -387,7 +387,7 @@ def test_variables_of_strings_are_sent(on_ranks):
 
 
 def fit_of_words():
-    """On a rank: a model with a table of words, whose metrics rank 0 has made already."""
+    """Trains, on a rank, a model with a table of words; rank 0 has created its metrics before."""
     layers = tf.keras.layers
     words = layers.StringLookup(vocabulary=["yes", "no"])
     model = tf.keras.Sequential([tf.keras.Input((1,), dtype=tf.string), words, layers.Embedding(3, 2), layers.Dense(1)])

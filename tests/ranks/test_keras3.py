@@ -90,7 +90,7 @@ def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, way):
 
 
 def one_linear_layer(stages):
-    """On a rank: weights after each of four batches of one row, of a model whose gradients numpy knows."""
+    """Returns, on a rank, the weights after each of four batches of one row; numpy can compute their gradients."""
     rank = collective.current().rank
     model = keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1, use_bias=False)])
     model.set_weights([np.float32([[0.5], [-0.25]])])

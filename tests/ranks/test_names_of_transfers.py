@@ -107,7 +107,7 @@ def test_scopes_may_differ_between_ranks(on_ranks, size):
 
 @in_graph
 def gradient_after_a_message():
-    """On a rank: rank 0 sends to rank 1, and only then a sum is built and differentiated."""
+    """Sends from rank 0 to rank 1, then builds a sum and differentiates it."""
     rank = collective.current().rank
     value = tf.constant(3.0 + rank)
     message = hccl_ops.send(value, 7, 1) if rank == 0 else hccl_ops.receive([], tf.float32, 7, 0)
@@ -124,7 +124,7 @@ def test_a_sum_may_be_differentiated_after_a_message_from_rank_to_rank(on_ranks)
 
 
 def traced_in_scopes():
-    """On a rank: functions that transfer, called eagerly and traced anew for other shapes on one rank only."""
+    """Calls a function that all-reduces on a rank; one rank alone retraces it for other shapes."""
     ranks = collective.current()
 
     @tf.function

@@ -115,7 +115,7 @@ def test_a_transfer_of_what_only_one_rank_has_updated_reaches_the_others(on_rank
 
 
 def train_kinds(cases):
-    """On a rank: some kinds of optimizers and variables, with and without sharding."""
+    """Trains some kinds of optimizers and variables on a rank, with and without sharding."""
     return {case: (train(case[0], False, case[1]), train(case[0], True, case[1])) for case in cases}
 
 
@@ -143,7 +143,7 @@ def test_sharing_the_update_changes_no_bit(on_ranks, rank_count, cases):
 
 @in_graph
 def train_with_overflows(is_sharded, is_distributed, steps=30):
-    """On a rank: other overflows on every rank, under a loss scale."""
+    """Trains on a rank under a loss scale; each rank overflows in other steps."""
     rank = collective.current().rank
     random = np.random.RandomState(40 + rank)
     poisons = random.choice([0.0, np.nan, np.inf, 3e35], size=steps, p=[0.85, 0.05, 0.05, 0.05])
@@ -201,7 +201,7 @@ def part_of_a_training(name, is_sharded, checkpoint, folder, first, end):
 
 
 def parts_of_trainings(names, is_sharded, checkpoints, folder, first, end):
-    """On a rank: one part of a training for each optimizer."""
+    """Runs, on a rank, one part of a training for each optimizer."""
     paths = {}
     for name in names:
         own = os.path.join(folder, name)
@@ -290,7 +290,7 @@ def test_a_stock_saver_never_writes_outdated_slots(on_ranks, tmp_path):
 
 @in_graph
 def train_variables_of_16_bits(is_sharded, folder):
-    """On a rank: trains with Adam and saves with NPUSaver; rank 0's path."""
+    """Trains on a rank with Adam and saves with NPUSaver; returns the path of rank 0."""
     shapes = ([4, 3], [3], [5, 2], [7])
     variables = [
         tf1.get_variable(f"v{number}", initializer=tf.fill(shape, tf.constant(0.5, tf.bfloat16)))
@@ -315,7 +315,7 @@ def test_checkpoints_hold_the_float32_values_of_16_bit_variables_of_all_ranks(on
 
 
 def train_in_a_monitored_session(is_sharded, folder, steps):
-    """On a rank: as scripts do: a checkpoint folder on rank 0 only, and saves by hand on rank 0 now and then."""
+    """Trains on a rank as scripts do: only rank 0 has a checkpoint folder, and it also saves by hand."""
     rank = collective.current().rank
     with tf.Graph().as_default():
         model = Model(seed=1 + 10 * rank)
@@ -379,7 +379,7 @@ def model_fn(features, labels, mode, params):
 
 
 def train_estimator(kind, is_sharded, folder, max_steps):
-    """On a rank: an estimator that saves every third step."""
+    """Trains, on a rank, an estimator that saves every third step."""
     ranks = collective.current()
     config = NPURunConfig(model_dir=folder, save_checkpoints_steps=3, log_step_count_steps=100)
     params = {"seed": 1 + ranks.rank, "is_sharded": is_sharded}

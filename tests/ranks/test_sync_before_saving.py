@@ -80,13 +80,13 @@ def test_the_last_checkpoint_has_what_every_rank_keeps(on_ranks, interval, tmp_p
 
 
 def own_saver(folder):
-    """On a rank: trains with a saver that rank 0 alone is given."""
+    """Trains on a rank; only rank 0 gets a saver."""
     savers = [tf.estimator.CheckpointSaverHook(folder, save_steps=2)] if collective.current().rank == 0 else []
     return trained("partial sync", folder, 5, hooks=savers, save_checkpoints_steps=2)
 
 
 def own_saver_and_sync(folder):
-    """On a rank: the same with the hook that comes before it."""
+    """Trains as `own_saver`, with the hook that comes before the saver."""
     savers = [stages.SyncBeforeSavingHook(5)]
     if collective.current().rank == 0:
         savers.append(tf.estimator.CheckpointSaverHook(folder, save_steps=5))

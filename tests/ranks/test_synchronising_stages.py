@@ -119,7 +119,7 @@ def test_a_checkpoint_after_sync_all_holds_the_mean_and_goes_on_with_the_next_pa
 
 
 def apart_at_the_start():
-    """On a rank: values after one update from other values on each rank."""
+    """Returns, on a rank, the values after one update from values that differ between ranks."""
     rank = collective.current().rank
     with tf.Graph().as_default():
         first, second = (tf1.get_variable(name, initializer=[10.0 * rank] * 2) for name in ("first", "second"))

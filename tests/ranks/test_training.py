@@ -49,7 +49,7 @@ def dynamic():
 
 
 def train_own_share(name, wrapper, batches):
-    """On a rank: trains on this rank's part of every batch."""
+    """Trains on this rank's part of every batch."""
     communicator = collective.current()
     shares = [np.array_split(batch, communicator.size)[communicator.rank] for batch in batches]
     variables, _ = train(lambda: WRAPPERS[wrapper](OPTIMIZERS[name](), fixed), batches=shares)
@@ -78,7 +78,7 @@ def clip_by_value(grads_and_vars):
 
 
 def train_with_overflows(wrapper, seed, steps):
-    """On a rank: this rank's own random overflows, and huge gradients everywhere now and then."""
+    """Trains with random overflows of this rank alone, and now and then huge gradients on all ranks."""
     communicator = collective.current()
     everywhere, here = np.random.RandomState(seed), np.random.RandomState(seed + 1 + communicator.rank)
     poisons = []
@@ -145,7 +145,7 @@ def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one(on_ranks):
 
 @in_graph
 def accumulate_and_apply_apart(wrapper):
-    """On a rank: values after windows of two batches whose gradients are added up and then applied without a batch."""
+    """Accumulates, on a rank, the gradients of two batches, and applies them in a run without a batch."""
     rank = collective.current().rank
     slope = tf1.placeholder(tf.float32, [])
     weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
@@ -173,7 +173,7 @@ def test_gradients_that_were_added_up_are_applied_without_a_batch(on_ranks, wrap
 
 @in_graph
 def sum_overflows_on_the_wire(is_tailing):
-    """On a rank: gradients of 2e38 in float32; each is finite, their plain sum is not, their mean is."""
+    """Makes a step on a rank with gradients of 2e38 in float32: each and their mean are finite, their sum is not."""
     variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer())
     gradient = tf1.placeholder(tf.float32, [2])
     manager = FixedLossScaleManager(2.0**100)
@@ -295,7 +295,7 @@ def test_only_the_last_fragment_waits_for_the_early_decision(on_ranks):
 
 @in_graph
 def broadcast_everything():
-    """On a rank: starts from values of its own, then takes rank 0's."""
+    """Starts from this rank's own values, then takes those of rank 0."""
     rank = collective.current().rank
     with tf1.variable_scope("model"):
         for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.bool):

@@ -135,7 +135,7 @@ def _stock_horovod_with(optimizer):
 
 @in_graph
 def _in_branch(optimizer, lines):
-    """The update is in a condition of TensorFlow 2, as stock loss scaling puts it."""
+    """Puts the update into a condition of TensorFlow 2, as stock loss scaling does."""
     made, (loss, _) = optimizer(), _model()
     gradients = made.compute_gradients(loss)
 

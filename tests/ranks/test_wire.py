@@ -77,7 +77,7 @@ def test_the_mean_is_that_of_float32_and_rounded_on_the_way_back_only(
 
 
 def train_own_share(name, wrapper, wire_format, batches):
-    """On a rank: trains on this rank's part of every batch."""
+    """Trains on this rank's part of every batch."""
     communicator = collective.current()
     shares = [np.array_split(batch, communicator.size)[communicator.rank] for batch in batches]
     variables, _ = train(lambda: WRAPPERS[wrapper](OPTIMIZERS[name](), wire_format), batches=shares)
@@ -98,7 +98,7 @@ def test_training_stays_near_that_of_whole_gradients(on_ranks, wrapper, wire_for
 
 
 def train_with_overflows(wrapper, wire_format, seed):
-    """On a rank: random overflows of this rank, and gradients everywhere that only a 16-bit wire cannot hold."""
+    """Trains with random overflows of this rank, and gradients on all ranks that only a 16-bit wire cannot hold."""
     communicator = collective.current()
     everywhere, here = np.random.RandomState(seed), np.random.RandomState(seed + 1 + communicator.rank)
     poisons = []

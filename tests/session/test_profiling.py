@@ -121,7 +121,7 @@ def test_a_second_profiler_is_not_disturbed(tmp_path, caplog):
 
 
 def profile_on_a_rank(folder):
-    """On a rank: trains with a trace asked for."""
+    """Trains with tracing on a rank."""
     train_npu_estimator(f"{folder}/model", profiling_config=ProfilingConfig(True, _options(folder)))
 
 
