@@ -1,4 +1,4 @@
-"""Has a run of pytest see shapes as TensorFlow 1 has them: `pytest -p tests.version_1_shapes`."""
+"""Makes a run of pytest see shapes as TensorFlow 1 has them: `pytest -p tests.version_1_shapes`."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ BEGINNINGS = {
     rf"What(?! to\b){_NO_QUESTION}": "the noun, or a verb",
     rf"(?:Who|Whom|Whose){_NO_QUESTION}": "the reader, the rank, the job",
     r"(?:That|Those) (?:of|in|with|for|on|from)\b": "the noun again",
+    r"Has (?!no\b)": "Makes",
     r"(?:Printed|Checked|Counted|Kept|Listed|Named|Shown) (?:is|are)\b": "the verb: Prints, Checks",
 }
 PHRASES = {

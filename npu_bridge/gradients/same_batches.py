@@ -82,7 +82,7 @@ class FirstBatchOfFit:
         except (StopIteration, tf.errors.OutOfRangeError):
             return iterator  # the caller finds the end itself
         self._values = [value.numpy() for value in tf.nest.flatten(element) if isinstance(value, tf.Tensor)]
-        # Has exactly the iterator's element_spec: functions are traced again for another one.
+        # With exactly the iterator's element_spec, as functions are traced again for another one.
         once = tf.data.Dataset.from_generator(lambda: [element], output_signature=iterator.element_spec)
         return iter(once)
 

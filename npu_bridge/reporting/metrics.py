@@ -246,7 +246,7 @@ class _Entries:
         self.paused += self._clock() - self._paused_at
 
     def start(self, step: int, samples: int | None = None) -> None:
-        """Has the writer begin at a step; `samples` is the number of samples in one step."""
+        """Makes the writer begin at a step; `samples` is the number of samples in one step."""
         self._write_unasked()
         self._known_step, self._updates, self._samples, self._before = step, 0, samples, None
         self._last = None

@@ -91,7 +91,7 @@ def _make(folder):
 
 @functools.cache
 def hold_for_saver_hooks() -> None:
-    """Has every `tf.estimator.CheckpointSaverHook` hold its folder from `begin` to `end`; a second call does nothing.
+    """Makes every `tf.estimator.CheckpointSaverHook` hold its folder from `begin` to `end`; a second call does nothing.
 
     Estimators and MonitoredTrainingSessions save with this hook. After an error `end` is not called: the folder is
     released with the hook or the process. A hook with an attribute `holds_its_folder` holds and releases it itself.

@@ -61,7 +61,7 @@ def is_marked(graph: Any) -> bool:
 
 
 def run_deterministically(session: tf.compat.v1.Session) -> None:
-    """Has an existing session run with TensorFlow's deterministic kernels; other sessions are not affected.
+    """Makes an existing session run with TensorFlow's deterministic kernels; other sessions are not affected.
 
     TensorFlow has one switch for the process: it is on while such a session runs, and restored afterwards. Meanwhile
     another thread that builds a graph needs a seed for random operators.

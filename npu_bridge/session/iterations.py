@@ -64,7 +64,7 @@ def name_step(train_op: Any) -> tf.Operation:
 
 
 def train_in_loops(session: Any, steps_per_run: int) -> None:
-    """Has a session train several steps in each run of an `IterationOp`; another call changes the number.
+    """Makes a session train several steps in each run of an `IterationOp`; another call changes the number.
 
     Graph: what `put_in_loop` adds, at the first such run; also to a finalized graph.
     Ranks: local; all ranks need the same number.

@@ -338,7 +338,7 @@ def test_the_callback_refuses_ranks_with_other_variables(on_ranks, are_as_many):
 
 
 class SavesSlowly(tf.keras.callbacks.Callback):
-    """Has rank 0 save the weights of each epoch, after a while."""
+    """Makes rank 0 save the weights of each epoch, after a while."""
 
     def __init__(self, path):
         super().__init__()

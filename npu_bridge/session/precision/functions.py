@@ -58,7 +58,7 @@ def call_low(precision: Precision, policy: Policy, function: Callable, *inputs: 
 
 
 def follow(model: Any, precision: Precision) -> None:
-    """Has `fit`, `evaluate` and `predict` of this Keras model, and nothing else, follow the configured policy."""
+    """Makes `fit`, `evaluate` and `predict` of this Keras model, and nothing else, follow the configured policy."""
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         setattr(model, name, _making_low(getattr(model, name), precision, "train" in name))
 
@@ -82,7 +82,7 @@ def _making_low(make: Callable, precision: Precision, trains: bool) -> Callable:
 
 
 def lower_functions(precision: Precision) -> None:
-    """Has the functions that this thread calls from now on follow the configured policy.
+    """Makes the functions that this thread calls from now on follow the configured policy.
 
     Rules for single operators, or for single inputs to round (`customize_dtypes`), have no effect: functions are not
     seen before they are built. If nothing is lowered, nothing changes.

@@ -1,4 +1,4 @@
-"""Has a live session build each of its executors in the current precision.
+"""Makes a live session build each of its executors in the current precision.
 
 TensorFlow keeps one executor for each set of fetches and targets, and builds it at the first run that asks for it. So
 the executor of a set is built ahead of its first run in a precision, with the rewriter's lists in the environment for
@@ -45,7 +45,7 @@ class Build(NamedTuple):
 
 
 def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
-    """Has a session follow the precision of a training; a session follows only one.
+    """Makes a session follow the precision of a training; a session follows only one.
 
     Its settings must have gone through `Precision.prepare`. Earlier runs keep their executors.
 
@@ -255,7 +255,7 @@ class _Executors(SessionEngine):
         return list(elements) if imitation is None else imitation.elements(policy, self.graph, elements)
 
     def _build_ahead(self, session, request, debug_options):
-        """Has TensorFlow build the executor of a run without running it."""
+        """Makes TensorFlow build the executor of a run without running it."""
         run_options = tf.compat.v1.RunOptions(inter_op_thread_pool=_MISSING_POOL)
         run_options.debug_options.MergeFromString(debug_options)
         with run_options_buffer(run_options) as options:

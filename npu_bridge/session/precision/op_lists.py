@@ -82,7 +82,7 @@ class OpLists(NamedTuple):
 
 
 def register_half_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Has operators of a type compute in the low dtype, whatever TensorFlow's lists say.
+    """Makes operators of a type compute in the low dtype, whatever TensorFlow's lists say.
 
     Call it before the first run of a session that computes them; a later call for the same type wins.
 
@@ -97,12 +97,12 @@ def register_half_function(op_type: str, graph: tf.Graph | None = None) -> None:
 
 
 def register_float_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Has operators of a type keep their dtype; otherwise as `register_half_function`."""
+    """Makes operators of a type keep their dtype; otherwise as `register_half_function`."""
     _update(graph, lambda lists: lists.with_float(op_type))
 
 
 def register_promote_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Has operators of a type follow their inputs, in float32 unless all are lowered; otherwise as
+    """Makes operators of a type follow their inputs, in float32 unless all are lowered; otherwise as
     `register_half_function`."""
     _update(graph, lambda lists: lists.with_promote(op_type))
 

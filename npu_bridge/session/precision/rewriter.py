@@ -134,7 +134,7 @@ def _lowers_bfloat16() -> bool:
 
 
 def switch_on(session_config: Any, low_dtype: str) -> None:
-    """Has sessions with these settings run the rewriter for a dtype that it lowers to here."""
+    """Makes sessions with these settings run the rewriter for a dtype that it lowers to here."""
     rewrites = session_config.graph_options.rewrite_options
     name = _SWITCHES[device_kind(), low_dtype]
     setattr(rewrites, name, RewriterConfig.ON)

@@ -76,7 +76,7 @@ class Layer:
                 self._round_outputs(op, rule)
 
     def replace_calls(self, op: tf.Operation, functions: Mapping[str, str]) -> None:
-        """Has an operator call other functions, by name, under the guard."""
+        """Makes an operator call other functions, by name, under the guard."""
         name = f"{op.name}{_WORD}call"
         with _where(op):
             pairs = [
@@ -142,7 +142,7 @@ class Layer:
             self._redirect(tensor, self._rounded(tensor, dtype, op, f"output_{position}"), consumers)
 
     def _redirect(self, tensor, replacement, consumers):
-        """Has present and future consumers of a tensor read another one."""
+        """Makes present and future consumers of a tensor read another one."""
         self.replaced[tensor.ref()] = replacement
         for consumer in consumers:
             for place, taken in enumerate(consumer.inputs):
@@ -237,7 +237,7 @@ def unrounded(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def round_calls(functions: RoundedFunctions, layer: Layer, ops: Iterable[tf.Operation]) -> None:
-    """Has operators that call functions call rounded ones under a layer's guard."""
+    """Replaces the functions that operators call by rounded ones under a layer's guard."""
     for op in ops:
         names = {} if is_own(op) else {name: functions.rounded(name) for name in calls_of(op)}
         if any(name != other for name, other in names.items()):

@@ -20,7 +20,7 @@ def write_script(folder: pathlib.Path, text: str, name: str = "train.py") -> pat
 
 
 class WarmTrials:
-    """Has `run_trial` of a module start ranks from a warm Python; the rest of a command is what users run.
+    """Makes `run_trial` of a module start ranks from a warm Python; the rest of a command is what users run.
 
     Args:
       python: a `WarmPython`.

@@ -243,7 +243,7 @@ def scope(*_, **__):
 
 
 def session_of_keras(config=None, *_, **__):
-    """Has Keras use a session of these settings."""
+    """Makes Keras use a session of these settings."""
     session = tf.Session(config=config)
     tf.keras.backend.set_session(session)
     return session
