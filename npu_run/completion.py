@@ -12,7 +12,7 @@ from npu_run.commands import COMMANDS, GROUPS, find_command
 
 @add_completion_class
 class _Bash(BashComplete):
-    """Completion for bash that offers folders and scripts together, and adds no space behind `NAME=`."""
+    """Completion for bash that offers folders and scripts together, and adds no space after `NAME=`."""
 
     source_template = BashComplete.source_template.replace("compopt -o dirnames", "compopt -o plusdirs").replace(
         "COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value != *= ]] || compopt -o nospace"
@@ -57,7 +57,7 @@ def completion(shell: str) -> None:
 
     \b
     bash: eval "$(npu-run completion bash)"           in ~/.bashrc
-    zsh:  eval "$(npu-run completion zsh)"            in ~/.zshrc, behind compinit
+    zsh:  eval "$(npu-run completion zsh)"            in ~/.zshrc, after compinit
     fish: npu-run completion fish | source            in ~/.config/fish/config.fish
     """
     made_by = get_completion_class(shell)

@@ -304,6 +304,6 @@ def _fitting_size(count):
 
 
 def _filled_up(tensor, size):
-    """Returns the elements as a vector, with zeros behind them up to a size."""
+    """Returns the elements as a vector, padded with zeros to a size."""
     vector = tf.reshape(tensor, [-1])
     return tf.pad(vector, [[0, size - tf.size(vector)]])

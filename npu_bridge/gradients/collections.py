@@ -69,7 +69,7 @@ def publish_learning_rate(optimizer: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     for rate in learning_rates(optimizer):
         tensor = read_tensor(rate)
-        # Tensors made behind the gate of loss scaling cannot be fetched.
+        # Tensors made inside the gate of loss scaling cannot be fetched.
         is_fetchable = isinstance(tensor, tf.Tensor) and tensor.graph is graph and graph.is_fetchable(tensor)
         if is_fetchable or isinstance(rate, float):
             publish(LEARNING_RATE, tensor if is_fetchable else rate)

@@ -27,7 +27,7 @@ def list_elements(graph: tf.Graph, structure: Any) -> list:
 
 
 def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """Returns the operators behind tensors, and operators unchanged; none for tensors that are fed."""
+    """Returns the operators that compute tensors, and operators unchanged; none for tensors that are fed."""
     return [
         element if isinstance(element, tf.Operation) else element.op
         for element in elements

@@ -94,7 +94,7 @@ class StepRecorder(HookOfTraining):
 
     def _write(self):
         if not self._recorded and os.path.exists(self._path):
-            return  # the file of an earlier attempt; this one started behind these steps
+            return  # the file of an earlier attempt; this one started after these steps
         traces = [read_step(metadata, step, self._rank) for step, metadata in sorted(self._recorded.items())]
         overlapping = []
         if self._overlapping is not None:

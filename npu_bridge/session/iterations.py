@@ -55,7 +55,7 @@ _LONGEST_STEP_SECS = 1e-3
 def name_step(train_op: Any) -> tf.Operation:
     """Groups a training step, an operation or a tensor, as the op named `IterationOp`, which sessions repeat.
 
-    The op of a second step gets a number behind its name.
+    The op of a second step gets a number after its name.
     """
     with tf.name_scope(""), tf.control_dependencies(None):
         op = tf.group(train_op, name=ITERATION_OP)

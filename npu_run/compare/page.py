@@ -105,7 +105,7 @@ def _thin(count: int) -> np.ndarray:
 
 
 def _graph(found: Tensors) -> str:
-    """Draws the first operator out of tolerance between those before and behind it."""
+    """Draws the first operator out of tolerance between those before and after it."""
     if found.first is None:
         return ""
     name = found.first.place.op

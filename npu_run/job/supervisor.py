@@ -100,7 +100,7 @@ def run_ranks(
 ) -> Outcome:
     """Runs `script` on the ranks of a plan until all have ended.
 
-    Shows the output of rank 0 as it comes, that of the others line by line behind `[rank n] `.
+    Shows the output of rank 0 as it comes, that of the others line by line after `[rank n] `.
 
     Args:
       script: a Python file.

@@ -32,7 +32,7 @@ _ADVICE = " (npu-run --verbose shows them)"
 def script_frames(error: BaseException, script: str) -> types.TracebackType | None:
     """Returns the traceback from the script's first line on, without the launcher's frames.
 
-    A traceback that ends in the code behind the script's imports is cut at the import.
+    A traceback that ends in the code that carries out imports is cut at the import.
     """
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename != script:

@@ -147,7 +147,7 @@ def name_of(variable):
 
 
 def _elements(graph, fetches):
-    """Returns the operators behind any argument of `session.run`."""
+    """Returns the operators that any argument of `session.run` names."""
     if isinstance(fetches, dict):
         fetches = list(fetches.values())
     if isinstance(fetches, (list, tuple)):

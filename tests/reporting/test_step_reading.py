@@ -113,7 +113,7 @@ def test_steps_of_a_loop_are_told_apart_and_what_waits_for_the_step_before_belon
         ("next", "NextIteration", FLOAT, ["gate", "^weight/ApplyAdam"], 21, 21),
     ]
     metadata = record(*rows)
-    # The next step computes from 9 ms on, and sends behind the first one.
+    # The next step computes from 9 ms on, and sends after the first one.
     for name, begin, end in (
         ("forward", 9, 12),
         ("grad", 12, 17),

@@ -64,7 +64,7 @@ def get_ranksize() -> str:
 
 
 def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
-    """Makes the operators behind some tensors keep their dtype under every precision mode.
+    """Makes the operators that compute some tensors keep their dtype under every precision mode.
 
     Call it before the first run of a session that computes them.
 

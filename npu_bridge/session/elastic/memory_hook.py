@@ -23,7 +23,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
     nothing. Rank 0 and the first rank of each other host write their variables to memory every N runs. N comes from
     the measured cost of a copy, so that copies take 0.5 % of the time. If ranks keep their own state (`TopK`, sharded
     slots), only the host of rank 0 has copies. The next start resumes from a copy if it is newer than the checkpoints
-    on the disk. Copies are removed at the end of the training: put the hook behind the saver, so that the last
+    on the disk. Copies are removed at the end of the training: put the hook after the saver, so that the last
     checkpoint is on the disk by then.
 
     Args:

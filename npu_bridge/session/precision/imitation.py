@@ -28,7 +28,7 @@ from npu_bridge.session.precision.rounded_functions import RoundedFunctions
 from npu_bridge.session.precision.type_lists import TypeLists, lists_under
 
 _numbers = itertools.count()
-# Operators of loops and conditions, between which nothing may be inserted. The operators behind them round.
+# Operators of loops and conditions, between which nothing may be inserted. The operators after them round.
 _FRAMES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
 
 
@@ -59,7 +59,7 @@ class Imitation:
     def round_new_operators(self, graph: tf.Graph) -> None:
         """Rounds around the new operators of a graph, finalized or not.
 
-        Graph: a guard for each policy, and two casts named `<operator>/rounded_...` behind it for each rounded value.
+        Graph: a guard for each policy, and two casts named `<operator>/rounded_...` after it for each rounded value.
         """
         for policy, name in self._layers.items():
             with rounding.new_operators(graph, name, lambda: _guard(graph, name)) as (layer, ops):  # noqa: B023

@@ -161,7 +161,7 @@ def _is_looked_up(layer: Any) -> bool:
 
 
 def _with_outputs(model, dtype):
-    """Adds a layer that casts behind each floating output of another dtype."""
+    """Adds a layer that casts after each floating output of another dtype."""
     if dtype is None:
         return model
     if isinstance(model, tf.keras.Sequential):

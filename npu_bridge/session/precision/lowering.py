@@ -68,14 +68,14 @@ def lowered(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> froz
     if not allowed:
         return frozenset()
     clear, infer = of_type(lists.clear), of_type(lists.infer)
-    # Denied types deny the infer types behind them, also through clear ones.
+    # Denied types deny the infer types after them, also through clear ones.
     before_infer = reached(of_type(lists.deny) | infer, [before], clear)
     denied = reached(of_type(lists.deny), [after], before_infer)
     open_ones = can_change - denied
     # Infer and clear types between two allowed operators are lowered.
     behind = reached(allowed, [after], (clear | infer) & open_ones - allowed)
     result = allowed | reached(allowed, [before], behind)
-    if low_dtype == BFLOAT16:  # infer types right behind lowered operators, too
+    if low_dtype == BFLOAT16:  # infer types right after lowered operators, too
         for name in nodes:
             if (
                 name in infer

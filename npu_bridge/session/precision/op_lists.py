@@ -30,7 +30,7 @@ class OpLists(NamedTuple):
     Attributes:
       half: types that compute in the low dtype.
       floats: types that keep their dtype.
-      promote: types that are lowered only between lowered operators, and stay in float32 behind one that stays.
+      promote: types that are lowered only between lowered operators, and stay in float32 after one that stays.
     """
 
     half: frozenset[str] = frozenset()

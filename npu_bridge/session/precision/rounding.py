@@ -135,7 +135,7 @@ class Layer:
                 continue
             consumers = list(tensor.consumers())
             if any(_OUTPUT in user.name and _layer_of(user) == self.name for user in consumers):
-                continue  # it is a copy, and so is the rounding behind it
+                continue  # it is a copy, and so is the rounding after it
             if op.type in EXACT and _rounds_all_inputs(op, rule):
                 self._are_rounded.add(tensor.ref())
                 continue

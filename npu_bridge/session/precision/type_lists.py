@@ -1,7 +1,7 @@
 """Holds the lists of operator types for mixed precision, as TensorFlow's rewriter has them.
 
 - *allow*: always lowered; other types are lowered because of these.
-- *infer*: lowered between lowered operators; in bfloat16 also right behind one.
+- *infer*: lowered between lowered operators; in bfloat16 also right after one.
 - *clear*: choose, move or compare values, so they are lowered where their neighbours are.
 - *deny*: never lowered, nor is an infer type that follows one.
 
