@@ -35,10 +35,10 @@ def without_rows(variables: Sequence[tf.Variable]) -> list:
 
 
 class RankValues:
-    """The values of all ranks, of variables whose values are each rank's own.
+    """The values of all ranks for variables that differ between ranks.
 
     Attributes:
-      module: holds the variables with the rows, for checkpoints; these are empty but around a checkpoint.
+      module: holds the variables with the rows, for checkpoints; these are empty except around a checkpoint.
     """
 
     def __init__(self):
@@ -47,7 +47,7 @@ class RankValues:
 
     @property
     def kept(self) -> list:
-        """The variables whose values are each rank's own."""
+        """The variables that differ between ranks."""
         return [variable for variable, _ in self._kept.values()]
 
     def make(self, variables: Sequence[tf.Variable]) -> None:
@@ -95,7 +95,7 @@ class RankValues:
         return None if tf.executing_eagerly() else tf.group(*filled)
 
     def counts(self) -> dict[str, int]:
-        """How many rows each variable has now, by its name; only eagerly."""
+        """Returns how many rows each variable has now, by its name; only eagerly."""
         return {variable.name: int(count) for (variable, _), count in zip(self._kept.values(), self._counts())}
 
     def _counts(self):
@@ -112,7 +112,7 @@ class RankValues:
 
 
 class GivenBack(first_run.Check):
-    """Gives values back between two runs of a session, where a training run must not even begin without them.
+    """Gives each rank its values back between two runs of a session, before a training run that needs them.
 
     A training step of a TF 1 graph reads weights before anything of this package runs in it. So rows are taken in a run
     of its own, before the first training run of a session and the first one after rows were filled or restored.
@@ -148,7 +148,7 @@ class GivenBack(first_run.Check):
 
 
 class _Filling(first_run.Check):
-    """Makes a session look for rows once more after a run that fills them."""
+    """Makes a session look for rows again after a run that fills them."""
 
     def __init__(self, given_back):
         super().__init__()
@@ -171,7 +171,7 @@ def rows_may_have_come(graph: tf.Graph | None, session: Any) -> None:
 
 
 def noted_gather(values: RankValues, name: str, given_back: GivenBack | None) -> Any:
-    """As `RankValues.gather`, of values that are given back by `given_back`, or by the next step."""
+    """Works as `RankValues.gather`, and lets `given_back`, or else the next step, give the values back."""
     with wire_names.noted() as transfers:
         op = values.gather(name, is_kept=True)
     if given_back is not None:
@@ -182,7 +182,7 @@ def noted_gather(values: RankValues, name: str, given_back: GivenBack | None) ->
 def _empty_rows(variable):
     shape, dtype = variable.shape, variable.dtype.base_dtype
     any_rows = tf.TensorShape([None, *shape])
-    # The initial value can have rows, too: that is how values are put into the variables of a finished graph.
+    # The initial value can have rows, too: feeding it sets the variables of a finished graph.
     made = state_variable(
         lambda: tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=any_rows),
         f"{OF_RANKS}{variable.name.partition(':')[0]}",
@@ -194,9 +194,9 @@ def _empty_rows(variable):
 
 
 def _own_row(variable, rows):
-    """This rank's row; the mean of those of another number of ranks; what the variable has where there is none.
+    """Returns this rank's row, the mean of the rows of another number of ranks, or the variable if there are no rows.
 
-    Without a condition for each variable, of which graphs are built slowly; it is computed around checkpoints only.
+    Uses no condition for each variable, which would slow down building; computed around checkpoints only.
     """
     ranks, count = collective.current(), tf.shape(rows)[0]
     is_of_others = tf.logical_and(count > 1, tf.not_equal(count, ranks.size))

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
     @property
     def names(self):
-        """What the row answers: the code of its first cell, or the words there."""
+        """The code of the first cell, or its words."""
         return re.findall(r"`([^`]+)`", self.there) or [self.there]
 
     @property
@@ -59,7 +59,7 @@ def rows_of(text):
 
 
 def run(text, name):
-    """Runs the pieces of python above the tables, and every row of a page; gives the names they leave behind."""
+    """Runs the pieces of python above the tables, and every row of a page; returns the names they leave behind."""
     names = {"__name__": name}
     above = text.partition(f"| {' | '.join(HEADS)} |")[0]
     for piece in re.findall(r"```python\n(.*?)```", above, re.DOTALL):
@@ -76,7 +76,7 @@ def run(text, name):
 
 @pytest.fixture
 def stock_tensorflow(tmp_path, monkeypatch):
-    """A folder to write into and a graph of its own; what a page sets for the process is taken back."""
+    """Runs a test in a new folder; afterwards undoes the settings that a page makes in the process."""
     monkeypatch.chdir(tmp_path)
     policy = tf.keras.mixed_precision.global_policy()
     yield
@@ -98,7 +98,7 @@ def test_every_name_has_a_row_with_code(page):
 
 
 def test_what_is_read_and_run():
-    """The check itself."""
+    """Tests the check itself."""
     page = "```python\nfrom math import pi\n```\n\n| there | here | what differs |\n| --- | --- | --- |\n"
     page += (
         "| two | `twice = 2 * pi`, then `big = twice \\| 8 if 0 else twice` | nothing |\n| none | in words | much |\n"

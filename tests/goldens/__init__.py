@@ -7,5 +7,5 @@ model in numpy after each step. A new stage gets its formula in `models.py` and 
 combines it with every other stage. A new way to train is a class in `ways.py`, a new network one in `problems.py`.
 
 `two_layers.py` and `keras_models.py` hold the models of tests that compare with stock TensorFlow instead of numpy, and
-`sets.py` trainings that go on from each other's checkpoints.
+`sets.py` trainings that resume from each other's checkpoints.
 """

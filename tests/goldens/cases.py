@@ -1,4 +1,4 @@
-"""The registry: trainings by name, and in which ways each of them is run on how many ranks."""
+"""The registry: trainings by name, with the ways and numbers of ranks in which each is run."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ FUNCTIONS = ("function", "fit, legacy", "fit, current")
 
 
 def exponential(first, every):
-    """Moves by twice and half."""
+    """Returns a manager that doubles and halves its scale."""
     return ExponentialUpdateLossScaleManager(first, every, 1, 2, 0.5)
 
 
 def dynamic(first, every):
-    """The same rule with another face."""
+    """Returns a manager of the same rule with the interface of `npu_bridge.amp`."""
     return DynamicLossScaleManager(first, growth_interval=every)
 
 
 def apex(first, every):
-    """The same rule with a third face."""
+    """Returns a manager of the same rule with the arguments of APEX."""
     return DynamicLossScaleManager.apex(first, scale_window=every)
 
 
@@ -106,18 +106,18 @@ class Golden(NamedTuple):
     slow: dict = {}  # noqa: RUF012
 
     def made_stages(self):
-        """The stages, new ones."""
+        """Makes the stages anew."""
         return stages.from_config({"stages": list(self.stages)})
 
     def made_managers(self):
-        """A loss-scale manager, or one for each loss, new ones."""
+        """Makes a loss-scale manager anew, or one for each loss."""
         if self.groups:
             return self.managers[0](list(self.groups), [first for first, *_ in self.scales])
         made = [make(*rule) for make, rule in zip(self.managers, self.scales)]
         return made if len(made) > 1 else made[0]
 
     def parts_of(self, grads):
-        """Of gradients for each loss those that have a loss scale of their own."""
+        """Returns, of the gradients for each loss, those with a separate loss scale."""
         if not self.groups:
             return grads
         ((of, rows),) = grads
@@ -146,7 +146,7 @@ _of_stages("clip by value", fast={1: ("graph",)})
 _of_stages("clip by norm", fast={1: ("graph",)})
 _of_stages("centralise", fast={1: ("graph",)})
 _of_stages("centralise", "clip by norm", "clip by value", "clip locally", "accumulate", fast={1: _ALL, 2: FUNCTIONS})
-# What does nothing on one rank. On two ranks graphs are those of `chains.py`.
+# Stages that do nothing on one rank. On two ranks graphs are those of `chains.py`.
 _of_stages("clip by norm", "accumulate", "clip locally", "top k", fast={2: ("function", "fit, current")})
 _of_stages("top k of a fragment", fast={2: ("function",)})
 _of_stages("adasum", slow={2: FUNCTIONS[1:], 4: ("graph",)})
@@ -232,7 +232,7 @@ _add(
 
 
 def plan(ranks, is_slow):
-    """Pairs of a way and a name: what is trained on so many ranks, in `make test` or only in `make test-all`."""
+    """Returns pairs of a way and a name to train on so many ranks, in `make test` or only in `make test-all`."""
     return [
         (way, golden.name)
         for golden in GOLDENS.values()

@@ -54,7 +54,7 @@ class Case(NamedTuple):
     is_tailed: bool
 
     def refused(self):
-        """The names of two stages of which only one can be there, or None."""
+        """Returns the names of two stages that exclude each other, or None."""
         names = [table["stage"] for table in self.golden.stages]
         pairs = list(itertools.combinations(names, 2))
         together = [pair for pair in pairs if set(pair) <= set(SYNCHRONISING)]
@@ -63,7 +63,7 @@ class Case(NamedTuple):
         return next(iter([*together, *equal, *(("Freeze", table["stage"]) for table in needing)]), None)
 
     def met(self):
-        """Which stages meet in it each argument of another one, and tailing or momentum."""
+        """Returns the stages with the arguments of others, and tailing or momentum, that they meet in this chain."""
         own = {("is_tailed", self.is_tailed), ("momentum", self.golden.momentum)}
         for table in self.golden.stages:
             own |= {(table["stage"], key, json.dumps(value)) for key, value in table.items() if key != "stage"}
@@ -71,13 +71,13 @@ class Case(NamedTuple):
 
 
 def _needs_all_variables(table):
-    """True for a stage that cannot do without some variables in some updates."""
+    """Returns True for a stage that needs every variable in every update."""
     keeps = table["stage"] in ("TopK", "Threshold") and table.get("error_feedback", True)
     return keeps or table["stage"] == "PartialSync"
 
 
 def cases(seed=15):
-    """Every pair of stages alone, and then longer chains until in these, too, every two things have met that can."""
+    """Returns every pair of stages, then longer chains until all pairs that can meet have met in these, too."""
     source = random.Random(seed)
     plain = {table["stage"]: table for table in reversed(TABLES.values()) if "exchange" not in table}
     taken = [_case(source, pair) for pair in itertools.combinations_with_replacement(plain.values(), 2)]
@@ -118,7 +118,7 @@ class Result(NamedTuple):
 
 
 def trained_together(numbers):
-    """Trains with several chains of `cases()` in one graph; gives by number a `Result`, or the text of the refusal."""
+    """Trains with several chains of `cases()` in one graph; returns a `Result`, or the refusal's text, by number."""
     results, training, of_all = {}, {}, cases()
     with tf.Graph().as_default():
         step = tf1.placeholder(tf.int32, [])

@@ -1,4 +1,4 @@
-"""Trains goldens on a rank, and compares what came of it with the model in numpy."""
+"""Trains goldens on a rank, and compares the results with the model in numpy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.goldens.problems import LAYERS
 from tests.goldens.two_layers import assert_same_bits
 from tests.goldens.ways import WAYS, is_apart
 
-# Those that end the backward pass before the layers that are frozen.
+# Ways that end the backward pass before the frozen layers.
 _STOPPING = ("function", "fit, legacy", "fit, current")
 _NAMED = ("graph", "graph, tailed", "function", "function, own tape", "eager")  # variables of others have numbers
 
 
 def trained(pairs):
-    """On a rank, by way and name of a golden: what is seen after each step, updates, what is kept, backward passes."""
+    """Trains on a rank; returns steps, updates, kept values and backward passes by way and name of a golden."""
     found = {}
     for way, name in pairs:
         training = WAYS[way](GOLDENS[name])
@@ -29,7 +29,7 @@ def trained(pairs):
 
 
 def assert_equals_numpy(results):
-    """Results of `trained`, by rank, against the model."""
+    """Checks the results of `trained`, by rank, against the model."""
     for way, name in results[0]:
         golden, model = GOLDENS[name], in_numpy(GOLDENS[name], len(results))
         assert 0 < model.trace[-1].updates < golden.problem.steps
@@ -65,27 +65,27 @@ def _assert_trace_equals(golden, trace, expected, rank, of_rank_0, where):
 
 
 def assert_close(actual, expected, where, problem=GOLDENS["accumulate"].problem):
-    """Arrays by name; float32 against float64, whatever happened to them in all steps."""
+    """Compares arrays by name, float32 with float64 after all steps."""
     assert set(actual) == set(expected), where
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], value, problem.rtol, problem.atol, err_msg=f"{where}: {name}")
 
 
 def backward_passes(trace, is_stopped):
-    """How often the backward pass of each layer is to be computed."""
+    """Returns how often the backward pass of each layer has to be computed."""
     kernels = [f"layer_{number}/kernel" for number in range(LAYERS)]
     return [sum(not (is_stopped and kernel in after.frozen) for after in trace) for kernel in kernels]
 
 
 def kept_in(everything, folder):
-    """What stages keep for each variable, by the variable's name without scopes."""
+    """Returns the values that stages keep, by the variable's name without scopes."""
     found = {name.partition(":")[0]: value for name, value in everything.items() if folder + "/" in name}
     own = {name: value for name, value in found.items() if "of_ranks" not in name and not name.endswith("_rows")}
     return {name.rpartition(folder + "/")[2]: value for name, value in own.items()}
 
 
 def resumed(way, name, folder, stop=11, steps=16):
-    """Every variable after training in one go, after a restart from rank 0's checkpoint, and before the restart."""
+    """Returns every variable after an unbroken training, and after and before a restart from rank 0's checkpoint."""
     ranks = collective.current()
     fed = GOLDENS[name].problem.fed_to(ranks.rank, steps)
     whole, before, after = (WAYS[way](GOLDENS[name]) for _ in range(3))

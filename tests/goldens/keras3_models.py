@@ -1,4 +1,4 @@
-"""The small model of `keras_models.py` in Keras 3, on the same batches; none of it where `keras` is Keras 2."""
+"""The small model of `keras_models.py` in Keras 3, on the same batches; empty if `keras` is Keras 2."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ OPTIMIZERS = {
 
 
 def make_model():
-    """With a constraint, too."""
+    """Makes the model with a constraint."""
     return keras_models.make_model(keras, kernel_constraint="max_norm")
 
 
 def dynamic(optimizer, init=2.0**10, growth=3, **arguments):
-    """Our loss scaling with the rule of Keras' own: halved at an overflow, doubled after some good steps."""
+    """Returns our loss scaling with the rule of Keras: halved at an overflow, doubled after some good steps."""
     return npu_keras_optimizer(optimizer, ExponentialUpdateLossScaleManager(init, growth, 1, 2, 0.5), **arguments)
 
 
 class Trace(keras.callbacks.Callback):
-    """Keeps after every batch what `read` gives of the optimizer."""
+    """Keeps the result of `read(optimizer)` after every batch."""
 
     def __init__(self, read):
         super().__init__()
@@ -66,7 +66,7 @@ def loop(optimizer, data, decorate=tf.function, scales=True, batch_size=BATCH_SI
 
 
 def state_of(model):
-    """Every value of the model and of the optimizer that updates it, without a loss scale."""
+    """Returns every value of the model and of the optimizer that updates it, without a loss scale."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     values = [*model.variables, *optimizer.variables]
     return {str(position): value.numpy() for position, value in enumerate(values)}

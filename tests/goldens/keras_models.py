@@ -1,4 +1,4 @@
-"""A small Keras model that tests train, with batches they can poison."""
+"""A small Keras model for tests, with batches that they can poison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCH_SIZE = 8
 
 
 def make_model(library=tf.keras, **hidden):
-    """An embedding under two dense layers, whose weights are the same in every process."""
+    """Makes an embedding under two dense layers, with the same weights in every process."""
     library.utils.set_random_seed(1)
     return library.Sequential(
         [
@@ -28,7 +28,7 @@ def make_model(library=tf.keras, **hidden):
 
 
 def make_data(batches, poisoned=(), batch_size=BATCH_SIZE):
-    """Tokens and labels; a poisoned batch has one label of Inf, so that its gradients are no numbers."""
+    """Returns tokens and labels; a poisoned batch has one label of Inf, so its gradients are not finite."""
     random = np.random.RandomState(0)
     tokens = random.randint(0, 10, [batches * batch_size, 3]).astype(np.int32)
     labels = random.randn(batches * batch_size, 2).astype(np.float32)
@@ -48,7 +48,7 @@ def fit(optimizer, data, model=None, batch_size=BATCH_SIZE, callbacks=(), librar
 
 
 def state_of(model):
-    """Every value of the model and of the optimizer that updates it, without a loss scale."""
+    """Returns every value of the model and of the optimizer that updates it, without a loss scale."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     variables = optimizer.variables
     values = [*model.variables, *(variables() if callable(variables) else variables)]

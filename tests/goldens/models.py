@@ -1,4 +1,4 @@
-"""What stages and loss scales do, in numpy: written from docs/stages*.md, for any chain that has an order."""
+"""Stages and loss scales in numpy, written from docs/stages*.md, for any chain that has an order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 
 
 class After(NamedTuple):
-    """What there is after a step.
+    """The state after a step.
 
     Attributes:
       values: variables by name, a dict for each rank.
       scales: the loss scales that the step used.
-      is_bad: a gradient was not finite, so that no update can come of it.
-      updates: how many there were so far.
+      is_bad: a gradient was not finite, so the step has no update.
+      updates: the number of updates so far.
       frozen: names of the variables that the step did not train.
       alike: names of the variables that are the same on all ranks.
     """
@@ -32,13 +32,13 @@ class After(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What is left after training.
+    """The state after training.
 
     Attributes:
       trace: an `After` for each step.
       slots: momenta by name, a dict for each rank.
-      residuals: the same of what was not sent; empty where nothing is kept.
-      sums: the same of gradients of a window that has not ended, empty without `Accumulate`.
+      residuals: unsent values, likewise; empty if none are kept.
+      sums: summed gradients of an unfinished window, likewise; empty without `Accumulate`.
     """
 
     trace: list
@@ -48,25 +48,25 @@ class Trained(NamedTuple):
 
 
 class _Grads(NamedTuple):
-    """Gradients of one rank or of all: dense arrays by name, and which rows of the table they have."""
+    """Gradients of one rank or of all: dense arrays by name, and the rows of the table that they have."""
 
     of: dict
     rows: np.ndarray
 
     def map(self, change):
-        """Changes every value that there is; rows that are not there stay zero."""
+        """Changes every value; missing rows stay zero."""
         changed = {name: change(grad) for name, grad in self.of.items()}
         if "table" in changed:
             changed["table"] = np.where(self.rows[:, np.newaxis], changed["table"], 0.0)
         return _Grads(changed, self.rows)
 
     def without(self, names):
-        """Zeros, and no rows, of some variables."""
+        """Replaces the gradients of some variables by zeros without rows."""
         of = {name: np.zeros_like(grad) if name in names else grad for name, grad in self.of.items()}
         return _Grads(of, self.rows & ("table" not in names))
 
     def plus(self, other, share=1):
-        """With a share of others added."""
+        """Adds a share of other gradients."""
         return _Grads({name: self.of[name] + other.of[name] / share for name in self.of}, self.rows | other.rows)
 
 
@@ -78,7 +78,7 @@ class _Scale:
         self._growth, self._backoff = np.float32(growth), np.float32(backoff)
 
     def move(self, is_bad):
-        """After a step, or a window."""
+        """Updates the scale after a step, or a window."""
         self._good = 0 if is_bad else self._good + 1
         if is_bad:
             self.value = self.value * self._backoff
@@ -87,7 +87,7 @@ class _Scale:
 
 
 def in_numpy(golden, rank_count):
-    """Trains with what the problem feeds to each rank; gives a `Trained`."""
+    """Trains with the problem's feeds for each rank; returns a `Trained`."""
     problem, stages = golden.problem, {table["stage"]: table for table in golden.stages}
     fed = [problem.fed_to(rank) for rank in range(rank_count)]
     start = {name: value.astype(np.float64) for name, value in problem.start_values().items()}
@@ -131,7 +131,7 @@ def in_numpy(golden, rank_count):
 
 
 def _judged(of_ranks, scales):
-    """Moves each scale by its part of the gradients of all ranks; gives whether any was not finite."""
+    """Moves each scale by its part of the gradients of all ranks; returns whether any was not finite."""
     bad = [not all(map(_is_usable, parts)) for parts in zip(*of_ranks)]
     for scale, is_bad in zip(scales, bad):
         scale.move(is_bad)
@@ -146,7 +146,7 @@ def _sum(parts):
 
 
 def _updated(golden, stages, local, values, slots, residuals, frozen):
-    """Changes values and slots of each rank, and what it keeps."""
+    """Changes the values, slots and kept values of each rank."""
     before = [dict(of_rank) for of_rank in values]
     for rank, grads in enumerate(_combined(stages, local, residuals, frozen)):
         _update(golden, values[rank], slots[rank], _of_reduced(stages, grads, frozen), frozen)
@@ -166,7 +166,7 @@ def _synchronise(values, names):
 
 
 def _has_feedback(stages, rank_count):
-    """What is sent as a whole leaves nothing behind."""
+    """Returns whether ranks keep a rest; a gradient that is sent as a whole leaves none."""
     if "TopK" in stages and stages["TopK"]["density"] * (rank_count - 1) >= 1:
         return False
     feedback = [stages[name].get("error_feedback", True) for name in ("TopK", "Threshold") if name in stages]
@@ -174,7 +174,7 @@ def _has_feedback(stages, rank_count):
 
 
 def _frozen(stages, updates, names):
-    """Names of the variables that this update does not train: those of the parts before that of its number."""
+    """Returns the variables that this update does not train: those of the parts before the part of its number."""
     if "Freeze" not in stages:
         return ()
     schedule = FreezeSchedule.of(stages["Freeze"]["schedule"])
@@ -184,21 +184,21 @@ def _frozen(stages, updates, names):
 
 
 def _clipped(grads, options):
-    """Finite values between the bounds; others stay what they are."""
+    """Clips finite values to the bounds; others stay unchanged."""
     high = options.get("high", options["low"])
     low = options["low"] if "high" in options else -high
     return grads.map(lambda grad: np.where(np.isfinite(grad), np.clip(grad, low, high), grad))
 
 
 def _is_usable(grads):
-    """Half the square of the norm is a finite float32."""
+    """Returns whether half the square of the norm is a finite float32."""
     with np.errstate(invalid="ignore", over="ignore"):
         half = sum(np.sum(np.square(grad)) for grad in grads.of.values()) / 2
     return bool(half <= np.finfo(np.float32).max)  # False for NaN
 
 
 def _combined(stages, local, residuals, frozen):
-    """What each rank goes on with."""
+    """Returns the gradients that each rank applies."""
     if "PartialSync" in stages:
         return local
     if "Adasum" in stages:
@@ -233,7 +233,7 @@ def _is_of_weights(stages):
 
 
 def _sent(options, grads, residual, frozen):
-    """What one rank sends of its dense gradients; changes what it keeps."""
+    """Returns the part of its dense gradients that one rank sends; changes the part that it keeps."""
     dense = [name for name in grads.of if name != "table" and name not in frozen]
     wanted = {name: grads.of[name] + residual.get(name, 0.0) for name in dense}
     flat = {name: value.ravel() for name, value in wanted.items()}
@@ -250,14 +250,14 @@ def _sent(options, grads, residual, frozen):
 
 
 def _largest(vector, density):
-    """Which values have the largest magnitudes; of equal ones the first."""
+    """Marks the values with the largest magnitudes; the first of equal ones."""
     chosen = np.zeros(vector.size, bool)
     chosen[np.argsort(-np.abs(vector), kind="stable")[: math.ceil(density * vector.size)]] = True
     return chosen
 
 
 def adasum_tree(grads):
-    """Adasum of one variable's gradients, in pairs of neighbours, pairs of pairs and so on."""
+    """Computes Adasum of one variable's gradients, in pairs of neighbours, pairs of pairs and so on."""
     while len(grads) > 1:
         grads = [
             sum(((1 - np.sum(a * b) / (2 * np.sum(x * x))) * x for x in (a, b) if x.any()), np.zeros_like(a))
@@ -274,7 +274,7 @@ def _of_reduced(stages, grads, frozen):
         trained = grads.of.keys() - set(frozen)  # what is left out has no gradient, also where the least value is not 0
         norm = np.sqrt(sum(np.sum(np.square(grads.of[name])) for name in trained))
         grads = grads.map(lambda grad: grad * min(1.0, bound / max(norm, 1e-300)))
-    # Gradients of vectors, and sparse ones, stay what they are.
+    # Gradients of vectors, and sparse ones, stay unchanged.
     if "CentralizeGradients" in stages and "kernel" not in stages["CentralizeGradients"].get("skip", ()):
         kernel = grads.of["kernel"]
         grads = _Grads({**grads.of, "kernel": kernel - kernel.mean(axis=0, keepdims=True)}, grads.rows)
@@ -282,7 +282,7 @@ def _of_reduced(stages, grads, frozen):
 
 
 def _update(golden, values, slots, grads, frozen):
-    """The momentum optimizer of TensorFlow: of a sparse gradient it updates the rows that are there."""
+    """Updates as TensorFlow's momentum optimizer: for a sparse gradient, only the rows that it has."""
     for name in grads.of.keys() - set(frozen):
         grad = grads.of[name]
         there = np.broadcast_to(grads.rows[:, np.newaxis] if name == "table" else True, grad.shape)
@@ -291,7 +291,7 @@ def _update(golden, values, slots, grads, frozen):
 
 
 def _partitions(values, threshold):
-    """From the last variable on: a large one by itself, small ones together until they are more than the threshold."""
+    """Cuts from the last variable on: a large one alone, small ones together until they exceed the threshold."""
     cut, together = [], []
     for name in reversed(values):
         if values[name].size > threshold:

@@ -1,4 +1,4 @@
-"""What goldens train: start values, what each rank is fed, losses in TensorFlow, and raw gradients in numpy."""
+"""Problems of goldens: start values, feeds for each rank, losses in TensorFlow, and raw gradients in numpy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def _with_bad(fed, rank, bad):
 
 
 class Fed:
-    """Gradients are what is fed, whatever the variables; those of the table are rows with repeated indices.
+    """A problem whose gradients are fed, whatever the variables; those of the table are rows with repeated indices.
 
     Args:
       losses: 1, or 2, of which the second has no `vector`; its keys end with `_1`.
-      bad: by (step, rank, key) what one value of a gradient is replaced by.
+      bad: replacements of one value of a gradient, by (step, rank, key).
     """
 
     shapes = {"kernel": (4, 3), "vector": (3,), "table": (6, 2)}
@@ -32,12 +32,12 @@ class Fed:
         self._suffixes = ("", "_1")[:losses]
 
     def start_values(self):
-        """What the variables are before the first step."""
+        """Returns the variables before the first step."""
         random = np.random.RandomState(100)
         return {name: random.randn(*shape).astype(np.float32) for name, shape in self.shapes.items()}
 
     def fed_to(self, rank, steps=None):
-        """One dict of arrays for each step."""
+        """Returns a dict of arrays for each step."""
         random, fed = np.random.RandomState([self._seed, rank]), []
         for _ in range(steps or self.steps):
             grads = {"vector": random.randn(3).astype(np.float32)}
@@ -49,7 +49,7 @@ class Fed:
         return _with_bad(fed, rank, self._bad)
 
     def losses_of(self, variables, fed, mark=None):
-        """In TensorFlow."""
+        """Computes the losses in TensorFlow."""
         losses = []
         for suffix in self._suffixes:
             read = tf.gather(variables["table"], fed[f"rows{suffix}"])
@@ -59,7 +59,7 @@ class Fed:
         return losses
 
     def gradients_of(self, values, fed):
-        """For each loss dense gradients by name, and which rows of the table have some."""
+        """Returns, for each loss, dense gradients by name, and the rows of the table that have gradients."""
         found = []
         for suffix in self._suffixes:
             table, rows = np.zeros(self.shapes["table"]), np.zeros(6, bool)
@@ -89,12 +89,12 @@ class Layers:
         self.steps, self._bad, self._is_poisonable = steps, bad or {}, is_poisonable
 
     def start_values(self):
-        """What the variables are before the first step."""
+        """Returns the variables before the first step."""
         random = np.random.RandomState(1)
         return {name: random.randn(*shape).astype(np.float32) for name, shape in self.shapes.items()}
 
     def fed_to(self, rank, steps=None):
-        """One dict of arrays for each step."""
+        """Returns a dict of arrays for each step."""
         random, fed = np.random.RandomState(10 + rank), []
         for _ in range(steps or self.steps):
             fed.append({key: random.randn(ROWS, WIDTH).astype(np.float32) for key in ("x", "y")})
@@ -103,7 +103,7 @@ class Layers:
         return _with_bad(fed, rank, self._bad)
 
     def losses_of(self, variables, fed, mark=None):
-        """In TensorFlow; `mark(x, i, j)` is put around what goes from a layer to the next one, or out of all."""
+        """Computes the loss in TensorFlow; `mark(x, i, j)` wraps the tensor between two layers, or the output."""
         mark = mark or (lambda x, i, j: x)
         x = fed["x"]
         for number in range(LAYERS):
@@ -119,7 +119,7 @@ class Layers:
         return [loss]
 
     def gradients_of(self, values, fed):
-        """Of the one loss dense gradients by name, and of no rows."""
+        """Returns the dense gradients of the one loss by name, and no rows."""
         outputs = [fed["x"].astype(np.float64)]
         for number in range(LAYERS):
             kernel, bias = (values[f"layer_{number}/{kind}"] for kind in ("kernel", "bias"))

@@ -87,12 +87,12 @@ def own_kinds(chosen):
 
 @functools.cache
 def training(chosen):
-    """The graph of a set of stages, made at the first call in this process."""
+    """Returns the graph of a set of stages, made at the first call in this process."""
     return Training(chosen)
 
 
 class Training:
-    """A graph of five variables whose gradients depend on their values and on what each rank is fed."""
+    """A graph of five variables whose gradients depend on their values and on the feeds of each rank."""
 
     def __init__(self, chosen):
         self.graph = tf.Graph()
@@ -119,32 +119,32 @@ class Training:
             self._saver = NPUSaver(max_to_keep=None)
             self._initializer = tf1.global_variables_initializer()
             kept = [variable for variable in tf1.global_variables() if OF_RANKS not in variable.name]
-            # `value()` reads what is here, also of slots that are elsewhere.
+            # `value()` reads this rank's part, also of slots on other ranks.
             self._values = {variable.name: variable.value() for variable in kept}
             self.graph.finalize()
 
     def session(self):
-        """A session with initial values."""
+        """Returns a session with initial values."""
         session = tf1.Session(graph=self.graph, config=as_built())
         session.run(self._initializer)
         return session
 
     def train(self, session, first, last):
-        """Steps from one number to another, with batches of this rank."""
+        """Trains from one step to another, with batches of this rank."""
         rank = collective.current().rank
         for step in range(first, last):
             session.run(self.train_op, {self._fed: np.random.RandomState(100 * step + rank).randn(len(SHAPES))})
 
     def state(self, session):
-        """Every value by its name, those that are kept elsewhere left out."""
+        """Returns every value by its name, without those that other ranks keep."""
         return {name: value for name, value in session.run(self._values).items() if np.size(value)}
 
     def settle(self, session):
-        """Gives ranks their rows, where there are some."""
+        """Gives ranks their rows, if any."""
         session.run(self._settle)
 
     def save(self, session, path):
-        """To be called on all ranks; rank 0's file is at that path."""
+        """Saves; called on all ranks. The file of rank 0 is at that path."""
         session.run(self._sync)
         rank = collective.current().rank
         self._saver.save(session, f"{path}_of_rank_{rank}" if rank else path, write_meta_graph=False)
@@ -155,7 +155,7 @@ class Training:
 
 
 def assert_settled(restored, saved, chosen, where):
-    """States of all ranks after a restore, against those with which another number of ranks, or other stages, saved.
+    """Compares the states of all ranks after a restore with those saved by other stages or another number of ranks.
 
     Args:
       restored, saved: by rank, values by name.

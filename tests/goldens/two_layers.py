@@ -1,4 +1,4 @@
-"""A small model that tests train, with gradients they can choose."""
+"""A small model for tests, with gradients that they can choose."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def in_graph(function):
 
 
 def as_built():
-    """Settings of a session that runs graphs as they are: to optimize small ones takes longer than to run them."""
+    """Returns settings of a session that does not optimize graphs, which takes longer than running small ones."""
     config = tf1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config
 
 
 def as_built_by_many():
-    """`as_built` on more than two ranks, which share the cores; on one and two, sessions are what users have."""
+    """Returns `as_built()` on more than two ranks, which share the cores; on one and two, users' own settings."""
     return as_built() if collective.current().size > 2 else None
 
 
@@ -82,7 +82,7 @@ class TwoLayers:
 
 
 def token_batches(steps, batch_size=8, seed=0):
-    """One batch of token ids per step."""
+    """Returns one batch of token ids per step."""
     random = np.random.RandomState(seed)
     return [random.randint(0, 20, batch_size) for _ in range(steps)]
 
@@ -125,7 +125,7 @@ def _tensor(name):
 
 
 def assert_same_bits(actual, expected):
-    """Every variable of `expected` is in `actual` with the same bits; names the first that is not."""
+    """Checks that `actual` has every variable of `expected` with the same bits; names the first that differs."""
     for name, value in expected.items():
         assert name in actual, f"{name} is missing; there are {sorted(actual)}"
         if actual[name].tobytes() != value.tobytes():

@@ -24,7 +24,7 @@ tf1 = tf.compat.v1
 
 
 class Seen(NamedTuple):
-    """What there is after a step; the report of its optimizer, where it has one, and its losses."""
+    """The state after a step, with the report of its optimizer, if any, and its losses."""
 
     values: dict
     scales: tuple
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 def _mark_of(golden):
-    """Boundaries of groups, around what goes from a layer to the next one."""
+    """Returns boundaries of groups around the tensors between layers."""
     if not golden.groups:
         return None
     names = [f"layer_{number}/" for number in range(LAYERS)]
@@ -42,7 +42,7 @@ def _mark_of(golden):
 
 
 class InGraph:
-    """A TF 1 graph with `NPUOptimizer`; its checkpoints are paths that other graphs can go on from."""
+    """A TF 1 graph with `NPUOptimizer`; its checkpoints are paths from which other graphs can resume."""
 
     def __init__(self, golden, is_tailing=False, **settings):
         self.graph = tf.Graph()
@@ -113,13 +113,13 @@ def _optimizer_of(golden, is_tailing, settings):
 
 
 def is_apart(golden):
-    """Whether ranks keep something for themselves."""
+    """Returns whether ranks keep values that differ."""
     apart = ("PartialSync", "TopK", "Threshold", "Accumulate")
     return any(table["stage"] in apart and "exchange" not in table for table in golden.stages)
 
 
 class _Objects:
-    """Of Keras optimizers: has `variables` by name, `optimizer` and `checkpoint`."""
+    """A base for Keras optimizers: has `variables` by name, `optimizer` and `checkpoint`."""
 
     def values(self):
         return {name: variable.numpy() for name, variable in self.variables.items()}
@@ -248,7 +248,7 @@ class InFit(_Objects):
 
 
 class _Model(tf.keras.Model):
-    """Its output is the loss of a problem, for a batch of what is fed in one step."""
+    """A model whose output is the loss of a problem, for a batch with the feeds of one step."""
 
     def __init__(self, problem, counted):
         super().__init__()
@@ -293,7 +293,7 @@ class Counted:
         self.runs = [0] * LAYERS
 
     def mark(self, x, number, _):
-        """An identity at the output of a layer; its gradient counts."""
+        """Marks the output of a layer with an identity whose gradient counts."""
 
         def count(grad):
             self.runs[number] += 1

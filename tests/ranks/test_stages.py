@@ -1,4 +1,4 @@
-"""What ranks keep for themselves is saved, restored and never lost; and sums that are sent as a whole."""
+"""Values that each rank keeps are saved, restored and never lost; and sums that are sent as a whole."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def fed_to(rank, steps):
 
 
 def resumed_in(names, folder):
-    """On a rank: every variable after training in one go and after a restart, and before the restart."""
+    """Returns, on a rank, every variable after an uninterrupted training, and after and before a restart."""
     assert collective.current().size == 2
     return [checks.resumed(way, name, folder) for way, name in names]
 
 
 @pytest.mark.slow("every stage trains twice and resumes")
 def test_each_rank_resumes_its_own_window_from_rank_0s_checkpoint_bit_for_bit(on_ranks, tmp_path):
-    """Sums, and what was not sent, are each rank's own."""
+    """Sums and unsent values differ between ranks."""
     names = [(way, KEEPING) for way in ("graph", "function", "fit, legacy", "fit, current")]
     names.append(("graph", "frozen, in windows"))
     results = on_ranks(2, resumed_in, names, str(tmp_path))
@@ -44,7 +44,7 @@ def test_each_rank_resumes_its_own_window_from_rank_0s_checkpoint_bit_for_bit(on
 
 
 def resumed_on_rank_0_alone(is_broadcast, folder):
-    """On a rank: what is kept before and after a restore that happens on rank 0 alone, and steps after it."""
+    """Returns, on a rank, the kept values before and after a restore on rank 0 alone, and steps after it."""
     ranks = collective.current()
     fed = fed_to(ranks.rank, 16)
     before, after = (InGraph(GOLDENS[KEEPING]) for _ in range(2))
@@ -67,7 +67,7 @@ def test_what_each_rank_keeps_gets_to_it_from_a_restore_on_rank_0_alone(on_ranks
 
 
 def saved_and_kept(folder):
-    """On a rank: what is kept when rank 0 writes a checkpoint."""
+    """Returns, on a rank, the kept values when rank 0 writes a checkpoint."""
     ranks = collective.current()
     training = InGraph(GOLDENS[KEEPING])
     training.train(fed_to(ranks.rank, 10))
@@ -102,7 +102,7 @@ CONSERVING = ("top k", "threshold")
 
 
 def conserved():
-    """On a rank: by chain all that was applied in 200 steps, what is left to send, and all that this rank had."""
+    """Returns, on a rank, the sums applied in 200 steps, still to send, and of this rank's gradients, by chain."""
     rank, found = collective.current().rank, {}
     bad = {(step, step % 2, "kernel"): value for step, value in ((3, np.inf), (50, np.nan), (51, -np.inf), (199, 1e25))}
     fed = Fed(200, 7, bad).fed_to(rank)
@@ -135,7 +135,7 @@ def test_nothing_that_was_not_sent_is_lost(on_ranks):
 
 
 def after_each_step(steps):
-    """On a rank: the variables after each step of partial synchronisation."""
+    """Returns, on a rank, the variables after each step of partial synchronisation."""
     training = InGraph(GOLDENS["partial sync"])
     return [seen.values for seen in training.train(fed_to(collective.current().rank, steps))]
 
@@ -159,7 +159,7 @@ DENSE = {
 
 
 def sent_as_a_whole():
-    """On a rank: what `TopK` makes of gradients where sending all values is cheaper, by stages and loss scaling."""
+    """Returns, on a rank, the results of `TopK` where sending all values is cheaper, by stages and loss scaling."""
     rank, found = collective.current().rank, {}
     kernel, table = tf.Variable(tf.zeros([4]), name="kernel"), tf.Variable(tf.zeros([4, 1]), name="table")
     for case, others in DENSE.items():
