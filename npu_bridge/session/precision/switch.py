@@ -148,7 +148,7 @@ class ProgressVariablesHook(tf.estimator.SessionRunHook):
         self._where = type(self).__name__
         if step is None and loss is None:
             raise ValueError(
-                f"{self._where}: there is neither a step nor a loss. Expected one of them; got None for both. Pass "
+                f"{self._where}: there is nothing to report. Expected step or loss; got None for both. Pass "
                 f'step="global_step:0" and total_step=..., or loss and final_loss=....'
             )
         self._asked = {"STEP_NOW": step, "LOSS_NOW": loss}
