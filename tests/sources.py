@@ -9,11 +9,11 @@ import pathlib
 
 @functools.cache
 def tree_of(path: pathlib.Path) -> ast.Module:
-    """The syntax tree of a file, which nobody may change."""
+    """Returns the syntax tree of a file; callers must not change it."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def nodes_of(path: pathlib.Path) -> list[ast.AST]:
-    """All nodes of the tree, in the order of `ast.walk`."""
+    """Returns all nodes of the tree, in the order of `ast.walk`."""
     return list(ast.walk(tree_of(path)))

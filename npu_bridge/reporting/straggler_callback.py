@@ -39,7 +39,7 @@ class StragglerCallback(tf.keras.callbacks.Callback):
         self._work = OwnWork()
 
     def on_train_begin(self, logs=None):
-        """Has the optimizer note when its reductions begin and end."""
+        """Makes the optimizer note when its reductions begin and end."""
         self._work = OwnWork()
         watch = getattr(self.model.optimizer, "watch_reductions", None)
         is_plain = tf.executing_eagerly() and not tf.distribute.has_strategy()

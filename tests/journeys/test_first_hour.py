@@ -175,9 +175,9 @@ def test_10_meet_the_checkpoint_of_another_model(desk):
     desk.type("python", "own_estimator.py")
     lines = desk.type("npu-run", "other_model.py", code=1)
     assert "\n".join(lines).count("Traceback") == 1 and len(lines) <= 20, lines
-    assert re.search(r"out/line/model\.ckpt-100 lacks .* Restore it into the model that it was saved of", lines[-1]), (
-        lines
-    )
+    assert re.search(
+        r"out/line/model\.ckpt-100 lacks .* Restore it into the model from which it was saved", lines[-1]
+    ), lines
 
 
 def test_11_lose_a_rank(desk):

@@ -35,7 +35,7 @@ class KerasPipeline:
     Attributes:
       backward_passes: the backward passes since the last update, for custom loops.
       moments: a variable for when the gradients of the latest step were ready, and when they were those of the job, in
-        seconds since the epoch; None if nobody asks.
+        seconds since the epoch; None if not needed.
     """
 
     def __init__(self, pipeline: Pipeline, owner: str):
