@@ -92,7 +92,7 @@ lint: venv  ## ruff: rules and formatting; mypy: types of what scripts import; p
 	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
 	@$(bin)/python tools/check_types.py
-	@$(bin)/python tools/check_words.py
+	@$(bin)/python tools/check_words.py --pages
 
 format: venv  ## rewrite the files the way `make lint` wants them
 	@$(bin)/ruff check --fix-only --quiet .
