@@ -62,7 +62,7 @@ class OwnWork:
         """Leaves out the time until now: a comparison makes early ranks wait for others, which is no work."""
         self._done = time
 
-    def _begin(self):
+    def _begin(self) -> None:
         self._own_secs = self._waiting_secs = 0.0  # of the current update
         self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
         self._parts: list[tuple[float, ...]] = []  # their medians
