@@ -56,3 +56,19 @@ def test_two_ranks_go_on_after_a_kill_as_if_nothing_had_happened_and_train_as_on
     of_one = run_warm(warm_python, ALONE, *flags, alone)
     assert re.search(r"mean loss [0-9.]+  accuracy [0-9.]+%  loss scale 32768  skipped 0", of_one)
     assert abs(result_of(of_one) - result_of(printed)) < 1e-2
+
+
+RECIPE = "npu-run -np 2 examples/keras_fit/recipe.py"
+
+
+@pytest.mark.slow("two trainings")
+@pytest.mark.ranks(2)
+def test_the_recipe_trains_and_resumes_on_two_ranks(tmp_path):
+    """In Keras 2 or 3, whichever `keras` is here; tests/ranks/test_resume_callback.py holds the patience."""
+    first = run(RECIPE, "--epochs", 1, "--output_dir", tmp_path)
+    assert "resuming" not in first and re.search(r"updates 28  skipped 0  loss scale 32768", first), first
+    second = run(RECIPE, "--epochs", 2, "--output_dir", tmp_path)
+    assert "resuming at epoch 2, after 56 batches" in second and "updates 56 " in second, second
+    assert "Epoch 2/2" in second and "Epoch 1/2" not in second and "[rank 1] Epoch" not in second
+    assert re.search(r"best model: [0-9.]+% right; .*best.keras", second)
+    assert {"best.keras", "model.keras", "report.html"} <= {path.name for path in tmp_path.iterdir()}
