@@ -28,11 +28,16 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         self._losses: list[float] = []
         self._batches = 0
         self._rank = rank
+        self._has_begun = False
         self._train_step = model.train_step
         model.train_step = self._step
         model.train_function = None  # Keras then builds it again, with this step
 
     def _step(self, data):
+        with tf.init_scope():  # a model without an input shape has had no weights before
+            if not self.model.built:
+                self.model(tf.nest.map_structure(_row_like, data[0] if isinstance(data, tuple) else data))
+            self._begin()
         parts = tf.nest.flatten(data)
         values = tf.numpy_function(self.on_batch, parts, [part.dtype for part in parts])
         for value, part in zip(values, parts):
@@ -43,6 +48,19 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         kinds = {node.op for node in (*ops, *nodes_in_functions(graph, ops)) if kind_of(node.op) == "random"}
         self.note_random(sorted(kinds))
         return outcome
+
+    def on_train_begin(self, logs=None):
+        """Begins, if the model has weights."""
+        if self.model.built:
+            self._begin()
+
+    def _begin(self):
+        if not self._has_begun:
+            self._has_begun = True
+            self.on_weights()
+
+    def on_weights(self) -> None:
+        """Takes or changes the start weights, before the first step."""
 
     def on_batch(self, *values):
         """Returns the batch to train on, in place of the given one."""
@@ -57,6 +75,11 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         self._losses.append(float((logs or {})["loss"]))
 
 
+def _row_like(part: tf.Tensor) -> tf.Tensor:
+    """Returns a row of zeros for a model that is to make its weights; unknown dimensions become 1."""
+    return tf.zeros([1, *(length or 1 for length in part.shape[1:])], part.dtype)
+
+
 class RecordFit(StepsOfFit):
     """A callback that records a `fit`."""
 
@@ -64,7 +87,7 @@ class RecordFit(StepsOfFit):
         super().__init__(model, rank)
         self._record, self._steps = Record(trial.record, rank), trial.steps
 
-    def on_train_begin(self, logs=None):
+    def on_weights(self):
         """Writes the weights."""
         self._record.save("weights.npz", weights_of(self.model))
 
@@ -102,7 +125,7 @@ class ReplayFit(StepsOfFit):
         self._verdict = os.path.join(trial.folder, f"replay_rank_{rank}.json")
         self._facts = read_json(os.path.join(self._folder, "record.json"), within=self._folder)
 
-    def on_train_begin(self, logs=None):
+    def on_weights(self):
         """Loads the weights."""
         saved = self._load("weights.npz")
         for name, variable in variables_of(self.model).items():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals.names import HAS_ESTIMATORS
 from npu_run.record import record, replay
 from npu_run.trials.replay_tf1 import Replay
 from tests.npu_run.trials.running import write_script
@@ -98,6 +99,17 @@ with tf.Session() as session:
         print("loss", session.run([loss, train], {targets: [["1.5"]] * 8})[0])
         session.run(loss, {targets: np.ones([8, 1])})
 """
+NO_INPUT = """
+import numpy as np
+import tensorflow as tf
+import keras
+features = np.random.RandomState({seed}).randn(64, 4).astype("float32")
+init = {keras}.initializers.RandomNormal(seed={seed})
+model = {keras}.Sequential([{keras}.layers.Dense(8, "relu", kernel_initializer=init), {keras}.layers.Dense(1)])
+model.compile({keras}.optimizers.Adam(0.01), loss="mse")
+model.fit(features, features.sum(1), batch_size=8, epochs=2, verbose=0, shuffle=False)
+"""
+KERASES = ["tf.keras", *([] if HAS_ESTIMATORS else ["keras"])]
 FIT = """
 import numpy as np
 import tensorflow as tf
@@ -320,6 +332,19 @@ def test_fit_of_tensorflow_2_is_recorded(command, trials, tmp_path):
     write_script(tmp_path, text.replace('"adam"', '"sgd"'))
     code, output = command(replay, "recorded", "train.py")
     assert code == 1 and "the loss of step 1 is" in output, output + trials.printed
+
+
+@pytest.mark.parametrize("keras", KERASES)
+def test_fit_of_a_model_without_an_input_shape_is_recorded(command, trials, tmp_path, keras):
+    """As README's: it has no weights before its first batch."""
+    write_script(tmp_path, NO_INPUT.format(keras=keras, seed=0))
+    code, output = command(record, "--steps", 3, "train.py")
+    assert code == 0 and "3 steps" in output, output + trials.printed
+    start, end = (dict(np.load(f"recorded/rank_0/{name}.npz")) for name in ("weights", "weights_after"))
+    assert start.keys() == end.keys() and any((start[name] != end[name]).any() for name in start)
+    write_script(tmp_path, NO_INPUT.format(keras=keras, seed=1))
+    code, output = command(replay, "recorded", "train.py")
+    assert code == 0 and "bit for bit" in output, output + trials.printed
 
 
 def test_float32_whatever_a_script_asks_for(command, trials, tmp_path):
