@@ -86,13 +86,14 @@ class Bisection:
         self._asked = {"low": low, "steps": steps, "tolerance": tolerance, "command": self._command}
         self._runs: list[dict[str, Any]] = []  # the operators each run kept, and whether it passed, in order
         self._band: Any = None
+        self._is_by_type = False
         self._own: OwnFolder
 
     def run(self) -> int:
         """Searches, prints and writes the result; returns 0, or 2 if there is no result.
 
         Raises:
-          LaunchError: the script fails in float32, or trains neither through sessions nor an Estimator.
+          LaunchError: the script fails in float32, or trains neither through sessions, an Estimator nor `model.fit`.
         """
         with own_output(self.folder, "--out", "npu-run bisect") as self._own:
             self._own.check("repeat-*", "run-*", _STATE, _OPERATORS, _KEPT, _MIXLIST)
@@ -102,6 +103,12 @@ class Bisection:
         self._go_on()
         self._measure()
         operators = self._read_operators()
+        self._is_by_type = all(operator.name == operator.type for operator in operators)  # those of model.fit
+        if self._is_by_type and not self._low.startswith("allow_mix"):
+            raise LaunchError(
+                f"model.fit can keep types of operators alone, for which {self._low} has no lists. Expected --low "
+                f"allow_mix_precision, with _fp16 or _bf16 or without; got {self._low}."
+            )
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
         if found is None:
@@ -167,8 +174,8 @@ class Bisection:
                 )
             if operators and not os.path.exists(operators):
                 raise LaunchError(
-                    "no session run trained. Expected a script that trains through sessions or an Estimator; got none. "
-                    "Single operators of model.fit and eager code are not known beforehand."
+                    "no session run trained. Expected a script that trains through sessions, an Estimator or model.fit "
+                    "of Keras; got none. The operators of eager code are not known beforehand."
                 )
             done.touch()
         from npu_run.trials.acceptance import Float32Band
@@ -181,6 +188,8 @@ class Bisection:
         for run in self._runs:
             if run["kept"] == names:
                 return run["passes"]
+        if self._is_by_type:
+            return self._try(names, {"modify_mixlist": self._write_types(names, f"{self._next()}.json")})
         return self._try(names, {"customize_dtypes": self._write_names(names, f"{self._next()}.txt")})
 
     def _try(self, kept: list[str], options: dict[str, Any], what: str = "") -> bool:
@@ -213,6 +222,12 @@ class Bisection:
         path.write_text("".join(f"{name}::InputDtype:float32,OutputDtype:float32\n" for name in names), "utf-8")
         return str(path)
 
+    def _write_types(self, types: Sequence[str], file: str) -> str:
+        """Writes a `modify_mixlist` file that keeps operators of these types in float32."""
+        path = os.path.join(self.folder, file)
+        Path(path).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
+        return path
+
     def _conclude(self, found: Found, count: int) -> None:
         """Prints the operators to keep and how, and tries whether listing their types is enough."""
         if not found.kept:
@@ -221,10 +236,15 @@ class Bisection:
         runs = len(self._runs) + _REFERENCES
         what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs are the limit"
         self._tell(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
+        if self._is_by_type:
+            types = [operator.type for operator in found.kept]
+            echo(
+                f"\nthese types: modify_mixlist={path_here(self._write_types(types, _MIXLIST))!r} ({', '.join(types)})"
+            )
+            return
         names = self._write_names([operator.name for operator in found.kept], _KEPT)
         types = sorted({operator.type for operator in found.kept})
-        mixlist = os.path.join(self.folder, _MIXLIST)
-        Path(mixlist).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
+        mixlist = self._write_types(types, _MIXLIST)
         lines = [f"\noperators, exactly: customize_dtypes={path_here(names)!r}"]
         lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
         lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []

@@ -21,7 +21,7 @@ MADE_BY = {
     ),
     "npu-run replay": ("run/**",),
     "npu-run bisect": (
-        *("repeat-[0-9]*/**", "run-[0-9]*/**", "run-[0-9]*.txt"),
+        *("repeat-[0-9]*/**", "run-[0-9]*/**", "run-[0-9]*.txt", "run-[0-9]*.json"),
         *("state.json", "operators.json", "kept.txt", "mixlist.json"),
     ),
     "npu-run compare": ("*.[0-9]*.npy", "[0-9]*.npy", "mapping.csv"),

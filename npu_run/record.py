@@ -117,7 +117,9 @@ def _races_of(facts: dict[str, Any]) -> list[str]:
 def _check_record(folder: str) -> None:
     """Checks a record's files: ranks read them with numpy and TensorFlow, which follow links and wait for pipes."""
     if not os.path.exists(os.path.join(folder, "rank_0", "record.json")):
-        raise LaunchError(f"{path_here(folder)} holds no record. Expected a folder that npu-run record wrote; got none.")
+        raise LaunchError(
+            f"{path_here(folder)} holds no record. Expected a folder that npu-run record wrote; got none."
+        )
     for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
         try:
             with open_file(path, "rb", within=folder):

@@ -58,6 +58,7 @@ class WarmPython:
 
 
 def _serve():
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # as `import npu_bridge` does
     import tensorflow as tf
 
     with contextlib.suppress(ModuleNotFoundError):  # it is for TensorFlow 2.15

@@ -22,9 +22,11 @@ class OwnWork:
     Own work goes from the end of the reductions of the step before until this rank's last gradient is ready.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._done = 0.0
         self._runs, self._counts = 0, False
+        self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
+        self._parts: list[tuple[float, ...]] = []  # their medians
         self._begin()
 
     def add(self, ready: float, done: float, is_update: bool = True, steps: int = 1) -> list[float] | None:
@@ -64,8 +66,7 @@ class OwnWork:
 
     def _begin(self) -> None:
         self._own_secs = self._waiting_secs = 0.0  # of the current update
-        self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
-        self._parts: list[tuple[float, ...]] = []  # their medians
+        self._steps_of_part, self._parts = [], []
 
 
 def compare(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.files import write_whole
 from npu_bridge.base.reading import open_file, read_json
+from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.graph.functions import nodes_in_functions
+from npu_run.trials.hooks import may_be_lowered
 from npu_run.trials.record import Record, folder_of_rank, kind_of
 from npu_run.trials.replay import write_verdict
 from npu_run.trials.trial import Trial
@@ -45,8 +50,7 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         outcome = self._train_step(tf.nest.pack_sequence_as(data, values))
         graph = tf.compat.v1.get_default_graph()
         ops = [] if tf.executing_eagerly() else [op.node_def for op in graph.get_operations()]
-        kinds = {node.op for node in (*ops, *nodes_in_functions(graph, ops)) if kind_of(node.op) == "random"}
-        self.note_random(sorted(kinds))
+        self.note_nodes([*ops, *nodes_in_functions(graph, ops)])
         return outcome
 
     def on_train_begin(self, logs=None):
@@ -67,8 +71,8 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         self._batches += 1
         return list(values)
 
-    def note_random(self, types: list[str]) -> None:
-        """Notes the types of the step's random operators."""
+    def note_nodes(self, nodes: Sequence[Any]) -> None:
+        """Notes the operators of the step, as `NodeDef`s."""
 
     def on_train_batch_end(self, batch, logs=None):
         """Notes the loss of the step."""
@@ -98,8 +102,9 @@ class RecordFit(StepsOfFit):
         self._record.facts["kinds"].update(dict.fromkeys(numbers, "batch"))
         return super().on_batch(*values)
 
-    def note_random(self, types):
+    def note_nodes(self, nodes):
         """Notes the random operators as not recorded."""
+        types = sorted({node.op for node in nodes if kind_of(node.op) == "random"})
         self._record.facts["not_recorded"].update(dict.fromkeys(types, "it is inside the function that trains"))
 
     def on_train_batch_end(self, batch, logs=None):
@@ -114,6 +119,23 @@ class RecordFit(StepsOfFit):
             self._record.facts.update(steps=len(self._losses), losses=self._losses, weights_after=True)
             self._record.save("weights_after.npz", weights_of(self.model))
             self._record.finish()
+
+
+class ListTypesOfFit(StepsOfFit):
+    """A callback that writes a JSON list of the types of operators in a step that a precision mode can lower.
+
+    Each stands for itself: `name` and `type` are the same, as functions are not seen before they are built.
+    """
+
+    def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
+        super().__init__(model, rank)
+        self._path = trial.operators
+
+    def note_nodes(self, nodes):
+        """Writes the file."""
+        float32 = {node.op for node in nodes if node.attr["T"].type == tf.float32.as_datatype_enum}
+        listed = [{"name": kind, "type": kind} for kind in sorted(float32) if may_be_lowered(kind)]
+        Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
 
 
 class ReplayFit(StepsOfFit):

@@ -18,6 +18,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.gradients.collections import UNSCALED_LOSS
 from npu_bridge.graph.variables import changes_variable
 from npu_bridge.reporting.history import HISTORY_FILE, History
@@ -214,11 +215,16 @@ def rounded_otherwise(value: Any, draw: int, name: str) -> np.ndarray:
 
 
 def _may_be_lowered(op: tf.Operation) -> bool:
-    """Returns whether an operator can be lowered: it changes no variable, and computes in its inputs' dtype."""
-    if op.type in _NOT_LOWERED or op.op_def.is_stateful or changes_variable(op.type):
-        return False
     floats = [tensor for tensor in (*op.inputs, *op.outputs) if tensor.dtype == tf.float32]
-    return bool(floats) and has_floating_type(op.type)
+    return bool(floats) and may_be_lowered(op.type)
+
+
+def may_be_lowered(op_type: str) -> bool:
+    """Returns whether a type of operators can be lowered: it changes no variable, and computes in its inputs' dtype."""
+    definition = operator_definition(op_type)
+    if op_type in _NOT_LOWERED or changes_variable(op_type) or definition is None or definition.is_stateful:
+        return False
+    return has_floating_type(op_type)
 
 
 def _find_line(op: tf.Operation) -> str:

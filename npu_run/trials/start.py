@@ -180,12 +180,14 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
     def steps_of_fit(bound) -> list:
         import tensorflow as tf
 
-        if seen or not (trial.record or trial.replay) or not tf.executing_eagerly():
+        is_listing = trial.operators and rank == 0
+        if seen or not (trial.record or trial.replay or is_listing) or not tf.executing_eagerly():
             return []
         seen.append(bound.arguments["self"])
-        from npu_run.trials.fit import RecordFit, ReplayFit
+        from npu_run.trials.fit import ListTypesOfFit, RecordFit, ReplayFit
 
-        return [(RecordFit if trial.record else ReplayFit)(bound.arguments["self"], trial, rank)]
+        watch = RecordFit if trial.record else ReplayFit if trial.replay else ListTypesOfFit
+        return [watch(bound.arguments["self"], trial, rank)]
 
     put_around(module.Model, "fit", watched)
 

@@ -69,3 +69,30 @@ def test_a_script_without_training_is_an_error(command, tmp_path):
     write_script(tmp_path, "raise SystemExit(5)")
     code, output = command(bisect, "--out", "other", "train.py")
     assert code == 2 and "exit code 5 in float32" in output
+
+
+# A product of batches, whose values are beyond 65504 until the next layer brings them back.
+FIT = """
+import numpy as np
+import tensorflow as tf
+import keras
+
+class Loud(keras.layers.Layer):
+    def call(self, values):
+        return tf.matmul(values[:, None, :], tf.ones([tf.shape(values)[0], 16, 16]) * 1e5)[:, 0] * 1e-5
+
+draw = np.random.RandomState(0)
+model = keras.Sequential([keras.layers.Input([16]), Loud(), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(1e-4), "mse", **({"jit_compile": False} if keras.__version__ > "3" else {}))
+model.fit(draw.randn(64, 16).astype("float32"), draw.randn(64), batch_size=16, epochs=3, verbose=0, shuffle=False)
+"""
+
+
+def test_the_fragile_types_of_a_fit_are_found(command, trials, tmp_path):
+    write_script(tmp_path, FIT)
+    code, output = command(bisect, "--steps", 3, "train.py")
+    assert code == 0 and "must stay float32 (the smallest set" in output, output + trials.printed
+    mixlist = json.loads((tmp_path / "bisect" / "mixlist.json").read_text())
+    assert mixlist == {"black-list": {"to-add": ["BatchMatMulV2"]}}, output
+    code, output = command(bisect, "--out", "other", "--low", "force_fp16", "--steps", 3, "train.py")
+    assert code == 2 and "model.fit can keep types of operators alone" in output
