@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import pathlib
@@ -58,7 +59,8 @@ class WarmPython:
 
 
 def _serve():
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # as `import npu_bridge` does
+    if importlib.util.find_spec("tf_keras") is not None:
+        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # as `import npu_bridge` does
     import tensorflow as tf
 
     with contextlib.suppress(ModuleNotFoundError):  # it is for TensorFlow 2.15
