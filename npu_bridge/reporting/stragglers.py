@@ -25,9 +25,12 @@ class OwnWork:
     def __init__(self) -> None:
         self._done = 0.0
         self._runs, self._counts = 0, False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._own_secs = self._waiting_secs = 0.0  # of the current update
         self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
         self._parts: list[tuple[float, ...]] = []  # their medians
-        self._begin()
 
     def add(self, ready: float, done: float, is_update: bool = True, steps: int = 1) -> list[float] | None:
         """Adds a run.
@@ -63,10 +66,6 @@ class OwnWork:
     def resume(self, time: float) -> None:
         """Leaves out the time until now: a comparison makes early ranks wait for others, which is no work."""
         self._done = time
-
-    def _begin(self) -> None:
-        self._own_secs = self._waiting_secs = 0.0  # of the current update
-        self._steps_of_part, self._parts = [], []
 
 
 def compare(
