@@ -71,7 +71,16 @@ RUN_BY_OTHER_TESTS = {
         "npu_run/trials/test_bisect.py",
         ['"--low", "allow_mix_precision", "--steps", "3", "train.py"'],
     ),
-    "npu-run -np 2 --set save_checkpoints_steps=7 --set precision_mode_v2=origin train.py": (
+    "npu-run check --json train.py": ("npu_run/test_check.py", ['"--json"']),
+    "npu-run check --run --out r.json train.py": (
+        "npu_run/test_check.py",
+        ['["check", "--run", "--out", "report.json", "train.py"]'],
+    ),
+    "npu-run check train.py": (
+        "npu_run/test_check.py",
+        ['CliRunner().invoke(check, [*options, str(tmp_path / "train.py")])'],
+    ),
+    "npu-run -np 2 --set iterations_per_loop=10 --set precision_mode_v2=origin train.py": (
         "npu_run/test_try.py",
         ['words = ("--set", "save_checkpoints_steps=7", "--set", "precision_mode_v2=origin")'],
     ),
@@ -108,6 +117,11 @@ RUN_BY_OTHER_TESTS = {
     "python examples/keras_fit/train.py": ("examples/test_keras_fit.py", None),
     "npu-run -np 2 examples/keras_fit/train.py": ("examples/test_keras_fit.py", None),
     "python examples/keras_fit/train.py --steps 600": ("examples/test_keras_fit.py", ['"--steps", reached + 15']),
+    "python examples/keras_fit/recipe.py": (
+        "examples/test_keras_fit.py",
+        ["npu-run -np 2 examples/keras_fit/recipe.py"],
+    ),
+    "npu-run -np 2 examples/keras_fit/recipe.py": ("examples/test_keras_fit.py", None),
     "srun --overlap": ("documented/test_guides.py", ["def test_a_way_to_other_hosts_without_ssh"]),
     "exec kubectl": ("documented/test_guides.py", ["def test_a_way_to_other_hosts_without_ssh"]),
 }
@@ -115,6 +129,7 @@ RUN_BY_OTHER_TESTS = {
 # Command: lines it prints here, as patterns. `train.py` prints its rank and arguments, and needs no TensorFlow.
 RUN_HERE = {
     "npu-run train.py": ["rank 0 of 1 "],
+    "npu-run -np 8 train.py": ["rank 0 of 8 "],
     "npu-run -np 4 train.py --batch 32": ["rank 0 of 4 --batch 32", r"\[rank 3\] rank 3 of 4 --batch 32"],
     "npu-run --hostfile hosts train.py": ["rank 0 of 2 ", r"\[rank 1\] rank 1 of 2 "],
     "npu-run --rank-table table.json train.py": ["rank 0 of 2 ", r"\[rank 1\] rank 1 of 2 "],
@@ -166,9 +181,6 @@ NOT_RUN = {
     "make venv-tf115": "installs another TensorFlow",
     "make test-tf115": "installs another TensorFlow; the suite runs the same tests where it is installed",
     "python tools/tensorflow_tests.py tensorflow --python .venv-tf115/bin/python --cache out/tests.json": (
-        "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
-    ),
-    "python tools/tensorflow_tests.py tensorflow --cache out/tests.json --only contrib/rnn --again": (
         "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
     ),
     "make test-clusters": "needs root, Slurm, Open MPI and MPICH; the suite runs the same tests where it may",

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from npu_bridge.optimizers import rules
-from tests.keras3_models import beside_keras3
+from tests.goldens.keras3_models import beside_keras3
 from tests.loose_code import cut_pieces
 
 PIECES = cut_pieces("docs/optimizers.md")
