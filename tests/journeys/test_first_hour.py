@@ -196,6 +196,7 @@ def test_12_to_14_run_an_own_script(name, desk):
     shown(lines, LAST_LINES[name])
 
 
+@pytest.mark.few_fast(["keras"], "test_readme.py runs the others on two ranks")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_15_to_17_run_it_on_two_ranks(name, desk):
     text = SCRIPTS[name].replace("out/line", "out/two")
@@ -209,6 +210,7 @@ def test_15_to_17_run_it_on_two_ranks(name, desk):
     shown(lines, LAST_LINES[name])
 
 
+@pytest.mark.slow("two more trainings; tests/npu_run/compare compares written ones")
 def test_18_compare_two_trainings(desk):
     """Two different models are reported as such; of a model with itself, all bits are equal."""
     desk.type("python", "own_estimator.py")

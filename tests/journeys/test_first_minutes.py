@@ -80,6 +80,7 @@ def test_the_longest_example_on_two_ranks_and_again_when_it_is_done(tmp_path):
     ), again
 
 
+@pytest.mark.slow("several starts of TensorFlow for one line of output")
 def test_warnings_of_the_script_are_shown_and_on_request_those_of_tensorflow(tmp_path):
     (tmp_path / "train.py").write_text(
         "import logging, warnings\n"

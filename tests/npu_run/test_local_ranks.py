@@ -354,6 +354,7 @@ print("trained")
 """
 
 
+@pytest.mark.slow("a whole training; how jobs end is in test_failures.py")
 def test_an_own_loop_ends_without_errors_of_objects_that_outlive_their_modules(tmp_path):
     write_script(tmp_path, OWN_LOOP)
     code, text = npu_run("-np", 2, "train.py", cwd=tmp_path)

@@ -85,6 +85,7 @@ def train(folder, max_steps, kind, is_shared):
     return recorder.scales, recorder.variables, sorted(files)
 
 
+@pytest.mark.few_fast(1, "the stock Estimator in the same way")
 @pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator"])
 def test_a_resumed_job_continues_rank_0s_checkpoint_on_every_rank(on_ranks, tmp_path, kind):
     whole = on_ranks(2, train, str(tmp_path / "whole"), 12, kind, False)

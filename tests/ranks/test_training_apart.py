@@ -373,7 +373,7 @@ def test_ranks_that_train_together_and_those_that_do_not_train_say_nothing(on_ra
         assert [name for name, lines in said.items() if lines] == []
 
 
-@pytest.mark.few_fast(1, "the other script in the same way")
+@pytest.mark.slow("jobs of their own; the warning is held by the case above")
 @pytest.mark.parametrize("first", ["", "import horovod.tensorflow.keras as hvd"])
 def test_a_script_that_only_imports_the_package_is_told(tmp_path, first):
     script = f"""

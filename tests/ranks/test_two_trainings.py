@@ -175,7 +175,7 @@ for run in made if collective.current().rank == 0 else reversed(made):
 """
 
 
-@pytest.mark.few_fast(["session"], "the hang detector takes ten seconds each time")
+@pytest.mark.slow("the hang detector takes ten seconds each time")
 @pytest.mark.parametrize("way", WAYS)
 def test_another_order_on_one_rank_ends_the_job_with_both_names(tmp_path, way):
     code, output = npu_run("-np", "2", write_script(tmp_path, SCRIPT), way, cwd=tmp_path)

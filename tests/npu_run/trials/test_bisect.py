@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from npu_run.bisect import bisect
 from tests.npu_run.trials.running import write_script
 
@@ -88,6 +90,7 @@ model.fit(draw.randn(64, 16).astype("float32"), draw.randn(64), batch_size=16, e
 """
 
 
+@pytest.mark.slow("a search; the one through sessions takes the same way")
 def test_the_fragile_types_of_a_fit_are_found(command, trials, tmp_path):
     write_script(tmp_path, FIT)
     code, output = command(bisect, "--steps", 3, "train.py")
