@@ -32,7 +32,8 @@ npu-run -np 2 --set iterations_per_loop=10 --set precision_mode_v2=origin train.
 
 [Options that work](options_working.md) do here what their documentation says.
 [Options without an effect](options_recorded.md) are checked and kept (**recorded**), or are an error with any value but
-the default (**refused**).
+the default (**refused**). The table counts options of `NPURunConfig` and of sessions. `npu-run effects train.py` lists
+those of your script.
 
 {index}
 
