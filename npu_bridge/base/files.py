@@ -219,7 +219,7 @@ def remove_unfinished(path: str, is_new: bool = False) -> None:
     from tensorflow import io
 
     if not is_new and not _UNFINISHED.fullmatch(os.path.basename(path)):
-        raise NotOursError(f"{path} is not what an unfinished save leaves.")
+        raise NotOursError(f"{path} is not left over from an interrupted save.")
     is_link = os.path.islink(path)  # removes the link, not its target
     (io.gfile.rmtree if io.gfile.isdir(path) and not is_link else io.gfile.remove)(path)
 

@@ -77,7 +77,7 @@ def for_job() -> Iterator[None]:
 
 
 def name_of(path: str) -> str:
-    """Returns the name that `make_memory_folder` has given a folder, on any machine."""
+    """Returns the name with which `make_memory_folder` made a folder, here or on another machine."""
     return os.path.basename(path).rpartition("-")[2]
 
 

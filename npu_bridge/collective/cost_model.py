@@ -264,7 +264,7 @@ def _earliest(end, arrivals, fragments):
 
 
 def _trace(starts, number, end):
-    """Walks back through the starts of fragments; returns the pieces of each."""
+    """Returns the pieces of each fragment: follows the table of best starts from the last fragment to the first."""
     sizes = []
     for row in reversed(starts[: number + 1]):
         sizes.append(end - row[end])

@@ -105,7 +105,7 @@ def set_owner(optimizer: Any, owner: Owner) -> None:
 
 
 def label() -> str:
-    """Returns the label in front of the names of the caller's collectives, which separates a process's trainings."""
+    """Returns the prefix of the names of the caller's collectives; each training of a process has its own."""
     in_force = _in_force.get()
     if in_force is not None:
         return in_force if isinstance(in_force, str) else label_of(in_force)

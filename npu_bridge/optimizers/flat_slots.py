@@ -49,7 +49,7 @@ class FlatSlots:
 
     Attributes:
       handles: resource handles of the flat variables by slot name, usable only while `opened`.
-      key: references of the slots' own variables.
+      key: identifies the batch; the references of its variables' slots.
       name: a name that is unique in a session.
     """
 
@@ -131,7 +131,7 @@ class FlatSlots:
                     tf.raw_ops.AssignVariableOp(resource=self._own(shared_name, None), value=nothing)
 
     def _give_slots(self):
-        """Moves the slots back."""
+        """Copies the flat variables back into the slot of each variable."""
         for name, flat in self._flat_handles().items():
             parts = tf.split(tf.raw_ops.ReadVariableOp(resource=flat, dtype=self._dtype), self._sizes)
             for shared_name, shape, part in zip(self._shared_names[name], self._shapes, parts):

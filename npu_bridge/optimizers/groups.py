@@ -50,7 +50,7 @@ class ParameterGroups:
         self._treatments: dict[Treatment, Treatment] = {}
 
     def of(self, variable: Any) -> Treatment:
-        """Returns the treatment of a variable; equal treatments are the same object."""
+        """Returns the rule and hyper-parameters of a variable's group; the same object for equal ones."""
         name = name_of(variable)
         rule = next((rule for match, rule in self._groups if _matches(match, variable, name)), self.rule)
         decays = not _is_found(rule.exclude_from_weight_decay, name)

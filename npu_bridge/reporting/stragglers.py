@@ -119,7 +119,7 @@ def lost_share(found: Comparison, rank: int) -> float:
 
 
 def slowest(found: Comparison | None) -> dict[str, float]:
-    """Returns numbers of the rank with most work, slow or not, for a writer; empty without a comparison."""
+    """Returns the metrics to log of the rank with the most work, slow or not; empty before the first comparison."""
     if found is None:
         return {}
     rank = max(range(len(found.own_ms)), key=found.own_ms.__getitem__)

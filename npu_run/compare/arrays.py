@@ -117,7 +117,7 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CannotTell(f"{path} is not an array of numpy: {reason}.") from None
     if any(dimension < 0 for dimension in shape):
-        raise CannotTell(f"{path} is not an array of numpy: its shape is {shape}.")
+        raise CannotTell(f"{path} is no valid numpy file: its header names the shape {shape}.")
     if kind.hasobject or kind.kind not in "biufc":
         raise CannotTell(f"{path} holds no numbers but {kind}.")
     needed = offset + math.prod(shape) * kind.itemsize

@@ -45,7 +45,7 @@ def _places_together(rows: np.ndarray) -> float:
 
 
 def _correlations(rows: np.ndarray) -> np.ndarray:
-    """Computes for each distance up to half the length the mean product of two such places; 1 for distance 0."""
+    """Computes the autocorrelation, 1 for distance 0: the mean product of two values at each distance."""
     count = rows.shape[1]
     power = np.abs(np.fft.rfft(rows, 2 * count, axis=1)) ** 2
     sums = np.fft.irfft(power, axis=1)[:, :count].sum(axis=0) / np.arange(count, 0, -1)

@@ -110,7 +110,7 @@ class MainThreadSampler:
         return {"where": where, "pipeline": _pipeline(frames, self._thread)}
 
     def _last_busy(self, now: float) -> float:
-        """Returns when samples last saw this process compute during this call; the call's beginning if they did not."""
+        """Returns the time of the last sample in which this process computed, else when the call began."""
         before, before_at = self._processor_secs, self._sampled_at
         self._processor_secs, self._sampled_at = processor_secs(), now
         if self._told is None:

@@ -222,7 +222,7 @@ class RemoteProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal had stopped it at the last sign of life of its host."""
+        """Whether a signal had stopped the process when its host last reported."""
         return self._rank in self._host.stopped
 
     @property

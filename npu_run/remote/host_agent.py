@@ -150,7 +150,7 @@ def _take_memory(environment: dict[str, str]) -> MemoryFolder | None:
 
 
 def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
-    """Kills all running ranks; if all have ended by themselves, leaves the processes they started alone."""
+    """Kills all running ranks; does not touch processes that they started if all ended by themselves."""
     if len(codes) < len(ranks):
         for process in ranks.values():
             process.send_signal(signal.SIGKILL)

@@ -162,7 +162,7 @@ def variable_scope_module() -> types.ModuleType:
 
 
 def modules_of_layers() -> dict[types.ModuleType, types.ModuleType]:
-    """Returns Keras's working modules of TF 1 layers, by TensorFlow's own modules.
+    """Maps TensorFlow's modules of TF 1 layers, which are broken, to those of Keras, which work.
 
     Seen in TF 2.15: the modules in `tensorflow.python.layers` look for a package that might not be installed.
     """

@@ -334,7 +334,7 @@ def manager_of(scale: Any) -> str:
 
 
 def instead_of_scale(scale: Any) -> str:
-    """Returns the fix for a scale that was passed as `loss_scale`, as in other libraries."""
+    """Returns the advice for a scale that was passed as `loss_scale`, the name in other libraries."""
     return f"Write loss_scale_manager={manager_of(scale)}."
 
 

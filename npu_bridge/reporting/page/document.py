@@ -144,7 +144,7 @@ def _head(run: RunFolder, summary: Summary) -> str:
 
 
 def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str, str]]:
-    """Returns the tile with the loss of the last step, as at the end of the curve, and the mean of the summary."""
+    """Returns a tile with the loss of the last step, where the curve ends, and the mean that the summary shows."""
     known = [row for row in rows if row.loss is not None]
     last = known[-1].loss if known else None
     if last is None or summary.last_loss is None or summary.first_loss is None:

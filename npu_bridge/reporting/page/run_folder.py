@@ -110,7 +110,7 @@ def _check_facts(facts: Mapping[str, Any], path: str) -> None:
     failure = facts.get("failure") or {}
     frames = failure.get("frames") or [] if isinstance(failure, dict) else None
     if not isinstance(frames, list) or not all(isinstance(frame, list) and len(frame) == 4 for frame in frames):
-        raise _damaged(path, "failure", "a mapping with frames of four parts")
+        raise _damaged(path, "failure", "an object whose frames have four entries each")
 
 
 def _damaged(path: str, name: str, expected: str) -> NoRunError:

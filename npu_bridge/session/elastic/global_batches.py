@@ -198,9 +198,9 @@ class _Share:
 
 
 class _AccumulateShares(Accumulate):
-    """The stage that adds up the share of this rank; batches that do not count have no weight.
+    """A stage that adds up the gradients of this rank's share of a batch; surplus batches have weight 0.
 
-    A resumed training gets all rows of an update, also if a checkpoint was saved in the middle of one.
+    If a checkpoint was saved in the middle of an update, a resumed training computes the whole update again.
     """
 
     begins_anew = True

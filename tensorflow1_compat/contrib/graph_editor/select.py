@@ -119,7 +119,7 @@ def get_ops_ios(ops, control_inputs=False, control_outputs=None, control_ios=Non
 
 
 def compute_boundary_ts(ops):
-    """Returns three lists: tensors read from outside, tensors read outside or nowhere, and tensors read inside."""
+    """Returns lists of tensors: inputs of the subgraph, its outputs (also unread ones), and tensors read inside."""
     ops = make_list_of_op(ops)
     inside = set(ops)
     made = [tensor for op in ops for tensor in op.outputs]

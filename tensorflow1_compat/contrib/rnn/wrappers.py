@@ -97,7 +97,8 @@ class EmbeddingWrapper(_Wrapper):
 
 
 class HighwayWrapper(_Wrapper):
-    """A cell around another one that passes a part of the input by (Srivastava and others: Highway Networks)."""
+    """A cell that mixes the output of another cell with its input, by a learned gate (Srivastava and others: Highway
+    Networks)."""
 
     def __init__(self, cell, couple_carry_transform_gates=True, carry_bias_init=1.0):
         super().__init__(cell)
