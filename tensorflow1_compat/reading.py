@@ -62,7 +62,7 @@ class Use(NamedTuple):
       is_import: it is imported rather than looked up.
       is_guarded: it is inside a `try` with handlers, or behind `hasattr`, so it can be missing.
       call: its arguments, if it is called there.
-      alias: the meaning of its first word.
+      alias: the full name for which its first word stands.
     """
 
     name: str

@@ -183,7 +183,7 @@ class _Count:
 _COUNT = _Count()
 
 
-class _Watch:
+class _KerasWatch:
     """Keras optimizers: the counts before each was made, and the number of enclosing `looked_at` blocks."""
 
     def __init__(self):
@@ -199,7 +199,7 @@ class _Watch:
             note_update(self._before.get(optimizer, Exchanges()), [variable for _, variable in pairs])
 
 
-_WATCH = _Watch()
+_WATCH = _KerasWatch()
 
 
 @functools.cache

@@ -41,7 +41,7 @@ def report_of(step: Step | None, owner: str) -> StepReport:
 
 
 def overflow_of(step: Step) -> tf.Tensor:
-    """Returns whether a step should have updated the variables but does not; the same tensor at each call."""
+    """Returns whether an overflow skips an update that was due in this step; the same tensor at each call."""
     if _OVERFLOW not in step.notes:
         step.notes[_OVERFLOW] = tf.constant(False) if step.should_apply is None else step.is_skipped()
     return step.notes[_OVERFLOW]

@@ -88,7 +88,7 @@ class Call:
         """Returns the communicator of this rank and another one, for which a group of just these two must exist."""
         self.group_rank(other, name)
         if not is_integer(sr_tag):
-            raise self.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use the same one in send and receive.")
+            raise self.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use one tag in send and receive.")
         communicator = self.communicator
         if other == communicator.rank:
             raise self.error(f"{name} is this rank itself", "another rank", other, "A copy needs no transfer.")

@@ -332,11 +332,13 @@ def _parts_at(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray,
 
 
 def _no_step_in_common(of_a: np.ndarray, of_b: Sequence[Losses]) -> CannotTell:
-    ranges = " and ".join(dict.fromkeys(_range(run.steps) for run in of_b))
-    return CannotTell(f"A and B have no step in common: A has losses of the steps {_range(of_a)}, B of {ranges}.")
+    ranges = " and ".join(dict.fromkeys(_first_to_last(run.steps) for run in of_b))
+    return CannotTell(
+        f"A and B have no step in common: A has losses of the steps {_first_to_last(of_a)}, B of {ranges}."
+    )
 
 
-def _range(steps: np.ndarray) -> str:
+def _first_to_last(steps: np.ndarray) -> str:
     return f"{steps[0]} to {steps[-1]}" if len(steps) else "none"
 
 

@@ -47,7 +47,7 @@ class Ending(NamedTuple):
       is_secondary: the failure only says that another rank is gone.
       tensor: the op its exception is about, or "".
       is_unfinished: the process ended with exit code 0, but its script did not finish.
-      loss: why its end is unknown: its host cannot be reached any more. "" if its end is known.
+      loss: why the launcher lost the rank, if its host cannot be reached any more. "" if its end is known.
       is_stopped: it ended after a whole step because it was asked to.
     """
 
@@ -97,10 +97,10 @@ class InputEnd(NamedTuple):
 def first_failure(endings: list[Ending]) -> Ending | None:
     """Returns the failure that caused the others; None if no rank has failed."""
     failures = [ending for ending in endings if ending.has_failed]
-    cause = min(failures, key=lambda ending: (is_consequence(ending), _happened(ending)), default=None)
+    cause = min(failures, key=lambda ending: (is_consequence(ending), _time_of(ending)), default=None)
     if cause is not None and is_consequence(cause):
         # The others failed because a rank had ended early without an exception.
-        return min((ending for ending in endings if ending.is_unfinished), key=_happened, default=cause)
+        return min((ending for ending in endings if ending.is_unfinished), key=_time_of, default=cause)
     return cause
 
 
@@ -226,5 +226,5 @@ def is_consequence(ending: Ending) -> bool:
     return ending.is_secondary or ending.signal_number == signal.SIGABRT
 
 
-def _happened(ending: Ending) -> float:
+def _time_of(ending: Ending) -> float:
     return ending.when - (_SIGNAL_LEAD_SECS if ending.signal_number is not None else 0.0)

@@ -24,14 +24,14 @@ def watch_input(send: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
     Returns:
       A function to call at the end of the script.
     """
-    watch = _Watch(send)
+    watch = _InputWatch(send)
     add_engine(None, watch)
     for name in KERAS_MODEL_MODULES:
         when_loaded(name, watch.change_fit)
     return watch.tell_exit
 
 
-class _Watch(SessionEngine):
+class _InputWatch(SessionEngine):
     def __init__(self, send: Callable[[dict[str, Any]], None]):
         self._send = send
         self._counts: dict[tuple, int] = {}

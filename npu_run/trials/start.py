@@ -55,12 +55,12 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
       A function to call at the script's end.
     """
 
-    watch = _Watch(make_hooks)
+    watch = _TrialWatch(make_hooks)
     add_engine(None, watch)
     return watch.end
 
 
-class _Watch(SessionEngine):
+class _TrialWatch(SessionEngine):
     """A `WatchOfTraining` that is made when a session first runs."""
 
     def __init__(self, make_hooks: Callable[[], list]):
