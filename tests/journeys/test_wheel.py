@@ -97,7 +97,7 @@ def test_every_link_of_the_readme_works_on_a_package_index(sdist, wheel):
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
     links, text = described(archive.read(metadata))
-    assert links == {} and re.findall(r"\]\(([^)\s]+)\)", text) == [] and "hooks go to `est.train`" in text
+    assert links == {} and re.findall(r"\]\(([^)\s]+)\)", text) == [] and "hooks to `est.train`" in text
 
 
 def test_installed_wheel_imports_from_outside_the_checkout(wheel, tmp_path):
