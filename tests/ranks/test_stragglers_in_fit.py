@@ -37,7 +37,7 @@ def _fit(name, is_slow, folder, stages=()):
     return [line for line in said.getvalue().splitlines() if "slow" in line]
 
 
-@pytest.mark.few_fast(1, "a step is a batch in all of them")
+@pytest.mark.slow("a pause of one rank is compared with times of three ranks that share two cores")
 @pytest.mark.parametrize("stages", [(), (Accumulate(2),)], ids=["plain", "accumulate"])
 @pytest.mark.parametrize("name", KERASES)
 def test_a_rank_that_sleeps_in_its_input_is_named(on_ranks, tmp_path, name, stages):
