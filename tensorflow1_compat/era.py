@@ -12,7 +12,8 @@ from tensorflow1_compat.installed import is_installed
 from tensorflow1_compat.old_python.calls import numpy_version
 from tensorflow1_compat.old_python.removed_names import OLD_ANYWHERE, OLD_BESIDE_NUMPY_2, REUSED
 from tensorflow1_compat.old_python.removed_of_numpy import KEYWORDS
-from tensorflow1_compat.reading import METHODS_OF_LEGACY, FileFacts, Use, read_tree
+from tensorflow1_compat.reading import METHODS_OF_LEGACY, FileFacts, Use
+from tensorflow1_compat.reading_tree import read_tree
 from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
 __all__ = ["Evidence", "evidence_in", "evidence_of", "switched"]

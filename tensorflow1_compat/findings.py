@@ -23,7 +23,8 @@ from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.reach import reached_from
-from tensorflow1_compat.reading import ANY, SET, FileFacts, Use, added_by, read_file, read_tree
+from tensorflow1_compat.reading import ANY, SET, FileFacts, Use, read_file
+from tensorflow1_compat.reading_tree import added_by, read_tree
 from tensorflow1_compat.signatures import complaint_about
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree

@@ -24,7 +24,7 @@ from npu_bridge.options.table import REQUIRED, RUN_CONFIG, SESSION, Option  # no
 
 _INTRODUCTION = """# Options
 
-Look here for what an option of a training does, and where to set it:
+Look up here the effect of an option, and the place to set it:
 
 ```
 npu-run -np 2 --set iterations_per_loop=10 --set precision_mode_v2=origin train.py
