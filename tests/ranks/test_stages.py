@@ -101,18 +101,20 @@ def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(on_ranks
 CONSERVING = ("top k", "threshold")
 
 
-def conserved():
-    """Returns, on a rank, the sums applied in 200 steps, still to send, and of this rank's gradients, by chain."""
-    rank, found = collective.current().rank, {}
-    bad = {(step, step % 2, "kernel"): value for step, value in ((3, np.inf), (50, np.nan), (51, -np.inf), (199, 1e25))}
-    fed = Fed(200, 7, bad).fed_to(rank)
+def conserved(steps):
+    """Returns, on a rank, the sums applied, still to send, and of this rank's gradients, by chain."""
+    rank, found, last = collective.current().rank, {}, steps - 1
+    bad = {
+        (step, step % 2, "kernel"): value for step, value in ((3, np.inf), (30, np.nan), (31, -np.inf), (last, 1e25))
+    }
+    fed = Fed(steps, 7, bad).fed_to(rank)
     used = [grads for step, grads in enumerate(fed) if not any(step == number for number, *_ in bad)]
     for chain in CONSERVING:
         training = InGraph(GOLDENS[KEEPING]._replace(stages=(TABLES[chain],)))
         training.train(fed)
         values, kept = training.values(), checks.kept_in(training.everything(), "not_sent")
         start = Fed().start_values()
-        assert training.updates() == len(used) == 196
+        assert training.updates() == len(used) == steps - 4
         found[chain] = {
             name: (
                 (start[name].astype(float) - values[name]) / GOLDENS[KEEPING].rate,
@@ -124,9 +126,11 @@ def conserved():
     return found
 
 
-def test_nothing_that_was_not_sent_is_lost(on_ranks):
+@pytest.mark.few_fast(1, "more of the same steps")
+@pytest.mark.parametrize("steps", [40, 200])
+def test_nothing_that_was_not_sent_is_lost(on_ranks, steps):
     """The applied and the kept values are together the mean of all gradients, also after skipped steps."""
-    results = on_ranks(2, conserved)
+    results = on_ranks(2, conserved, steps)
     for chain in CONSERVING:
         for name in ("kernel", "vector"):
             applied, kept, had = np.mean([result[chain][name] for result in results], axis=0)

@@ -54,14 +54,14 @@ def _never(step):
     return False
 
 
-def _batches(is_slow, stalls=()):
+def _batches(is_slow, stalls=(), more_secs=_MORE_SECS):
     """Makes a dataset in which one rank is slow in some steps, and another one stalls in some."""
     mine, stalling = (collective.current().rank == rank for rank in (_SLOW, 2))
 
     def batches():
         for step in range(1000):
             time.sleep(_STALL_SECS if stalling and step in stalls else 0.0)
-            time.sleep(_PAUSE_SECS + (_MORE_SECS if mine and is_slow(step) else 0.0))
+            time.sleep(_PAUSE_SECS + (more_secs if mine and is_slow(step) else 0.0))
             yield np.full([4, 8], (step % 7 + 1) / 8, np.float32)
 
     dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([4, 8], tf.float32))

@@ -17,6 +17,7 @@ from npu_bridge.stages import Accumulate
 from tests.ranks.test_stragglers import _SLOW, _STEPS, _batches, _never, _slow_always
 
 pytestmark = pytest.mark.ranks(3)
+_PAUSE_SECS = 0.25  # of the slow rank; a step of `fit` on three ranks takes up to 0.05 s on two busy cores
 KERASES = ["tf.keras", *([] if HAS_ESTIMATORS else ["keras"])]
 
 
@@ -28,7 +29,7 @@ def _fit(name, is_slow, folder, stages=()):
     model = keras.Sequential([keras.layers.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1)])
     optimizer = npu_keras_optimizer(keras.optimizers.SGD(0.01), FixedLossScaleManager(8.0), stages=list(stages))
     model.compile(optimizer, "mse", **({"jit_compile": False} if name == "keras" else {}))
-    data = _batches(is_slow).map(lambda batch: (batch, batch[:, :1]))
+    data = _batches(is_slow, more_secs=_PAUSE_SECS).map(lambda batch: (batch, batch[:, :1]))
     callbacks = npu_callbacks_append([ReportCallback(folder)])
     assert [type(each).__name__ for each in callbacks[1:3]] == ["StragglerCallback", "ReportCallback"]
     said = io.StringIO()

@@ -113,6 +113,7 @@ def test_ranks_agree_on_every_decision_and_tailing_changes_nothing(on_ranks, ran
     assert 5 < sum(expected_skips) < 45
 
 
+@pytest.mark.few_fast(1, "the same order of scale and reduction")
 @pytest.mark.parametrize("wrapper", SCALE_INSIDE)
 def test_ranks_agree_when_the_reduction_is_around_the_loss_scale(on_ranks, wrapper):
     """An Inf that one rank alone has had, and clipping hides, skips the step on the other one, too."""

@@ -120,6 +120,7 @@ def replayed(folder, text, *options):
     return subprocess.run(tool, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.few_fast(1, "each starts TensorFlow 1.15 and this one for another way to train")
 @pytest.mark.parametrize("text, slots", [(SCRIPT, 8), (KERAS, 12), (GAN, 0)], ids=["assignments", "keras", "gan"])
 def test_the_same_training(tmp_path, text, slots):
     done = replayed(tmp_path, text)
