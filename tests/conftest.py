@@ -55,6 +55,10 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Marks slow cases, and keeps cases of one group on one worker (`-n 2 --dist loadgroup`)."""
     mark_slow(items)
+    if config.getoption("--collectives") == "tensorflow":
+        for item in items:
+            for mark in item.iter_markers("horovod"):
+                item.add_marker(pytest.mark.skip(f"needs Horovod: {mark.args[0]}"))
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:

@@ -16,6 +16,7 @@ import pytest
 _MARKS = (
     "slow(reason): not in `make test`, but in `make test-all`",
     "few_fast(keep, reason): which of its parameters are in `make test`",
+    "horovod(reason): not run with `--collectives tensorflow`",
 )
 
 

@@ -21,7 +21,7 @@ from npu_bridge.gradients import collections, sharding
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
+pytestmark = [pytest.mark.ranks(2), pytest.mark.horovod("slots of other ranks cannot be saved without it")]
 
 SLOTS_EACH = {"sgd": 0, "momentum": 1, "adam": 2, "lamb": 2, "keras_adam": 2}
 STEPS = 10

@@ -27,7 +27,7 @@ from tests.ranks.ways import control_flow
 from tests.transfers import is_transfer
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.ranks(2)
+pytestmark = [pytest.mark.ranks(2), pytest.mark.horovod("the pass rewrites graphs of its optimizer")]
 
 
 def horovod(optimizer, name, **arguments):

@@ -259,6 +259,7 @@ def found_by_the_pass(format_name):
     return sizes, dtypes, len(senders), list(report.freed), report.kept
 
 
+@pytest.mark.horovod("the pass finds its all-reduces")
 @pytest.mark.few_fast(1, "other formats and three ranks take the same way")
 @pytest.mark.parametrize("rank_count", [2, 3])
 @pytest.mark.parametrize("format_name", FORMATS)
