@@ -18,7 +18,8 @@ VARIABLE_TYPES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
 _FORWARDING = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
 _STARTING = ("Restore", "HorovodBroadcast", "CollectiveBcast")
 _CALLING = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
-# A run of these alone copies values, between ranks for instance; it computes nothing, so it does not train.
+# A run of these alone copies values, between ranks for instance; it computes nothing, so it does not train. Nor do
+# operators of integers, which give sizes and positions of what is copied.
 _MOVING = frozenset(
     {
         "Bitcast",
@@ -27,16 +28,19 @@ _MOVING = frozenset(
         "CollectiveBcastSendV2",
         "Const",
         "DeepCopy",
+        "EnsureShape",
         "ExpandDims",
         "HorovodBroadcast",
         "Identity",
         "IdentityN",
         "NoOp",
+        "Pad",
         "Placeholder",
         "ReadVariableOp",
         "Reshape",
         "Shape",
         "Squeeze",
+        "StridedSlice",
     }
 )
 
@@ -134,7 +138,8 @@ def _uses_of_variables(ops, assignments_count=True):
         changing = [kind for kind in types if changes_variable(kind)]
         has_kernel = any("Assign" not in kind for kind in changing)
         reads_what_it_changes = has_kernel or (is_call and bool(changing))
-        if reads_what_it_changes or not (changing or op.type in _MOVING or op.type in VARIABLE_TYPES):
+        gives_numbers = any(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in op.outputs)
+        if reads_what_it_changes or (gives_numbers and not changing and op.type not in (*_MOVING, *VARIABLE_TYPES)):
             computes = True
         for position, tensor in enumerate(op.inputs):
             variable = variable_behind(tensor)
