@@ -1,1 +1,1 @@
-"""Ranks and groups under the names that scripts for the NPU stack import."""
+"""Provides ranks and groups under the module names that scripts for the NPU stack import."""

@@ -1,8 +1,9 @@
 """Provides the TensorFlow 2 and Keras interface of NPUs on stock TensorFlow and Horovod: `import npu_device as npu`.
 
-`npu.global_options()` holds the options; `npu.open().as_default()` applies them to this process and starts the
-communication between ranks; `npu.distribute` exchanges values between ranks. Names are imported at their first use, and
-importing the package changes nothing, except for scripts whose modules use names of a younger TensorFlow 2.
+`npu.global_options()` holds the options; `npu.open().as_default()` applies the options to this process and starts the
+communication between ranks; `npu.distribute` exchanges values between ranks. The package imports its parts at their
+first use. Importing the package has no side effect, with one exception: scripts that use names of a newer TensorFlow 2
+than the installed one get these names.
 """
 
 from npu_bridge.base.lazy import attributes, submodules

@@ -1,4 +1,4 @@
-"""Opens the device, makes it the default, and tells the number of ranks."""
+"""Opens the device, makes it the default, and returns the rank and the number of ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ npu_compat_function = tf.function
 
 
 class NpuDeviceHandle:
-    """The handle of a device, which `open` returns.
+    """A handle of an opened device, which `open` returns.
 
     Attributes:
       workers_num: the number of ranks.
@@ -45,15 +45,15 @@ class NpuDeviceHandle:
 
     @property
     def device_id(self) -> int:
-        """The ordinal with which it was opened."""
+        """The ordinal with which the device was opened."""
         return self._device_id
 
     def name(self) -> str:
-        """Returns TensorFlow's name of the device that computes."""
+        """Returns TensorFlow's name of the device that computes: "...GPU:0" or "...CPU:0"."""
         return "/job:localhost/replica:0/task:0/device:" + ("GPU:0" if self._gpus else "CPU:0")
 
     def is_cluster_worker(self) -> bool:
-        """Returns whether there are other ranks."""
+        """Returns whether the job has other ranks."""
         return self.workers_num > 1
 
     def as_default(self) -> NpuDeviceHandle:
@@ -75,25 +75,25 @@ class NpuDeviceHandle:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Calls `as_default` in a with statement; the options remain in effect afterwards."""
+        """Calls `as_default` at the start of a `with` block; the options stay in effect after the block."""
         self.as_default()
         yield
 
 
 @functools.cache
 def _open_devices() -> types.SimpleNamespace:
-    """Returns the device that this process has opened, and whether it is the default."""
+    """Returns a namespace: `handle`, the opened device or None, and `is_default`, whether it is the default."""
     return types.SimpleNamespace(handle=None, is_default=False)
 
 
 def open(device_id: int | None = None) -> NpuDeviceHandle:  # noqa: A001 - the documented name
-    """Opens the device, which reads the options and starts the communication between ranks.
+    """Opens the device: reads the options, and starts the communication between ranks.
 
     Args:
-      device_id: ordinal from 0; by default that of the environment (`ASCEND_DEVICE_ID`), else 0. It selects a GPU, if
-        there are GPUs and nothing else selects one.
+      device_id: ordinal of the device from 0; default: `ASCEND_DEVICE_ID` of the environment, else 0. On a machine with
+        GPUs the ordinal selects a GPU, unless an option or the environment selects one.
     Returns:
-      The handle; the same one for the same device.
+      The handle of the device; further calls return the same handle.
     Raises:
       RuntimeError: another device is open, or the environment declares more ranks than were started.
       TypeError, ValueError: an option in `global_options()` cannot be honoured.
@@ -114,16 +114,16 @@ def open(device_id: int | None = None) -> NpuDeviceHandle:  # noqa: A001 - the d
 
 
 def global_npu_ctx() -> NpuDeviceHandle | None:
-    """Returns the handle whose `as_default` was called; None before."""
+    """Returns the handle of the default device; None before `as_default` is called."""
     opened = _open_devices()
     return opened.handle if opened.is_default else None
 
 
 def set_npu_loop_size(loop_size: int) -> None:
-    """Sets how many steps a loop inside a `tf.function` makes at once; checked, without an effect here.
+    """Checks the number of steps that a loop inside a `tf.function` makes at once; the number has no effect here.
 
     Raises:
-      ValueError: it is not an integer of at least 1.
+      ValueError: `loop_size` is not an integer of at least 1.
     """
     if isinstance(loop_size, bool) or not isinstance(loop_size, int) or loop_size < 1:
         fix = "Use 1 for a step at a time."

@@ -1,4 +1,4 @@
-"""Operators of `npu_device`."""
+"""Provides the operators of `npu_device`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ __all__ = ["gelu"]
 
 
 def gelu(x: Any) -> tf.Tensor:
-    """Computes x·Φ(x) with the normal distribution function Φ; a device's x·σ(1.702·x) differs by at most 0.021.
+    """Computes x·Φ(x) with the normal distribution function Φ.
+
+    NPUs compute x·σ(1.702·x) instead, which differs by at most 0.021.
 
     Args:
       x: float tensor.

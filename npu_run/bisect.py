@@ -18,7 +18,7 @@ from npu_bridge.base.terminal import echo, path_here
 from npu_run.command_line import ScriptCommand, ending_on, launcher_options, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
-from npu_run.repeat import folder_of
+from npu_run.repeat import repeat_folder
 from npu_run.trials.search import Found, Operator, OutOfRuns, smallest_kept
 from npu_run.trials.trial import FLOAT32, Trial, run_trial
 
@@ -160,7 +160,7 @@ class Bisection:
     def _measure(self) -> None:
         """Trains in float32 as many times as the noise band needs."""
         for number in range(_REFERENCES):
-            folder = folder_of(self.folder, number)
+            folder = repeat_folder(self.folder, number)
             done = Path(folder, "done")
             if done.exists():
                 continue
@@ -180,7 +180,7 @@ class Bisection:
             done.touch()
         from npu_run.trials.acceptance import Float32Band
 
-        self._band = Float32Band([folder_of(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
+        self._band = Float32Band([repeat_folder(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
         self._say(f"float32: {self._band}")
 
     def _passes(self, kept: frozenset[str]) -> bool:

@@ -40,8 +40,8 @@ from npu_run.job.output import LOG_FILES
 from npu_run.job.rank_process import rank_command, rank_defaults
 from npu_run.job.starts import RestartableJob
 from npu_run.outputs import check_file, own_output
-from npu_run.remote.task_agent import find_task, serve_first_task
-from npu_run.remote.tasks import leading
+from npu_run.remote.task_agent import find_task, serve_task_0
+from npu_run.remote.tasks import lead_tasks
 from npu_run.repeat import WAYS, Repeats
 from npu_run.source_choice import SourceChoice
 from npu_run.timeline import FILES, Recording
@@ -217,8 +217,8 @@ def run_script(
             tasks_wait_secs = WAIT_SECS if wait_secs is None else wait_secs
             task = None if any((size, hosts, hostfile, rank_table, hosts_from)) else find_task(sys.argv[1:])
             if task is not None and task.number > 0:
-                serve_first_task(task, tasks_wait_secs, _tell)
-            tasks = task and outputs.enter_context(leading(task, tasks_wait_secs, _tell))
+                serve_task_0(task, tasks_wait_secs, _tell)
+            tasks = task and outputs.enter_context(lead_tasks(task, tasks_wait_secs, _tell))
             if not os.path.isfile(script):
                 raise LaunchError(missing_script(script))
             announce_settings(settings)

@@ -1,6 +1,6 @@
 """Lists mistakes that only appear with several ranks, and finds them in a script's text.
 
-Wrappers around wrappers are not listed: their constructors refuse them, and `script_checks.py` calls these.
+An optimizer wrapped twice is not listed: `script_checks.py` calls the wrappers' constructors, which refuse it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorflow1_compat.reading import FileFacts, Use
 
 _RANKS = {"get_rank_id", "get_npu_rank_id", "get_local_rank_id", "get_npu_local_rank_id"}
 _SIZES = {"get_rank_size", "get_npu_rank_size", "get_local_rank_size", "get_npu_local_rank_size"}
-_OF_HOROVOD = {"rank", "local_rank", "size", "local_size"}
+_HOROVOD_FUNCTIONS = {"rank", "local_rank", "size", "local_size"}
 _VARIABLES = {"RANK_ID", "RANK_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE"}
 _AVERAGES = {
     "DistributedOptimizer",
@@ -27,21 +27,21 @@ _AVERAGES = {
     "npu_tf_optimizer",
 }
 # Parts of names that can combine gradients or weights of the ranks, or that distribute rows themselves.
-_TOGETHER = (*_AVERAGES, "istribut", "allreduce", "all_reduce", "strategy", "sync_all")
-_DEALS_OUT = ("GlobalBatches", "resumable", "ResumableLoop", "AutoShard", "InputContext", "EndTogether")
+_CAN_AVERAGE = (*_AVERAGES, "istribut", "allreduce", "all_reduce", "strategy", "sync_all")
+_DISTRIBUTES_ROWS = ("GlobalBatches", "resumable", "ResumableLoop", "AutoShard", "InputContext", "EndTogether")
 _TRAINS = {"run", "train", "fit", "train_on_batch", "train_step", "apply_gradients", "minimize", "apply"}
-_EVENS_OUT = {"repeat", "take"}  # methods of a dataset, after which all ranks have the same number of batches
+_EQUALISES_LENGTHS = {"repeat", "take"}  # methods of a dataset, after which all ranks have the same number of batches
 
 
 class Rule(NamedTuple):
-    """A kind of mistake.
+    """A kind of mistake in scripts for several ranks.
 
     Attributes:
       name: name of the finding.
       severity: "stops it", "changes numbers" or "harmless", for a job with several ranks.
-      sentence: the consequence.
-      cure: the sentence with the cure.
-      find: returns the places in which a script makes it.
+      sentence: describes the consequence.
+      cure: tells how to correct the mistake.
+      find: returns the places where a script makes the mistake.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Rule(NamedTuple):
 
 
 class _Script:
-    """A script and its modules, with the questions that rules ask about them."""
+    """A script and its modules, with methods that find calls and names in them."""
 
     def __init__(self, files: Sequence[FileFacts]):
         self.files = files
@@ -65,32 +65,32 @@ class _Script:
         ]
         self.variables = {name for facts in files for name in facts.variables}
 
-    def calls_of(self, *names: str) -> list[Use]:
-        """Calls of functions with one of these last names."""
+    def calls_named(self, *names: str) -> list[Use]:
+        """Returns calls of functions whose name ends with one of `names`, whatever module it is in."""
         return [use for use in self.uses if use.call is not None and use.name.rpartition(".")[2] in names]
 
-    def shards(self) -> list[Place]:
+    def shard_calls(self) -> list[Place]:
         return [place for name, node, place in self.methods if name == "shard" and len(node.args) == 2]
 
-    def asks_for_ranks(self) -> list[Place]:
-        places = [use.place for use in self.uses if _is_of_ranks(use.name, _RANKS | _SIZES, _OF_HOROVOD)]
+    def rank_queries(self) -> list[Place]:
+        places = [use.place for use in self.uses if _is_rank_function(use.name, _RANKS | _SIZES, _HOROVOD_FUNCTIONS)]
         return places or [Place(self.files[0].path, 1)] * bool(self.variables & _VARIABLES)
 
     def mentions(self, words: Iterable[str]) -> bool:
         return any(word in use.name for use in self.uses for word in words)
 
-    def averages(self) -> bool:
-        """Returns whether some code certainly averages gradients over the ranks."""
-        return bool(self.calls_of(*_AVERAGES)) or any(map(_may_distribute, self.calls_of("NPUOptimizer")))
+    def surely_averages(self) -> bool:
+        """Returns whether some call certainly averages gradients over the ranks."""
+        return bool(self.calls_named(*_AVERAGES)) or any(map(_may_distribute, self.calls_named("NPUOptimizer")))
 
-    def trains_together(self) -> bool:
-        """Returns whether some code averages gradients, or might do so."""
-        return self.averages() or self.mentions(_TOGETHER)
+    def may_average(self) -> bool:
+        """Returns whether some call averages gradients over the ranks or could do so."""
+        return self.surely_averages() or self.mentions(_CAN_AVERAGE)
 
 
-def _is_of_ranks(name: str, ours: set[str], of_horovod: set[str]) -> bool:
+def _is_rank_function(name: str, ours: set[str], horovod_names: set[str]) -> bool:
     last = name.rpartition(".")[2]
-    return last in ours or (name.startswith("horovod.") and last in of_horovod)
+    return last in ours or (name.startswith("horovod.") and last in horovod_names)
 
 
 def _may_distribute(use: Use) -> bool:
@@ -100,54 +100,62 @@ def _may_distribute(use: Use) -> bool:
     )
 
 
-def _forgotten_switch(script: _Script) -> Iterator[Place]:
-    if not script.trains_together() and (script.shards() or script.asks_for_ranks()):
-        yield from (use.place for use in script.calls_of("NPUOptimizer"))
+def _find_missing_is_distributed(script: _Script) -> Iterator[Place]:
+    if not script.may_average() and (script.shard_calls() or script.rank_queries()):
+        yield from (use.place for use in script.calls_named("NPUOptimizer"))
 
 
-def _plain_keras(script: _Script) -> Iterator[Place]:
-    if not script.trains_together() and any(name == "compile" for name, *_ in script.methods):
-        yield from (use.place for use in script.calls_of("npu_callbacks_append", "NPUBroadcastGlobalVariablesCallback"))
+def _find_plain_keras_optimizer(script: _Script) -> Iterator[Place]:
+    if not script.may_average() and any(name == "compile" for name, *_ in script.methods):
+        yield from (
+            use.place for use in script.calls_named("npu_callbacks_append", "NPUBroadcastGlobalVariablesCallback")
+        )
 
 
-def _same_rows(script: _Script) -> Iterator[Place]:
-    knows_ranks = script.shards() or script.asks_for_ranks() or script.mentions(_DEALS_OUT)
-    if script.averages() and not knows_ranks:
+def _find_unsharded_rows(script: _Script) -> Iterator[Place]:
+    knows_ranks = script.shard_calls() or script.rank_queries() or script.mentions(_DISTRIBUTES_ROWS)
+    if script.surely_averages() and not knows_ranks:
         datasets = [use.place for use in script.uses if ".data." in use.name and "Dataset" in use.name]
         yield from datasets[:1]
 
 
-def _length_of_rank(script: _Script) -> Iterator[Place]:
+def _find_loops_over_rank(script: _Script) -> Iterator[Place]:
     for facts in () if script.mentions(("EndTogether",)) else script.files:
         lengths = {
             node.lineno: node.iter if isinstance(node, ast.For) else node.test
             for node in ast.walk(facts.tree)
-            if isinstance(node, (ast.For, ast.While)) and _trains(node)
+            if isinstance(node, (ast.For, ast.While)) and _trains_inside(node)
         }
-        yield from _where_depending(facts, lengths, functools.partial(_asks_rank, facts))
+        yield from _find_dependent_lines(facts, lengths, functools.partial(_is_rank_call, facts))
 
 
-def _length_of_rows(script: _Script) -> Iterator[Place]:
-    for facts in () if script.mentions(_DEALS_OUT) else script.files:
+def _find_loops_over_own_rows(script: _Script) -> Iterator[Place]:
+    for facts in () if script.mentions(_DISTRIBUTES_ROWS) else script.files:
         rows = {}
         for node in ast.walk(facts.tree):
-            if isinstance(node, ast.For) and _trains(node):
+            if isinstance(node, ast.For) and _trains_inside(node):
                 rows[node.lineno] = node.iter
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "fit" and node.args:
                 if not any(keyword.arg in ("steps_per_epoch", None) for keyword in node.keywords):
                     rows[node.lineno] = node.args[0]
-        yield from _where_depending(facts, rows, _is_part)
+        yield from _find_dependent_lines(facts, rows, _selects_own_rows)
 
 
-def _where_depending(
+def _find_dependent_lines(
     facts: FileFacts, lines: dict[int, ast.expr], is_source: Callable[[ast.AST], bool]
 ) -> Iterator[Place]:
-    """Yields the lines of a file whose expression is computed from a source."""
+    """Yields the places of expressions that are computed from a source, directly or through variables.
+
+    Args:
+      facts: the file.
+      lines: expressions by line number.
+      is_source: returns whether a node of the syntax tree is a source.
+    """
     names: set[str] = set()
 
     def depends(expression: ast.expr) -> bool:
         parts = [*ast.walk(expression)]
-        if any(isinstance(each, ast.Attribute) and each.attr in _EVENS_OUT for each in parts):
+        if any(isinstance(each, ast.Attribute) and each.attr in _EQUALISES_LENGTHS for each in parts):
             return False
         return any(is_source(each) or (isinstance(each, ast.Name) and each.id in names) for each in parts)
 
@@ -160,24 +168,24 @@ def _where_depending(
     yield from (Place(facts.path, line) for line, expression in lines.items() if depends(expression))
 
 
-def _asks_rank(facts: FileFacts, node: ast.AST) -> bool:
+def _is_rank_call(facts: FileFacts, node: ast.AST) -> bool:
     function = node.func if isinstance(node, ast.Call) else None
     if isinstance(function, ast.Name):
-        return _is_of_ranks(facts.aliases.get(function.id, function.id), _RANKS, {"rank", "local_rank"})
+        return _is_rank_function(facts.aliases.get(function.id, function.id), _RANKS, {"rank", "local_rank"})
     if isinstance(function, ast.Attribute):
         module = facts.aliases.get(function.value.id, "") if isinstance(function.value, ast.Name) else ""
-        return _is_of_ranks(f"{module}.{function.attr}", _RANKS, {"rank", "local_rank"})
+        return _is_rank_function(f"{module}.{function.attr}", _RANKS, {"rank", "local_rank"})
     return False
 
 
-def _is_part(node: ast.AST) -> bool:
-    """Returns whether code distributes rows: `shard`, or a slice such as `rows[rank::size]`."""
+def _selects_own_rows(node: ast.AST) -> bool:
+    """Returns whether a node selects a rank's rows: `shard`, or a slice such as `rows[rank::size]`."""
     if isinstance(node, ast.Slice):
         return node.step is not None and not isinstance(node.step, (ast.Constant, ast.UnaryOp))
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "shard"
 
 
-def _trains(loop: ast.For | ast.While) -> bool:
+def _trains_inside(loop: ast.For | ast.While) -> bool:
     functions = [node.func for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Call)]
     return any(getattr(each, "attr", getattr(each, "id", "")) in _TRAINS for each in functions)
 
@@ -188,41 +196,41 @@ RULES = (
         "changes numbers",
         "the script asks for ranks, but nothing averages gradients: each rank trains a model of its own",
         "Write NPUOptimizer(..., is_distributed=True).",
-        _forgotten_switch,
+        _find_missing_is_distributed,
     ),
     Rule(
         "a plain Keras optimizer",
         "changes numbers",
         "the ranks start with the same weights, but nothing averages gradients: each then trains a model of its own",
         "Write model.compile(npu_keras_optimizer(optimizer), ...).",
-        _plain_keras,
+        _find_plain_keras_optimizer,
     ),
     Rule(
         "the same rows on all ranks",
         "changes numbers",
         "every rank reads all rows, so that more ranks repeat the same work",
         "Write dataset.shard(get_rank_size(), get_rank_id()) before it is shuffled and batched.",
-        _same_rows,
+        _find_unsharded_rows,
     ),
     Rule(
         "a loop as long as the rank says",
         "stops it",
         "a rank that ends first leaves the others waiting, which ends the job",
         "Give all ranks the same number of steps, or add EndTogether, in Keras EndTogetherCallback (docs/ranks.md).",
-        _length_of_rank,
+        _find_loops_over_rank,
     ),
     Rule(
         "a loop over a part of the rows",
         "harmless",
         "the ranks end together only if all have as many batches",
         "If rows do not divide, add EndTogether, in Keras EndTogetherCallback (docs/ranks.md).",
-        _length_of_rows,
+        _find_loops_over_own_rows,
     ),
 )
 
 
 def findings_of(files: Sequence[FileFacts]) -> Iterator[Finding]:
-    """Yields the places in which the files make a mistake of `RULES`."""
+    """Yields a finding for each place where the files break one of `RULES`."""
     script = _Script(files)
     for rule in RULES:
         for place in rule.find(script):

@@ -1,8 +1,8 @@
-"""Calls the checks of documented constructors and functions with the values that a script writes out.
+"""Checks the arguments in a script's text by calling the documented constructors and functions with them.
 
-Nothing is imitated: values are refused by the code that a run calls, in the same words. A value that the text does not
-show is an `Unknown`, which ends a check that needs it. Only code that checks its arguments is called: no ranks start,
-and no file is made.
+The errors are those that a run of the script would raise, because the same code raises them. A value that the text
+does not show is an `Unknown`, which ends a check that needs it. Only code that checks its arguments is called: no ranks
+start, and no file is made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from npu_run.literals import Arguments, Undecided, Unknown, is_known
 
 _OURS = ("npu_bridge.", "npu_device.", "hccl.")
 # Modules whose calls only check their arguments; for calls of other modules, only the signature is checked.
-_CHECK_ALONE = re.compile(
+_CHECKING_MODULES = re.compile(
     r"npu_bridge\.(hccl\.hccl_ops|operators\.\w+|amp\.(apex|loss_scale|groups|configuration)|boost\.config|"
     r"gradients\.(freeze_schedule|stage|sync|stages\.\w+)|optimizers\.(choose|rules\.\w+|keras|keras_legacy|tf1)|"
     r"estimator\.(profiler|npu_(\w+_)?ops)|estimator\.npu\.(checks|model_fn|npu_callbacks|npu_config|npu_dynamic_rnn|"
@@ -36,23 +36,23 @@ _CHECK_ALONE = re.compile(
     r"session\.(average_metrics|best_checkpoint|end_together\w*))|hccl\.split\.api|npu_device\.(ops|train\.\w+)"
 )
 _SCOPES = "npu_bridge.estimator.npu.npu_scope"
-_CHECK_ALONE_TOO = ("npu_hooks_append", "npu_keras_optimizer", "npu_tf_optimizer", "set_npu_loop_size")
+_CHECKING_FUNCTIONS = ("npu_hooks_append", "npu_keras_optimizer", "npu_tf_optimizer", "set_npu_loop_size")
 # Arguments whose legal values depend on the ranks of the job, with a legal value for a single rank.
-_OF_RANKS: dict[str, Any] = {"group": "hccl_world_group", "rank": 0, "rank_size": 1, "root_rank": 0}
+_SINGLE_RANK_VALUES: dict[str, Any] = {"group": "hccl_world_group", "rank": 0, "rank_size": 1, "root_rank": 0}
 # Arguments about which a single rank knows nothing, and folders, which are not made here.
-_NOT_KNOWN_HERE = re.compile(
+_JOB_ARGUMENTS = re.compile(
     r"dest_rank|src_rank|send_\w+|recv_\w+|\w*_(dir|path)|folder|path|job_start_file|warm_start_from"
 )
 _OPTIMIZERS = re.compile(
     r"(tensorflow|keras|npu_bridge\.npu_init\.tf)\.(\w+\.)*(train\.\w+Optimizer|optimizers\.(legacy\.)?[A-Z]\w+)"
 )
-AROUND = ".LossScaleOptimizer"  # of Keras; it can wrap an optimizer of this package
+WRAPPER_SUFFIX = ".LossScaleOptimizer"  # of Keras; it can wrap an optimizer of this package
 _REFUSALS = (TypeError, ValueError, NotImplementedError)
 
 
 @contextlib.contextmanager
-def as_in_a_run(era: int) -> Iterator[None]:
-    """Lets checks run as in a script of TensorFlow 1 or 2; prints no warnings, and leaves no variables behind."""
+def simulated_run(era: int) -> Iterator[None]:
+    """Runs checks in the graph or eager mode of TensorFlow 1 or 2, without warnings; then restores `os.environ`."""
     before, variables = logging.root.manager.disable, dict(os.environ)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.disable(logging.CRITICAL)
@@ -78,8 +78,8 @@ def as_in_a_run(era: int) -> Iterator[None]:
 
 
 @functools.cache
-def find(name: str) -> Any:
-    """Returns the object with a dotted name of this package; None if it cannot be found or imported."""
+def import_object(name: str) -> Any:
+    """Imports the object with a dotted name, such as "npu_bridge.hccl.hccl_ops.allreduce"; None if that fails."""
     first, *rest = name.split(".")
     try:
         found, place = importlib.import_module(first), first
@@ -95,11 +95,11 @@ def find(name: str) -> Any:
     return found
 
 
-def missing_in(name: str) -> Exception | None:
-    """Returns the error for a name that its module of this package lacks, with the nearest name; else None."""
+def find_missing_name(name: str) -> Exception | None:
+    """Returns an error with the nearest name if a module of this package lacks the named object; else None."""
     above, _, leaf = name.rpartition(".")
-    module = find(above) if above else None
-    if not inspect.ismodule(module) or not f"{module.__name__}.".startswith(_OURS) or find(name) is not None:
+    module = import_object(above) if above else None
+    if not inspect.ismodule(module) or not f"{module.__name__}.".startswith(_OURS) or import_object(name) is not None:
         return None
     try:
         getattr(module, leaf)
@@ -110,44 +110,50 @@ def missing_in(name: str) -> Exception | None:
     return None
 
 
-def make(name: str, arguments: Arguments) -> Any:
-    """Returns the result of a call in the text, as an argument of another call; an `Unknown` if it cannot be made."""
+def evaluate_call(name: str, arguments: Arguments) -> Any:
+    """Returns the value of a call that is an argument of another call; an `Unknown` if the value cannot be computed."""
     try:
         if _OPTIMIZERS.fullmatch(name):
-            return _some_optimizer(find_of_tensorflow(name))
+            return _make_optimizer(import_from_tensorflow(name))
         if name == "npu_device.global_options":
-            return type(find(name)())()  # a separate object, which this process ignores
-        function = find_of_tensorflow(name) if name.endswith(AROUND) else find(name) if name.startswith(_OURS) else None
-        if function is None or not _is_checked(function) or arguments.is_open:
+            return type(import_object(name)())()  # a separate object, which this process ignores
+        function = (
+            import_from_tensorflow(name)
+            if name.endswith(WRAPPER_SUFFIX)
+            else import_object(name)
+            if name.startswith(_OURS)
+            else None
+        )
+        if function is None or not _can_be_checked(function) or arguments.is_open:
             return Unknown()
-        bound = _of_any_job(inspect.signature(function).bind(*arguments.positional, **arguments.named))
+        bound = _replace_job_arguments(inspect.signature(function).bind(*arguments.positional, **arguments.named))
         return function(*bound.args, **bound.kwargs)
     except (Exception, Undecided):
         return Unknown()
 
 
-def find_of_tensorflow(name: str) -> Any:
-    """Returns the object with a dotted name of TensorFlow or Keras; None without one."""
+def import_from_tensorflow(name: str) -> Any:
+    """Returns the object with a dotted name in TensorFlow or Keras; None if no such object exists."""
     import tensorflow as tf
 
     if name.startswith("keras."):
-        return find(name)
+        return import_object(name)
     if name.startswith("tensorflow.") and tf.executing_eagerly():
-        return find(name)
+        return import_object(name)
     short = name.removeprefix("npu_bridge.npu_init.tf.").removeprefix("tensorflow.").removeprefix("compat.v1.")
-    return find(f"tensorflow.compat.v1.{short}")
+    return import_object(f"tensorflow.compat.v1.{short}")
 
 
-def _some_optimizer(kind: Any) -> Any:
-    """Makes an optimizer of a class, with any rate: wrappers only check the class."""
+def _make_optimizer(kind: Any) -> Any:
+    """Makes an optimizer of a class with an arbitrary learning rate: wrappers only check the class."""
     try:
         return kind(0.1)
     except TypeError:
         return kind(0.1, 0.9)
 
 
-def refusal_of(function: Callable[..., Any], arguments: Arguments) -> Exception | None:
-    """Returns the error of a call if all values that the text leaves open lead to it; None if the call can work."""
+def find_call_error(function: Callable[..., Any], arguments: Arguments) -> Exception | None:
+    """Returns the error that a call raises whatever its unknown arguments are; None if the call can work."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -156,37 +162,42 @@ def refusal_of(function: Callable[..., Any], arguments: Arguments) -> Exception 
     try:
         bound = (signature.bind_partial if is_open else signature.bind)(*positional, **named)
     except TypeError:
-        return call_alone(function, *positional, **named)  # it raises before it does anything
-    if not _is_checked(function):
+        return error_of_call(function, *positional, **named)  # it raises before it does anything
+    if not _can_be_checked(function):
         return None
     if getattr(function, "_declared_as", None):
-        return _refusal_of_config(function, dict(bound.arguments), is_open)
-    return _refusal_of_call(function, _of_any_job(bound), is_open)
+        return _find_config_error(function, dict(bound.arguments), is_open)
+    return _find_argument_error(function, _replace_job_arguments(bound), is_open)
 
 
-def call_alone(function: Callable[..., Any], *positional: Any, **named: Any) -> Exception | None:
-    """Calls a function; returns its refusal, or None if it works, needs an unknown value, or fails otherwise."""
+def error_of_call(function: Callable[..., Any], *positional: Any, **named: Any) -> Exception | None:
+    """Calls a function and returns the error with which it refuses its arguments.
+
+    Returns None if the function works, needs an unknown value, or fails for another reason.
+    """
     try:
         made = function(*positional, **named)
         if getattr(function, "__module__", None) == _SCOPES:
             with made:  # checks its arguments on entry
                 pass
     except _REFUSALS as error:
-        return None if isinstance(error.__cause__, (DirectoryError, OSError)) else error  # the script can still make it
+        return (
+            None if isinstance(error.__cause__, (DirectoryError, OSError)) else error
+        )  # the script can still make the folder
     except (Exception, Undecided):
         return None
     return None
 
 
 def broken_rules(settings: Settings, unknown: Mapping[str, Any], rules: tuple = RULES) -> Iterator[Exception]:
-    """Yields the errors of rules between options that hold for any values of the `unknown` ones."""
+    """Yields the errors of rules between options that are broken whatever the `unknown` options are."""
     values = {**settings.values, **unknown}
-    settings = settings._replace(values=values, given=_Given(settings.given.difference(unknown), unknown))
-    yield from filter(None, (call_alone(rule, settings) for rule in rules))
+    settings = settings._replace(values=values, given=_GivenNames(settings.given.difference(unknown), unknown))
+    yield from filter(None, (error_of_call(rule, settings) for rule in rules))
 
 
-class _Given(frozenset):
-    """The names of given options; a question about one that the text leaves open raises `Undecided`."""
+class _GivenNames(frozenset):
+    """A set of the options that a script gives; `in` raises `Undecided` for an option in `unknown`."""
 
     def __new__(cls, names, unknown):
         given = super().__new__(cls, names)
@@ -199,46 +210,48 @@ class _Given(frozenset):
         return super().__contains__(name)
 
 
-def _is_checked(function: Any) -> bool:
+def _can_be_checked(function: Any) -> bool:
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
     if name.endswith("LossScaleOptimizer") and "keras" in module.partition(".")[0]:
         return True
-    return _CHECK_ALONE.fullmatch(module) is not None or (name in _CHECK_ALONE_TOO and module.startswith(_OURS))
+    return _CHECKING_MODULES.fullmatch(module) is not None or (name in _CHECKING_FUNCTIONS and module.startswith(_OURS))
 
 
-def _of_any_job(given: inspect.BoundArguments) -> inspect.BoundArguments:
-    """Replaces arguments that can only be checked in a job of several ranks, or with its folders."""
+def _replace_job_arguments(given: inspect.BoundArguments) -> inspect.BoundArguments:
+    """Replaces arguments that can only be checked in the real job: ranks, groups and folders."""
     result: Any = {}
     for name, value in given.arguments.items():
-        of_one = _OF_RANKS.get(name)
+        of_one = _SINGLE_RANK_VALUES.get(name)
         if of_one is not None and type(value) is type(of_one):
             value = of_one if type(value) is str or value >= (name == "rank_size") else value
-        elif _NOT_KNOWN_HERE.fullmatch(name):
+        elif _JOB_ARGUMENTS.fullmatch(name):
             value = Unknown()
         result[name] = value
     return inspect.BoundArguments(given.signature, result)
 
 
-def _refusal_of_call(function: Any, given: inspect.BoundArguments, is_open: bool) -> Exception | None:
+def _find_argument_error(function: Any, given: inspect.BoundArguments, is_open: bool) -> Exception | None:
     parameters = given.signature.parameters.values()
-    error = call_alone(function, *given.args, **given.kwargs)
+    error = error_of_call(function, *given.args, **given.kwargs)
     more = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
     named = {**given.arguments, **given.arguments.get(more, {})}
     known = {name: value for name, value in named.items() if is_known(value)}
     is_sure = not is_open and len(known) == len(named)
-    if error is not None and (is_sure or isinstance(error, NotImplementedError) or _blames(error, known)):
+    if error is not None and (is_sure or isinstance(error, NotImplementedError) or _names_argument(error, known)):
         return error
     plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     needed = [each.name for each in parameters if each.default is each.empty and each.name in plain]
     for name, value in () if is_sure else known.items():  # one by one: another argument can hide the error
-        error = call_alone(function, **{**{each: Unknown() for each in needed}, name: value}) if name != more else None
-        if error is not None and _blames(error, {name: value}):
+        error = (
+            error_of_call(function, **{**{each: Unknown() for each in needed}, name: value}) if name != more else None
+        )
+        if error is not None and _names_argument(error, {name: value}):
             return error
     return None
 
 
-def _blames(error: Exception, known: Mapping[str, Any]) -> bool:
-    """Returns whether a message names one of these arguments with its value, so that others do not matter."""
+def _names_argument(error: Exception, known: Mapping[str, Any]) -> bool:
+    """Returns whether an error message names one of the known arguments with its value, so others do not matter."""
     text = str(error)
     for name, value in known.items():
         got = (f"got {words}" for words in (shown(value), repr(value), f"{name}={value!r}"))
@@ -247,23 +260,23 @@ def _blames(error: Exception, known: Mapping[str, Any]) -> bool:
     return False
 
 
-def _refusal_of_config(cls: Any, given: dict[str, Any], is_open: bool) -> Exception | None:
-    """Returns the refusal of a configuration object, whose options are checked one by one."""
+def _find_config_error(cls: Any, given: dict[str, Any], is_open: bool) -> Exception | None:
+    """Returns the error with which a configuration class refuses its options; None if they can work."""
     owner, known = cls._declared_as, {name: value for name, value in given.items() if is_known(value)}
     if not is_open and len(known) == len(given):
-        return call_alone(cls, **given)
+        return error_of_call(cls, **given)
     for name, value in known.items():
-        if (error := call_alone(OPTIONS[name].check, value, IN_OBJECT)) is not None:
+        if (error := error_of_call(OPTIONS[name].check, value, IN_OBJECT)) is not None:
             return error
     values = {option.name: known.get(option.name, option.default) for option in OPTIONS.of(owner)}
     from npu_bridge.options.construction import check_run_config
     from npu_bridge.options.reading import settings_of
 
     if owner == RUN_CONFIG:
-        error = call_alone(check_run_config, values)
+        error = error_of_call(check_run_config, values)
         if error is not None and getattr(error, "option", None) in known:
             return error
-    plain, unknown = _as_plain(
+    plain, unknown = _split_options(
         owner, known, {name for name in values if name not in known and (is_open or name in given)}
     )
     try:
@@ -273,8 +286,14 @@ def _refusal_of_config(cls: Any, given: dict[str, Any], is_open: bool) -> Except
     return next(broken_rules(settings, unknown, RULES if owner == RUN_CONFIG else HELPER_RULES.get(owner, ())), None)
 
 
-def _as_plain(owner: str, known: Mapping[str, Any], hidden: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the known and the unknown options of an object, with those of its helper objects."""
+def _split_options(owner: str, known: Mapping[str, Any], hidden: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the known and the unknown options of a configuration object and of its helper objects.
+
+    Args:
+      owner: name of the configuration class.
+      known: given options whose values the text shows.
+      hidden: options whose values the text does not show.
+    """
     plain: dict[str, Any] = {}
     unknown: dict[str, Any] = {}
     for option in OPTIONS.of(owner):

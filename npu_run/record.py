@@ -40,7 +40,7 @@ def record(
     with ending_on(LaunchError), own_output(out, "--out", "npu-run record") as own:
         own.clear("rank_*", "run", SNIPPET)
         trial = Trial(os.path.join(os.path.abspath(out), "run"), 0, steps=steps, record=os.path.abspath(out))
-        _record(trial._replace(tensors=tensors), float32, [*launcher, script], arguments)
+        _run_record(trial._replace(tensors=tensors), float32, [*launcher, script], arguments)
 
 
 @click.command(cls=ScriptCommand)
@@ -56,27 +56,27 @@ def replay(out: str | None, recorded: str, as_json: bool, launcher: list[str], s
     recorded = os.path.abspath(recorded)
     out = os.path.abspath(out) if out else os.path.join(recorded, "replayed")
     with ending_on(LaunchError):
-        _check_record(recorded)
+        _check_record_files(recorded)
         with own_output(out, "--out", "npu-run replay") as own:
             own.clear("run")
-            facts = _replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments], as_json)
+            facts = _run_replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments], as_json)
     code = int(bool(facts["differences"]))
     if as_json:
         print_json(code, facts)
     else:
-        _tell_replay(facts)
+        _print_replay_result(facts)
     sys.exit(code)
 
 
-def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence[str]) -> None:
+def _run_record(trial: Trial, float32: bool, command: list[str], arguments: Sequence[str]) -> None:
     out = trial.record
-    code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _imposed(float32))
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _options_to_impose(float32))
     found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
         why = f"the script ended with exit code {code}" if code else "no session run trained"
         raise LaunchError(
-            f"{why}. Expected a script that trains through sessions, an Estimator or model.fit of Keras, not eager "
-            f"code; nothing was recorded."
+            f"nothing was recorded: {why}. Expected a script that trains through sessions, an Estimator or model.fit "
+            f"of Keras, not eager code."
         )
     shutil.copyfile(Path(__file__).parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
     shown, facts = path_here(out), found[0]
@@ -89,8 +89,8 @@ def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence
     for name, why in facts["not_recorded"].items():
         echo(f"record: not recorded: {name}, as {why}")
     if not facts["weights_after"]:
-        echo("record: not recorded: the last weights, as they could not be read at the end of the training")
-    for line in _races_of(facts):
+        echo("record: not recorded: the last weights, because the session was closed before they could be read")
+    for line in _describe_races(facts):
         echo(f"record: not repeatable: {line}")
     again = f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it"
     if not facts["updates"]:  # of model.fit, which has no graph with names
@@ -103,37 +103,38 @@ def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence
     )
 
 
-def _imposed(float32: bool) -> dict[str, Any]:
+def _options_to_impose(float32: bool) -> dict[str, Any]:
     return {**_ONE_STEP, **FLOAT32} if float32 else _ONE_STEP
 
 
-def _races_of(facts: dict[str, Any]) -> list[str]:
+def _describe_races(facts: dict[str, Any]) -> list[str]:
     return [
         f"a step writes {name} ({writer}) while {others[0]} reads or writes it, in no order"
         for name, (writer, others) in facts.get("races", {}).items()
     ]
 
 
-def _check_record(folder: str) -> None:
-    """Checks a record's files: ranks read them with numpy and TensorFlow, which follow links and wait for pipes."""
+def _check_record_files(folder: str) -> None:
+    """Raises `LaunchError` for links and pipes in a record: numpy and TensorFlow in the ranks would follow them."""
     if not os.path.exists(os.path.join(folder, "rank_0", "record.json")):
         raise LaunchError(
-            f"{path_here(folder)} holds no record. Expected a folder that npu-run record wrote; got none."
+            f"{path_here(folder)} holds no record. Expected rank_0/record.json in it; got none. Name a folder that "
+            f"npu-run record wrote."
         )
     for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
         try:
             with open_file(path, "rb", within=folder):
                 pass
         except OSError as error:
-            raise LaunchError(f"the record cannot be used: {error}.") from error
+            raise LaunchError(f"the record cannot be used: {error}. Record it again with npu-run record.") from error
 
 
-def _replay(recorded: str, run: str, command: list[str], is_aside: bool) -> dict[str, Any]:
-    """Returns `steps`, `ranks`, the `differences` (lists of `rank` and `what`), and the `races` of the record."""
+def _run_replay(recorded: str, run: str, command: list[str], uses_stderr: bool) -> dict[str, Any]:
+    """Runs the replay; returns `steps`, `ranks`, `differences` (each `rank` and `what`) and the record's `races`."""
     trial = Trial(folder=run, seed=0, replay=recorded)
     facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within=recorded)
-    imposed = _imposed(bool(facts.get("is_float32")))
-    code = run_trial(trial, [*_QUIET * is_quiet(), *command], imposed, is_aside=is_aside)
+    imposed = _options_to_impose(bool(facts.get("is_float32")))
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command], imposed, uses_stderr=uses_stderr)
     paths = sorted(Path(run).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
@@ -143,17 +144,17 @@ def _replay(recorded: str, run: str, command: list[str], is_aside: bool) -> dict
         {"rank": rank, "what": text} for rank, verdict in enumerate(verdicts) for text in verdict["differences"]
     ]
     steps = verdicts[0]["steps"]
-    return {"steps": steps, "ranks": len(paths), "differences": differences, "races": _races_of(facts)}
+    return {"steps": steps, "ranks": len(paths), "differences": differences, "races": _describe_races(facts)}
 
 
-def _tell_replay(facts: dict[str, Any]) -> None:
+def _print_replay_result(facts: dict[str, Any]) -> None:
     steps = f"{facts['steps']} steps on {facts['ranks']} rank(s)"
     differences, races = facts["differences"], facts["races"]
     for each in differences[:10]:
         echo(f"replay: rank {each['rank']}: {each['what']}")
     if not differences:
-        echo(f"replay: {steps}: losses and weights are those of the record, bit for bit")
+        echo(f"replay: {steps}: losses and weights equal the record, bit for bit")
     elif races:
-        echo(f"replay: {steps}: not repeatable, not even where it was recorded: {'; '.join(races)}")
+        echo(f"replay: {steps}: not repeatable, not even on the recording machine: {'; '.join(races)}")
     else:
         echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")

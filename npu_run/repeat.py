@@ -1,4 +1,4 @@
-"""`npu-run --repeat N --vary WHAT`: runs a script several times with harmless differences, to measure the noise."""
+"""`npu-run --repeat N --vary WHAT`: runs a script several times with harmless differences, to measure loss noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npu_bridge.base.terminal import path_here
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
-from npu_run.trials.trial import Trial, arguments_in, variables_of
+from npu_run.trials.trial import Trial, environment_of, replace_out
 
 WAYS = ("seed", "order", "rounding")
 _NOTE = "trial.json"  # in the folder of a run: what is varied in it
@@ -22,11 +22,11 @@ _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
 class Repeats(NamedTuple):
-    """Several runs of one script.
+    """Several runs of one script that differ in one respect.
 
     Attributes:
       count: number of runs.
-      vary: what differs between them, one of `WAYS`.
+      vary: the difference between the runs, one of `WAYS`.
       folder: absolute path; run k writes to its sub-folder `repeat-<k>`.
     """
 
@@ -37,14 +37,14 @@ class Repeats(NamedTuple):
     @property
     def names(self) -> list[str]:
         """Returns the names of the runs' folders."""
-        return [os.path.basename(folder_of(self.folder, number)) for number in range(self.count)]
+        return [os.path.basename(repeat_folder(self.folder, number)) for number in range(self.count)]
 
     def run(self, arguments: Sequence[str], run: Callable[[list[str]], int], say: Callable[[str], None]) -> int:
-        """Runs them one after the other; stops at the first that fails.
+        """Runs the script `count` times, one run after another; stops at the first failed run.
 
         Args:
-          arguments: the script's own; `{out}` becomes the folder of the run.
-          run: runs the script with the arguments it gets, and returns the exit code.
+          arguments: the script's arguments, in which `{out}` is replaced by the folder of the run.
+          run: runs the script with a list of arguments, and returns the exit code.
           say: prints a line.
         Returns:
           The exit code of the last run.
@@ -53,33 +53,33 @@ class Repeats(NamedTuple):
         """
         with own_output(self.folder, "--out") as own:
             own.check(*self.names)
-            return self._run_in(own, arguments, run, say)
+            return self._run_in_folder(own, arguments, run, say)
 
-    def _run_in(self, own: OwnFolder, arguments, run, say) -> int:
+    def _run_in_folder(self, own: OwnFolder, arguments, run, say) -> int:
         before = dict(os.environ)
         for number in range(self.count):
-            folder = folder_of(self.folder, number)
+            folder = repeat_folder(self.folder, number)
             trial = Trial(
                 folder=folder,
                 seed=number if self.vary == "seed" else 0,
                 rounding=number if self.vary == "rounding" else 0,
             )
-            _prepare(trial, own)
-            os.environ.update({**self._variables(number), **variables_of(trial)})
+            _prepare_folder(trial, own)
+            os.environ.update({**self._changed_variables(number), **environment_of(trial)})
             try:
-                say(f"repeat {number}, {self._difference(number)}, in {path_here(folder)}")
-                code = run(arguments_in(arguments, folder))
+                say(f"repeat {number}, {self._describe_difference(number)}, in {path_here(folder)}")
+                code = run(replace_out(arguments, folder))
             finally:
                 os.environ.clear()
                 os.environ.update(before)
             if code:
                 return code
-        for line in self._conclusion():
+        for line in self._summarise():
             say(line)
         return 0
 
-    def _variables(self, number: int) -> dict[str, str]:
-        """Returns variables that change the order of sums: oneDNN on or off, and the number of threads per sum."""
+    def _changed_variables(self, number: int) -> dict[str, str]:
+        """Returns environment variables that change the order of sums: oneDNN on or off, and threads per operator."""
         if self.vary != "order" or number == 0:
             return {}
         is_off = os.environ.get(_ONEDNN) == "0"
@@ -87,16 +87,16 @@ class Repeats(NamedTuple):
         changed = {_ONEDNN: "1" if is_off else "0"} if number % 2 else {}
         return {**changed, **({"TF_NUM_INTRAOP_THREADS": str(threads)} if number > 1 else {})}
 
-    def _difference(self, number: int) -> str:
+    def _describe_difference(self, number: int) -> str:
         if number == 0:
             return "as it is"
         if self.vary == "order":
-            return ", ".join(f"{name}={text}" for name, text in self._variables(number).items())
+            return ", ".join(f"{name}={text}" for name, text in self._changed_variables(number).items())
         return f"seeds + {number}" if self.vary == "seed" else f"initial weights rounded otherwise (draw {number})"
 
-    def _conclusion(self) -> list[str]:
+    def _summarise(self) -> list[str]:
         shown = path_here(self.folder)
-        runs = [History(os.path.join(folder_of(self.folder, k), HISTORY_FILE)).rows for k in range(self.count)]
+        runs = [History(os.path.join(repeat_folder(self.folder, k), HISTORY_FILE)).rows for k in range(self.count)]
         if not all(runs):
             return [
                 "repeats: no losses were seen. Expected a script that trains through sessions, an Estimator or "
@@ -107,8 +107,8 @@ class Repeats(NamedTuple):
         if late:
             lines.append(
                 f"repeats: repeat {late[0]} began at step {runs[late[0]][0].step}, repeat 0 at {runs[0][0].step}: it "
-                f"resumed from a checkpoint of an earlier one. Give the script a folder of its own for each: write "
-                f"{{out}} in its arguments, or read NPU_RUN_OUT."
+                f"resumed from a checkpoint of an earlier repeat. Give the script a separate folder for each repeat: "
+                f"write {{out}} in its arguments, or read NPU_RUN_OUT."
             )
         losses = [[row.loss for row in rows] for rows in runs]
         last = [values[-1] for values in losses if values[-1] is not None and math.isfinite(values[-1])]
@@ -123,18 +123,18 @@ class Repeats(NamedTuple):
         return lines
 
 
-def folder_of(folder: str, number: int) -> str:
+def repeat_folder(folder: str, number: int) -> str:
     """Returns the folder of a repeat."""
     return os.path.join(folder, f"repeat-{number}")
 
 
-def _prepare(trial: Trial, own: OwnFolder) -> None:
-    """Empties the folder of an earlier job's run, so that a repeat resumes nothing."""
+def _prepare_folder(trial: Trial, own: OwnFolder) -> None:
+    """Empties the folder of a run, so that it does not resume from an earlier job, and writes a note of the trial."""
     own.clear(os.path.basename(trial.folder))
     try:
         os.makedirs(trial.folder)
         with open(os.path.join(trial.folder, _NOTE), "w", encoding="utf-8") as file:
-            file.write(trial.as_text())
+            file.write(trial.to_json())
     except OSError as error:
         raise LaunchError(
             f"--out {path_here(trial.folder)} cannot be written ({error}). Name another folder."

@@ -1,4 +1,4 @@
-"""Finds the calls and options of a script that a run refuses, and the effect of each option here."""
+"""Finds the calls and options in a script that a run would refuse, and the effect of each option in this package."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _CHANGE_NUMBERS = frozenset(option.name for option in table_precision.OPTIONS)
 
 
 class _Setting(NamedTuple):
-    """An attribute that a script sets: `custom_op.parameter_map["key"].s = value`, `options.key = value`.
+    """An option that a script sets: `custom_op.parameter_map["key"].s = value` or `options.key = value`.
 
     Attributes:
-      target: the attribute.
-      value: the expression.
-      session: identifies the map and its session; "" for another attribute.
-      is_certain: whether its function always reaches it.
+      target: the attribute that is assigned.
+      value: the expression on the right.
+      session: identifies the session's `parameter_map`; "" for an attribute of another object.
+      is_certain: whether every call of the surrounding function carries out the assignment.
     """
 
     target: ast.Attribute
@@ -46,81 +46,81 @@ class _Setting(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The key of a session's map; None if it is computed, or if there is no session's map."""
+        """The key in a session's `parameter_map`; None if the key is computed, or for another object."""
         at = self.target.value
         key = at.slice if self.session and isinstance(at, ast.Subscript) else None
         return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
 def findings_of(files: Sequence[FileFacts], era: int, calls: bool = True) -> Iterator[Finding]:
-    """Yields mistakes of ranks, refused calls and options, and the options' effects.
+    """Yields findings: mistakes with several ranks, refused calls and options, and the effects of options.
 
     Args:
       files: the script and its modules.
-      era: 1 or 2.
-      calls: calls the checks if the script needs any; this loads TensorFlow.
+      era: 1 or 2, for TensorFlow 1 or 2.
+      calls: whether to check calls of this package in the script; a check loads TensorFlow.
     """
     yield from rank_rules.findings_of(files)
     refused: set[tuple[str, str]] = set()
-    if calls and any(map(_has_checks, files)):
-        with real_checks.as_in_a_run(era):
-            found = [each for facts in files for each in _refused_in(facts)]
+    if calls and any(map(_needs_checks, files)):
+        with real_checks.simulated_run(era):
+            found = [each for facts in files for each in _find_refusals(facts)]
         yield from found
         refused = {(each.place.file, each.what) for each in found}
     for facts in files:
-        yield from _unbound_in(facts)
-        for finding in _options_in(facts):
+        yield from _find_misspelt_names(facts)
+        for finding in _find_options(facts):
             if (facts.path, finding.what) not in refused:
                 yield finding
 
 
-def _has_checks(facts: FileFacts) -> bool:
-    return any(map(_is_call_of_ours, facts.uses)) or any(setting.session for setting in _all_settings(facts))
+def _needs_checks(facts: FileFacts) -> bool:
+    return any(map(_calls_this_package, facts.uses)) or any(setting.session for setting in _all_settings(facts))
 
 
-def _is_call_of_ours(use: Any) -> bool:
+def _calls_this_package(use: Any) -> bool:
     return use.call is not None and use.name.startswith(_OURS) and not use.name.startswith(_STARTS)
 
 
-def _refused_in(facts: FileFacts) -> Iterator[Finding]:
-    values = Values(facts, lambda name, call: real_checks.make(name, values.arguments(call)))
+def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
+    values = Values(facts, lambda name, call: real_checks.evaluate_call(name, values.arguments(call)))
     for use in facts.uses:
         if use.is_guarded or (use.call is None and not use.name.startswith(_OURS)):
             continue
-        if use.name.startswith(_OURS) and (error := real_checks.missing_in(use.name)) is not None:
+        if use.name.startswith(_OURS) and (error := real_checks.find_missing_name(use.name)) is not None:
             yield Finding("cannot work", use.name, str(error), use.place)
         if use.call is None:
             continue
-        if _is_call_of_ours(use):
-            function, arguments = real_checks.find(use.name), values.arguments(use.call.node)
-        elif use.name.endswith(real_checks.AROUND):
-            function, arguments = real_checks.find_of_tensorflow(use.name), values.arguments(use.call.node)
-            if not any(is_known(each) and _is_ours(each) for each in arguments.positional):
+        if _calls_this_package(use):
+            function, arguments = real_checks.import_object(use.name), values.arguments(use.call.node)
+        elif use.name.endswith(real_checks.WRAPPER_SUFFIX):
+            function, arguments = real_checks.import_from_tensorflow(use.name), values.arguments(use.call.node)
+            if not any(is_known(each) and _is_of_this_package(each) for each in arguments.positional):
                 continue
         else:
             continue
-        error = real_checks.refusal_of(function, arguments) if function is not None else None
+        error = real_checks.find_call_error(function, arguments) if function is not None else None
         if error is not None:
-            yield _refusal(error, f"{use.name}(...)", use.place)
+            yield _make_finding(error, f"{use.name}(...)", use.place)
     sessions: dict[str, list[_Setting]] = {}
     for setting in _all_settings(facts):
         place = Place(facts.path, setting.target.lineno)
         if setting.session:
             sessions.setdefault(setting.session, []).append(setting)
-            error = _refusal_in_session([setting], values)
+            error = _find_session_error([setting], values)
         else:
-            error = _refusal_of_attribute(setting, values)
+            error = _find_attribute_error(setting, values)
         if error is not None:
-            yield _refusal(error, ast.unparse(setting.target), place)
+            yield _make_finding(error, ast.unparse(setting.target), place)
     for settings in sessions.values():
         certain = [each for each in settings if each.is_certain and is_known(values.of(each.value))]
-        error = _refusal_in_session(certain, values) if len(certain) > 1 else None
-        if error is not None and not any(_refusal_in_session([each], values) for each in certain):
-            yield _refusal(error, "parameter_map", Place(facts.path, certain[-1].target.lineno))
+        error = _find_session_error(certain, values) if len(certain) > 1 else None
+        if error is not None and not any(_find_session_error([each], values) for each in certain):
+            yield _make_finding(error, "parameter_map", Place(facts.path, certain[-1].target.lineno))
 
 
-def _unbound_in(facts: FileFacts) -> Iterator[Finding]:
-    """Yields unbound names that are near to a name which a star import of this package binds."""
+def _find_misspelt_names(facts: FileFacts) -> Iterator[Finding]:
+    """Yields a finding for each undefined name that resembles a name in a star import of this package."""
     nodes = [*ast.walk(facts.tree)]
     stars = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
     if not stars or not all(f"{star}.".startswith(_OURS) for star in stars):
@@ -134,17 +134,17 @@ def _unbound_in(facts: FileFacts) -> Iterator[Finding]:
                 yield Finding("cannot work", node.id, remark, Place(facts.path, node.lineno))
 
 
-def _is_ours(value: Any) -> bool:
+def _is_of_this_package(value: Any) -> bool:
     return any(kind.__module__.startswith("npu_bridge.") for kind in type(value).__mro__)
 
 
-def _refusal(error: Exception, what: str, place: Place) -> Finding:
+def _make_finding(error: Exception, what: str, place: Place) -> Finding:
     option = getattr(error, "option", None)
     return Finding("cannot work", f"option {option}" if option else what, str(error), place)
 
 
-def _refusal_in_session(settings: Iterable[_Setting], values: Values) -> Exception | None:
-    """Returns the error of a session for some of its options, if further options cannot prevent it; else None."""
+def _find_session_error(settings: Iterable[_Setting], values: Values) -> Exception | None:
+    """Returns the error that a session with these options raises whatever its other options are; else None."""
     from tensorflow.compat.v1 import ConfigProto
 
     from npu_bridge.options.reading import ENTRY_NAME, entry_values, settings_of
@@ -154,7 +154,7 @@ def _refusal_in_session(settings: Iterable[_Setting], values: Values) -> Excepti
     for setting in settings:
         value = values.of(setting.value)
         if setting.key is not None and is_known(value):
-            error = real_checks.call_alone(setattr, entry.parameter_map[setting.key], setting.target.attr, value)
+            error = real_checks.error_of_call(setattr, entry.parameter_map[setting.key], setting.target.attr, value)
             if error is not None:
                 return error
     try:
@@ -166,8 +166,8 @@ def _refusal_in_session(settings: Iterable[_Setting], values: Values) -> Excepti
     return next(real_checks.broken_rules(read, unknown), None)
 
 
-def _refusal_of_attribute(setting: _Setting, values: Values) -> Exception | None:
-    """Returns the error of `npu_device.global_options().name = value`, or None."""
+def _find_attribute_error(setting: _Setting, values: Values) -> Exception | None:
+    """Returns the error of an assignment `npu_device.global_options().name = value`, or None."""
     names: list[str] = []
     node: ast.expr = setting.target
     while isinstance(node, ast.Attribute):
@@ -178,7 +178,7 @@ def _refusal_of_attribute(setting: _Setting, values: Values) -> Exception | None
         return None
     for name in names[:-1]:
         options = getattr(options, name, None)
-    return real_checks.call_alone(setattr, options, names[-1], values.of(setting.value))
+    return real_checks.error_of_call(setattr, options, names[-1], values.of(setting.value))
 
 
 def _all_settings(facts: FileFacts) -> Iterator[_Setting]:
@@ -188,7 +188,14 @@ def _all_settings(facts: FileFacts) -> Iterator[_Setting]:
 def _settings_in(
     body: Iterable[ast.stmt], scope: str, bound: Counter[str], is_certain: bool = True
 ) -> Iterator[_Setting]:
-    """Yields the settings in a block of a function; `bound` counts how often the function has bound a name so far."""
+    """Yields the settings in a block of statements.
+
+    Args:
+      body: the statements.
+      scope: dotted name of the surrounding function.
+      bound: counts how often the function has assigned each name so far.
+      is_certain: whether every call of the function runs the block.
+    """
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield from _settings_in(node.body, f"{scope}.{node.name}", Counter())
@@ -207,8 +214,8 @@ def _settings_in(
             yield from _settings_in(inner, scope, bound, is_certain and isinstance(node, ast.With))
 
 
-def _options_in(facts: FileFacts) -> Iterator[Finding]:
-    """Yields the options in the text: keywords of configurations, and keys of `parameter_map`."""
+def _find_options(facts: FileFacts) -> Iterator[Finding]:
+    """Yields a finding for each option in a file: keywords of configuration objects, and keys of `parameter_map`."""
     written: list[tuple[str, int, bool]] = []
     for use in facts.uses:
         if use.call is not None and use.name.startswith(_OURS) and use.name.rpartition(".")[2] in _OWNERS:
@@ -220,7 +227,11 @@ def _options_in(facts: FileFacts) -> Iterator[Finding]:
     for name, line, is_key in written:
         option, place = _BY_NAME.get(name), Place(facts.path, line)
         if option is None:
-            remark = _unknown_key(name) if is_key else did_you_mean(name, _BY_NAME, "not an option of this interface")
+            remark = (
+                _describe_unknown_key(name)
+                if is_key
+                else did_you_mean(name, _BY_NAME, "not an option of this interface")
+            )
             yield Finding("ignored", f"option {name}", remark, place)
         elif option.effect.level == "recorded":
             yield Finding("ignored", f"option {name}", option.effect.note or "checked and kept without effect", place)
@@ -230,7 +241,7 @@ def _options_in(facts: FileFacts) -> Iterator[Finding]:
             yield Finding("option", f"option {name}", remark, place, effect)
 
 
-def _unknown_key(name: str) -> str:
+def _describe_unknown_key(name: str) -> str:
     try:
         OPTIONS.by_key(name)
     except UnknownKeyError as error:  # a run warns and ignores the key

@@ -24,12 +24,12 @@ _OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 class SourceChoice(NamedTuple):
-    """The choice made on the command line; ranks inherit it in an environment variable.
+    """The choice of TensorFlow on the command line, which ranks inherit in an environment variable.
 
     Attributes:
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the script's text decide; `AS_INSTALLED` for a script of TensorFlow 2
         without old names.
-      trees: absolute paths of further folders with modules of the user.
+      trees: absolute paths of the folders of `--tree`, which hold more of the user's modules.
       report: absolute path of the migration report; "" only prints the report, None makes no report.
     """
 
@@ -45,24 +45,30 @@ class SourceChoice(NamedTuple):
         """
         for tree in self.trees:
             if not os.path.isdir(tree):
-                raise LaunchError(f"--tree {tree} is not a folder. Name the folder of the script's own modules.")
+                raise LaunchError(f"--tree {tree} is not a folder. Name the folder that holds the script's modules.")
         if self != SourceChoice():
             environment.write_variable(_CHOICE, json.dumps(self))
 
     def find_roots(self, script: str) -> list[str]:
         """Returns the folders that hold a script's modules.
 
-        These are the script's own folder, those of its packages, those of `PYTHONPATH` above it, and `trees`.
+        They are the script's folder, the folders above its package, folders of `PYTHONPATH` that contain the script,
+        and `trees`.
         """
         folder = os.path.dirname(os.path.realpath(script))
         paths = [os.path.realpath(path) for path in sys.path[1:] if path]
         # PYTHONPATH=. python tools/train.py: the modules beside `tools` belong to the same project. This package is
         # the exception: its modules are written for the installed TensorFlow.
         above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
-        return list(dict.fromkeys([folder, *packages_above(folder), *above, *self.trees]))
+        return list(dict.fromkeys([folder, *folders_above_package(folder), *above, *self.trees]))
 
     def survey(self, script: str, calls: bool = True) -> Survey:
-        """Reads a script without running it, and returns the findings; `calls` as in `script_checks.findings_of`."""
+        """Reads a script without running it, and returns the findings.
+
+        Args:
+          script: path of the script.
+          calls: whether to check calls of this package in the script; a check loads TensorFlow.
+        """
         from npu_run.script_checks import findings_of  # imported late: every start of a script loads this module
         from tensorflow1_compat.findings import survey
 
@@ -70,12 +76,13 @@ class SourceChoice(NamedTuple):
         return survey(script, self.find_roots(script), min(self.era, 2), self.era != AS_INSTALLED, more)
 
     def enter(self, script: str, rank: int) -> bool:
-        """Gives the script's files TensorFlow 1.15 if they are written for it; called in a rank before the script runs.
+        """Gives the script's files the TensorFlow they are written for; called in a rank before the script runs.
 
-        A script of TensorFlow 2 sees the installed one, with old names only if it uses any.
+        A script of TensorFlow 1 sees TensorFlow 1.15. A script of TensorFlow 2 sees the installed TensorFlow, with
+        removed names added if the script uses any.
 
         Returns:
-          Whether its files see more than the installed TensorFlow.
+          Whether the script's files see anything other than the installed TensorFlow.
         """
         from tensorflow1_compat import child, era, journal, start
 
@@ -95,7 +102,7 @@ class SourceChoice(NamedTuple):
             journal.silence()
         start.enter(roots, sys.path[1:], found, older)
         if found == 1:
-            child.lead(roots)
+            child.replace_python(roots)
         elif older and rank == 0:
             for use, remark in era.switched(older):
                 echo(f"npu-run: {use.place}: {remark}; --as-installed leaves it as it is", err=True)
@@ -116,8 +123,8 @@ class SourceChoice(NamedTuple):
         echo(make_page(script, found, entries()), err=True)
 
 
-def packages_above(folder: str) -> list[str]:
-    """Returns the folders above a package: scripts in it put them on `sys.path` and say `import package.module`."""
+def folders_above_package(folder: str) -> list[str]:
+    """Returns the folders above the package that a folder is; scripts import `package.module` from these folders."""
     folders = []
     while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.dirname(folder) not in (folder, _OWN_PROJECT):
         folder = os.path.dirname(folder)
@@ -126,7 +133,7 @@ def packages_above(folder: str) -> list[str]:
 
 
 def take_choice() -> SourceChoice:
-    """Returns the launcher's choice, in a rank, and hides it from processes that the rank starts."""
+    """Returns the launcher's choice, in a rank, and removes the choice from the environment of child processes."""
     text = os.environ.pop(_CHOICE, None)
     if text is None:
         return SourceChoice()

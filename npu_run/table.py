@@ -19,7 +19,7 @@ class PlainConsole(Console):
         super().__init__(highlight=False)
 
     def on_broken_pipe(self) -> None:
-        """Does nothing; rich calls this while it handles the error."""
+        """Raises `BrokenPipeError` again; rich would end the process."""
         raise BrokenPipeError
 
 
@@ -34,11 +34,11 @@ def print_table(
     """Prints rows, and an empty line below them.
 
     Args:
-      rows: at least one; all have the same number of cells.
-      console: prints them.
-      title: a line above; rows are indented below it.
+      rows: at least one row; all rows have the same number of cells.
+      console: the console to print on.
+      title: a line above the table; the rows are then indented.
       headings: titles of the columns.
-      right: number of columns, from the first one on, that are aligned to the right.
+      right: number of columns, counted from the left, that are aligned to the right.
     """
     if console.is_terminal:
         table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE)

@@ -20,11 +20,11 @@ FILES = ("timeline_rank_*.json", PICTURE, FACTS, OVERLAP)
 
 
 class Recording(NamedTuple):
-    """Steps that every rank records.
+    """The range of steps that every rank records.
 
     Attributes:
       first: the first step.
-      last: the first step that is no longer recorded.
+      last: the first step after the recorded ones.
       folder: absolute path of the folder for the files.
     """
 
@@ -54,14 +54,14 @@ class Recording(NamedTuple):
         environment.write_variable(_FOLDER, self.folder)
 
     def conclude(self, ranks: int) -> str:
-        """Draws the tail from the files of all ranks.
+        """Draws the tail (communication after the backward pass) from the files of all ranks.
 
         Returns:
           A line that names the recorded steps and the picture.
         """
-        found = [facts for facts in map(_facts_of, map(self.path_of, range(ranks))) if facts is not None]
+        found = [facts for facts in map(_read_facts, map(self.path_of, range(ranks))) if facts is not None]
         if not any(facts["steps"] for facts in found):
-            return f"timeline: nothing was recorded of {_named(self.steps)}. {_why_nothing(found)}"
+            return f"timeline: nothing was recorded of {_describe_steps(self.steps)}. {_explain_missing_steps(found)}"
         # The drawing imports TensorFlow, whose log lines would be noise here.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         from npu_bridge.reporting.tail_report import draw_tail
@@ -74,14 +74,14 @@ class Recording(NamedTuple):
         missing = sorted(set(range(ranks)) - {facts["rank"] for facts in found})
         elsewhere = f" (not there: the files of ranks {', '.join(map(str, missing))})" if missing else ""
         return (
-            f"timeline: {_named(tail.steps)}, exposed tail {tail.exposed_ms:.1f} ms of {tail.step_ms:.1f} ms "
+            f"timeline: {_describe_steps(tail.steps)}, exposed tail {tail.exposed_ms:.1f} ms of {tail.step_ms:.1f} ms "
             f"(the median step); {path_here(picture)}{elsewhere}"
             f"{f'; steps that overlap: {path_here(overlap)}' if tail.overlaps else ''}"
         )
 
     @classmethod
     def of_text(cls, text: str, folder: str) -> Recording:
-        """Reads the option.
+        """Reads the value of the option, such as "20:25".
 
         Raises:
           LaunchError: the text is not a range of steps.
@@ -96,7 +96,7 @@ class Recording(NamedTuple):
 
 
 def take_recording() -> Recording | None:
-    """Returns what a rank must record, or None, and hides it from processes that the rank starts."""
+    """Returns the steps that a rank must record, or None, and removes them from the environment of child processes."""
     text, folder = environment.read_variable(_STEPS), environment.read_variable(_FOLDER)
     for name in (_STEPS, _FOLDER):
         os.environ.pop(name, None)
@@ -114,19 +114,19 @@ def record_sessions(recording: Recording, rank: int) -> None:
     watch_training(make_hooks)
 
 
-def _named(steps: Sequence[int]) -> str:
+def _describe_steps(steps: Sequence[int]) -> str:
     """Describes steps in words."""
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
 
 
-def _facts_of(path: str) -> dict[str, Any] | None:
+def _read_facts(path: str) -> dict[str, Any] | None:
     try:
         return read_json(path, within=os.path.dirname(path))["npu_bridge"]
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _why_nothing(found: list[dict[str, Any]]) -> str:
+def _explain_missing_steps(found: list[dict[str, Any]]) -> str:
     seen = [facts for facts in found if facts["last_step_seen"] is not None]
     if not seen:
         return (

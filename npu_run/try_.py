@@ -1,4 +1,4 @@
-"""`npu-run try`: trains the first steps in a temporary folder, and says in a few lines whether they work."""
+"""`npu-run try`: trains the first steps in a temporary folder, and reports in a few lines whether the script trains."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def try_script(steps: int, as_json: bool, launcher: list[str], script: str, argu
             with open_file(log, errors="replace") as file:
                 for line in file.read().splitlines()[-_LAST_LINES:]:
                     echo(f"  {in_line(line)}", err=as_json)
-        problem = _problem(code, rows)
+        problem = _describe_problem(code, rows)
         count = read_json(trial.parameters, within=folder) if os.path.exists(trial.parameters) else None
         if as_json:
             losses = [row.loss if row.loss is not None and math.isfinite(row.loss) else None for row in rows]
@@ -55,12 +55,12 @@ def try_script(steps: int, as_json: bool, launcher: list[str], script: str, argu
         if problem:
             echo(f"try: it does not train: {problem}")
             raise SystemExit(1)
-        echo(f"try: it trains: {_numbers(rows, count)}")
+        echo(f"try: it trains: {_describe_training(rows, count)}")
         echo(f"try: next, the whole training: npu-run {shlex.join([*launcher, script, *arguments])}")
 
 
-def _problem(code: int, rows: list[Any]) -> str:
-    """Returns why a script does not train; "" if it trains."""
+def _describe_problem(code: int, rows: list[Any]) -> str:
+    """Returns the reason why a script does not train; "" if it trains."""
     if code:
         where = f"after step {rows[-1].step}" if rows else "before the end of its first step"
         return f"it ended {where} with exit code {code}; its last lines are above"
@@ -72,7 +72,7 @@ def _problem(code: int, rows: list[Any]) -> str:
     return ""
 
 
-def _numbers(rows: list[Any], count: int | None) -> str:
+def _describe_training(rows: list[Any], count: int | None) -> str:
     losses = " -> ".join(f"{row.loss:.5g}" for row in rows if row.loss is not None)
     parts = [f"loss {losses}" if losses else "its loss is not known"]
     skipped = sum(row.skipped for row in rows)
@@ -87,7 +87,7 @@ def _numbers(rows: list[Any], count: int | None) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the command as `try`, a name that Python code cannot define."""
+    """Returns the command for the attribute `try`, which no `def` can define: `try` is a keyword of Python."""
     if name == "try":
         return try_script
     raise AttributeError(name)

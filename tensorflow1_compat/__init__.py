@@ -1,6 +1,6 @@
-"""Lets the user's own source files import and call TensorFlow 1.15, on the installed TensorFlow.
+"""Lets the user's source files import and call TensorFlow 1.15, on the installed TensorFlow 2.
 
-`tables.py` and `removed_names.py` map old names to their places today. `contrib/` holds everything without a
-counterpart. `proxies.py` makes module objects of both; `source.py` loads the user's files so that their imports get
-these objects. No other code sees them.
+`tables.py` and `removed_names.py` map old names to current names. `contrib/` implements names that have no current
+counterpart. `proxies.py` makes modules with these names, and `source.py` makes imports in the user's files return such
+modules. All other code imports the installed TensorFlow.
 """

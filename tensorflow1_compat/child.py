@@ -1,7 +1,8 @@
-"""Makes a `python3` that a script starts the script's own Python, with the same TensorFlow for its files.
+"""Gives child processes that a script starts as `python3` the script's Python and the same TensorFlow.
 
-A script can prepare its data by `os.system("python3 data.py &")`. `lead` puts a `python3` first on `PATH`, which runs
-this module. Files of the user's tree and code of `-c` are prepared; everything else runs in plain Python.
+For example, a script can prepare its data by `os.system("python3 data.py &")`. `replace_python` puts a `python3` that
+runs this module first on `PATH`. The module gives TensorFlow 1.15 to files of the user's tree and to code of `-c`; all
+other files run in plain Python.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ from tensorflow1_compat import journal, spawn, start
 from tensorflow1_compat.source import compile_source, prepare_namespace
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["lead"]
+__all__ = ["replace_python"]
 
 _NAMES = ("python", "python3", "python3.7")
 
 
-def lead(roots: Sequence[str]) -> None:
-    """Prepares, in a rank, each process that is started as `python3`, for the same tree of TensorFlow 1.
+def replace_python(roots: Sequence[str]) -> None:
+    """Gives TensorFlow 1.15 to the user's files in every child process that this rank starts as `python3`.
 
-    Few scripts start one, so if these files cannot be written, the script runs without them.
+    If the files for this cannot be written, the script runs without them, because few scripts start Python processes.
+
+    Args:
+      roots: folders of the user's source files.
     """
     say = None if probable_rank() == 0 else lambda text: None
-    Secondary("the python3 for processes of this script", say=say).attempt(_put_first, roots)
+    Secondary("the python3 for processes of this script", say=say).attempt(_put_first_on_path, roots)
 
 
-def _put_first(roots: Sequence[str]) -> None:
+def _put_first_on_path(roots: Sequence[str]) -> None:
     own = temporary_folder("npu_run_python_")
     atexit.register(own.cleanup)
     folder = own.name
@@ -71,7 +75,7 @@ def _main(roots: list[str], arguments: list[str]) -> None:
 
 
 def _wait_for_threads() -> None:
-    """Waits for other threads: since Python 3.9, executors take no work once the main thread has ended."""
+    """Waits for other threads, because executors of Python 3.9 and later accept no work after the main thread ends."""
     from concurrent.futures import thread as executors
 
     left_out = {threading.main_thread(), *executors._threads_queues}  # they wait for work

@@ -1,1 +1,1 @@
-"""Ranks and groups: `hccl.manage.api`."""
+"""Provides ranks and groups of ranks: `hccl.manage.api`."""

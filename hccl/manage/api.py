@@ -1,6 +1,6 @@
 """Returns this process's rank in the job, and makes groups of ranks.
 
-All functions work before and after a session exists; the first call that needs the other ranks finds them.
+All functions work with or without a session. The first call that needs the other ranks starts the communication.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = [
 
 
 def create_group(group: str, rank_num: int, rank_ids: list[int]) -> None:
-    """Makes a group of ranks that holds this process.
+    """Makes a group of ranks that includes this process.
 
-    Every rank of the job must take part at the same time: with its own group, or through `create_group_of_others`.
-    The name is this process's own; ranks are numbered in the group by ascending rank in the job. No other collective
-    can run meanwhile.
+    Every rank of the job must take part at the same time: each rank calls `create_group` with a group that includes the
+    rank, or `create_group_of_others`. Groups of different ranks can have the same name. A group's ranks are numbered by
+    ascending rank in the job. No other collective can run during the call.
 
     Args:
       group: a new name of 1 to 127 characters.
       rank_num: number of ranks in the group.
-      rank_ids: list of their ranks in the job, in any order.
+      rank_ids: list of the group's ranks in the job, in any order.
     Raises:
       ValueError: the name is malformed or taken, `rank_num` is not the length of `rank_ids`, or `rank_ids` does not
         list different ranks of the job including this one.
@@ -59,17 +59,18 @@ def create_group_of_others() -> None:
     """Takes part in a `create_group` of other ranks, on a rank that is in none of the new groups.
 
     Raises:
-      RanksMissingError: (a RuntimeError) as `create_group`.
+      RanksMissingError: (a RuntimeError) some rank did not take part within `HCCL_CONNECT_TIMEOUT` seconds, 120 by
+        default.
     Ranks: collective over the whole job.
     """
     groups.of_this_process().create_elsewhere(collective.current())
 
 
 def destroy_group(group: str) -> None:
-    """Deletes a group of this process and its split strategy; the name can be used again.
+    """Deletes a group of this process and the group's split strategy; the name can be used again.
 
     Raises:
-      ValueError: there is no such group, or it is the world group.
+      ValueError: no group has this name, or the group is the world group.
     """
     groups.of_this_process().destroy(group)
 
@@ -86,28 +87,28 @@ def get_rank_size(group: str = WORLD) -> int:
 
 
 def get_rank_id(group: str = WORLD) -> int:
-    """Returns this process's rank in the group, from 0; arguments and errors as `get_rank_size`."""
+    """Returns this process's rank in the group, from 0; raises ValueError if no group has this name."""
     return groups.find(group, "hccl.get_rank_id").rank
 
 
 def get_local_rank_size(group: str = WORLD) -> int:
-    """Returns the number of ranks of the group on this machine; arguments and errors as `get_rank_size`."""
+    """Returns the number of the group's ranks on this machine; raises ValueError if no group has this name."""
     return groups.find(group, "hccl.get_local_rank_size").local_size
 
 
 def get_local_rank_id(group: str = WORLD) -> int:
-    """Returns this process's rank among those on this machine, from 0; arguments and errors as `get_rank_size`."""
+    """Returns this process's rank among the group's ranks on this machine; raises ValueError for an unknown group."""
     return groups.find(group, "hccl.get_local_rank_id").local_rank
 
 
 def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
-    """Converts a rank of a group to a rank of the job.
+    """Converts a rank in a group to the rank in the job.
 
     Args:
       group: name of the group.
       group_rank_id: rank in the group.
     Raises:
-      ValueError: there is no such group, or no such rank in it.
+      ValueError: no group has this name, or the group has no such rank.
     """
     members = groups.find(group, "hccl.get_world_rank_from_group_rank").members
     if not _is_count(group_rank_id) or group_rank_id >= len(members):
@@ -118,13 +119,15 @@ def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
 
 
 def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
-    """Converts a rank of the job to a rank of a group. Its counterpart takes the arguments in the opposite order.
+    """Converts a rank in the job to the rank in a group.
+
+    The arguments are in the opposite order to those of `get_world_rank_from_group_rank`.
 
     Args:
       world_rank_id: rank in the job.
       group: name of the group.
     Raises:
-      ValueError: there is no such group, or the rank is not in it.
+      ValueError: no group has this name, or the rank is not in the group.
     """
     members = groups.find(group, "hccl.get_group_rank_from_world_rank").members
     if not _is_count(world_rank_id) or world_rank_id not in members:

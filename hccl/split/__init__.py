@@ -1,1 +1,1 @@
-"""Sets how gradients are split into fragments that are all-reduced together."""
+"""Sets how gradients are split into fragments; the gradients of a fragment are all-reduced together."""

@@ -1,10 +1,11 @@
 """Sets how gradients are split into aggregation fragments.
 
 A fragment is summed over the ranks in one all-reduce, which starts when its last gradient is ready. The split changes
-when gradients are all-reduced, never their values. Set it before `compute_gradients`, with the same values on every
-rank; without it the first fragment holds 96.54 % of the bytes and the second the rest.
+when gradients are all-reduced, never their values. Set the split before `compute_gradients`, with the same values on
+every rank. By default the first fragment holds 96.54 % of the bytes and the second fragment the rest.
 
-For each group the first setting of a kind stays until the group is destroyed. A split by size overrides one by index.
+The first split by index and the first split by size of a group stay until the group is destroyed; later calls are
+ignored. A split by size overrides a split by index.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _TOLERANCE = 1e-6
 
 
 def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  # noqa: N803 - the documented name
-    """Splits by the position of gradients, in the order in which they become ready (logged at INFO).
+    """Splits gradients by position in the order in which they become ready; this order is logged at INFO.
 
     Args:
-      idxList: strictly ascending positions, each of the last gradient of a fragment; `[3, 9, 11]` of 12 gradients
-        makes fragments of 0..3, 4..9 and 10..11. Gradients after the last position are sent one by one.
+      idxList: strictly ascending positions of the last gradient of each fragment; `[3, 9, 11]` splits 12 gradients into
+        fragments of gradients 0..3, 4..9 and 10..11. Gradients after the last position are all-reduced one by one.
       group: the group whose gradients are split.
     Raises:
-      ValueError: the group name is malformed, or `idxList` is not such a list. A position beyond the last gradient is
-        reported by `compute_gradients`, where the gradients are known.
+      ValueError: the group name is malformed, or `idxList` is not a list of strictly ascending positions. Only
+        `compute_gradients`, which knows the gradients, raises for a position beyond the last gradient.
     Ranks: local; every rank must set the same values.
     """
     where = "hccl.set_split_strategy_by_idx"
@@ -45,14 +46,14 @@ def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  
 
 
 def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str = WORLD) -> None:  # noqa: N803 - the documented name
-    """Splits by shares of the gradients' bytes.
+    """Splits gradients by shares of their total bytes.
 
     Args:
-      dataSizeList: percentages, one for each fragment, summing to 100. Every fragment holds at least one gradient and
-        ends where its size is nearest to its share.
+      dataSizeList: percentages, one for each fragment, summing to 100. Every fragment holds at least one gradient, and
+        ends at the gradient that brings its size nearest to its percentage.
       group: the group whose gradients are split.
     Raises:
-      ValueError: the group name is malformed, or `dataSizeList` is not such a list.
+      ValueError: the group name is malformed, or `dataSizeList` is not a list of percentages summing to 100.
     Ranks: local; every rank must set the same values.
     """
     where = "hccl.set_split_strategy_by_size"
@@ -73,7 +74,8 @@ def _check_list(where, name, values):
         raise _error(where, f"{name} is not a list", "a list with at least one number", values)
     if len(values) > _DOCUMENTED_FRAGMENTS:
         _LOG.warning(
-            "%s: %d fragments, more than the %d the NPU stack allows. They work here.",
+            "%s: %d fragments are more than the %d that the NPU stack allows. This package accepts them; use fewer if "
+            "the script must also run on NPUs.",
             where,
             len(values),
             _DOCUMENTED_FRAGMENTS,
@@ -82,7 +84,7 @@ def _check_list(where, name, values):
 
 def _warn_ignored(where, group, values):
     _LOG.warning(
-        "%s: %s is ignored, because group %r already has a split of this kind, which stays until the group is "
+        "%s: %s is ignored, because an earlier call has set the split of group %r, which stays until the group is "
         "destroyed. Remove one of the calls.",
         where,
         values,

@@ -8,7 +8,9 @@ __getattr__ = attributes(__name__, submodules(__name__, "v1"))
 
 
 def enable_v1() -> None:
-    """Switches to graphs and sessions; call it before any TensorFlow operation has run, and before the star import.
+    """Switches TensorFlow to graphs and sessions.
+
+    Call this function before any TensorFlow operation runs, and before `from npu_device.compat.v1.npu_init import *`.
 
     Raises:
       ValueError: an operation of TensorFlow 2 has already run.

@@ -1,4 +1,4 @@
-"""Defines `global_options()`: the options of this process, and their effects here."""
+"""Defines `global_options()`: the options of this process, and their effects in this package."""
 
 from __future__ import annotations
 
@@ -122,24 +122,24 @@ WORKING = ("precision_mode", "precision_mode_v2", "modify_mixlist", "customize_d
 class NpuConfig(OptionTree):
     """The options of a process as attributes: `precision_mode`, `dump_config.dump_path`, and so on.
 
-    Options with an effect here are in `WORKING`; the others are checked and kept.
+    `WORKING` lists the options with an effect in this package; all other options are checked and kept without effect.
 
     Raises:
-      ValueError: an attribute is set that is not an option, or to a value that is not allowed.
-      TypeError: it is set to a value of another type.
+      ValueError: a script sets an attribute that is not an option, or an option to a value that is not allowed.
+      TypeError: a script sets an option to a value of the wrong type.
     """
 
     def __init__(self):
         super().__init__("npu_device.global_options()", _DECLARED, _DEPRECATED)
 
     def training_options(self) -> TrainingOptions:
-        """Converts the options to those of a training; logs once which of the given ones have no effect here.
+        """Converts the options to options of a training; logs once which given options have no effect in this package.
 
         Raises:
           TypeError, ValueError: an option has a value that cannot be honoured, or two options contradict each other.
         """
         given = self.given()
-        idle = sorted(name for name, value in given.items() if name not in WORKING and _asks(value))
+        idle = sorted(name for name, value in given.items() if name not in WORKING and _is_requested(value))
         if idle:
             text = f"npu_device: kept without an effect on TensorFlow's devices: {', '.join(idle)}."
             say_once(logging.INFO, text)
@@ -149,9 +149,9 @@ class NpuConfig(OptionTree):
 
 @functools.cache
 def global_options() -> NpuConfig:
-    """Returns the options of this process, the same object at each call. Set them before `npu_device.open()`."""
+    """Returns the options of this process, the same object at each call. Set options before `npu_device.open()`."""
     return NpuConfig()
 
 
-def _asks(value: Any) -> bool:
+def _is_requested(value: Any) -> bool:
     return value is not None and value is not False

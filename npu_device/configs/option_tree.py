@@ -1,4 +1,4 @@
-"""Defines an object whose attributes are options, checked when they are set."""
+"""Defines an object whose attributes are options; each option is checked when a script sets it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from npu_bridge.base.errors import did_you_mean, message, say_once
 
 
 class Leaf(NamedTuple):
-    """One option: its default, and its legal values; None allows any value."""
+    """The declaration of one option: its default and its allowed values; `allowed=None` allows any value."""
 
     default: Any = None
     allowed: tuple | None = None
 
 
 class OptionTree:
-    """Options as attributes; a nested tree is an attribute, too, and cannot be replaced.
+    """An object whose attributes are options or nested trees of options; a nested tree cannot be replaced.
 
     Args:
-      path: this object as scripts write it, for messages.
-      declared: a `Leaf`, or the mapping of a nested tree, by name.
-      deprecated: names that are accepted with a warning, with the advice for each.
+      path: the expression for this object in scripts, for messages.
+      declared: for each option name a `Leaf`; for each nested tree the mapping of its own options.
+      deprecated: for each deprecated option, advice for the warning about its use.
     """
 
     def __init__(self, path: str, declared: Mapping[str, Any], deprecated: Mapping[str, str] | None = None):
@@ -37,25 +37,31 @@ class OptionTree:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in self._values:
-            raise self._unknown(AttributeError, name)
+            raise self._unknown_option_error(AttributeError, name)
         return self._values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an option.
 
         Raises:
-          ValueError: there is no such option, or its value is not allowed.
-          TypeError: the value is of another type than the allowed ones.
+          ValueError: no option has this name, or the value is not allowed.
+          TypeError: the value has the wrong type.
         """
         entry = self._declared.get(name)
         if entry is None:
-            raise self._unknown(ValueError, name)
+            raise self._unknown_option_error(ValueError, name)
         self._check(name, entry, value)
         if name in self._deprecated:
             say_once(logging.WARNING, f"{self._path}.{name} is deprecated and has no effect. {self._deprecated[name]}")
         if self._frozen and value != self._values[name]:
             problem = "it is set too late to have an effect"
-            text = message(f"{self._path}.{name}", problem, "options before npu_device.open()", "one after", "Move it.")
+            text = message(
+                f"{self._path}.{name}",
+                problem,
+                "a setting before npu_device.open()",
+                "one after it",
+                "Move the setting.",
+            )
             say_once(logging.WARNING, text)
         self._values[name] = value
         self._given.add(name)
@@ -67,7 +73,7 @@ class OptionTree:
         return f"{self._path}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     def given(self) -> dict[str, Any]:
-        """Returns the options that were set, nested ones included, by names such as "dump_config.dump_path"."""
+        """Returns the options that a script has set, also in nested trees, by names such as "dump_config.dump_path"."""
         found = {name: self._values[name] for name in self._values if name in self._given}
         for name, value in self._values.items():
             if isinstance(value, OptionTree):
@@ -75,7 +81,7 @@ class OptionTree:
         return found
 
     def freeze(self) -> None:
-        """Makes later settings cause a warning that they come too late; they are still kept."""
+        """Makes every later change of an option log a warning: the value is kept, but too late to have an effect."""
         self.__dict__["_frozen"] = True
         for value in self._values.values():
             if isinstance(value, OptionTree):
@@ -85,23 +91,23 @@ class OptionTree:
         where = f"{self._path}.{name}"
         if not isinstance(entry, Leaf):
             fix = f"Set its own options: {where}.{next(iter(entry))} = ..."
-            raise TypeError(message(where, "it cannot be replaced", "its options set one by one", repr(value), fix))
+            raise TypeError(message(where, "it cannot be replaced", "its options to be set singly", repr(value), fix))
         if entry.allowed is None or (value is None and entry.default is None):
             return
-        if any(value == each and _alike(value, each) for each in entry.allowed):
+        if any(value == each and _have_same_type(value, each) for each in entry.allowed):
             return
         expected = ", ".join(repr(each) for each in entry.allowed)
-        if entry.default is not None and not _alike(value, entry.default):
+        if entry.default is not None and not _have_same_type(value, entry.default):
             got = f"{value!r} ({type(value).__name__})"
             raise TypeError(message(where, "it has the wrong type", expected, got, "Use one of these."))
         words = [each for each in entry.allowed if isinstance(each, str)]
         fix = did_you_mean(value, words, "Use one of these.")
         raise ValueError(message(where, "the value is not allowed", expected, repr(value), fix))
 
-    def _unknown(self, kind: type[Exception], name: str) -> Exception:
+    def _unknown_option_error(self, kind: type[Exception], name: str) -> Exception:
         fix = did_you_mean(name, self._values, "Remove it.")
         return kind(message(self._path, f"unknown option {name!r}", ", ".join(sorted(self._values)), repr(name), fix))
 
 
-def _alike(value: Any, other: Any) -> bool:
+def _have_same_type(value: Any, other: Any) -> bool:
     return isinstance(value, type(other)) and isinstance(value, bool) == isinstance(other, bool)

@@ -1,4 +1,4 @@
-"""Options of single functions: checked and kept; functions here follow `global_options()`."""
+"""Defines options of single functions, which are checked and kept: all functions follow `global_options()` instead."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DECLARED = {
 
 
 class RunContextOptions(OptionTree):
-    """Options for functions called inside `npu_run_context`.
+    """Options for functions called inside `npu_run_context`; they are kept without effect.
 
     Raises:
-      ValueError: an attribute is set that is not an option.
+      ValueError: a script sets an attribute that is not an option.
     """
 
     def __init__(self):
@@ -31,7 +31,7 @@ class RunContextOptions(OptionTree):
 
 @contextlib.contextmanager
 def npu_run_context(options: Any = None) -> Iterator[None]:
-    """Has no effect: functions called inside follow the options of the process.
+    """Has no effect: functions called inside the block follow the options of the process.
 
     Args:
       options: a `run_context_options()`, or None.

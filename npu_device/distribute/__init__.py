@@ -65,10 +65,10 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
 
 @tf.autograph.experimental.do_not_convert
 def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int = 0, group: str = WORLD) -> None:
-    """Assigns variables their values on one rank.
+    """Assigns to variables on all ranks their values on one rank.
 
     Args:
-      values: a variable, or a list or tuple of them.
+      values: a variable, or a list or tuple of variables.
       root_rank: the rank whose values are sent.
       fusion, fusion_id, group: as in `hccl_ops.broadcast`.
     Raises:
@@ -91,19 +91,19 @@ def npu_distributed_keras_optimizer_wrapper(
 ) -> Any:
     """Makes a Keras optimizer average its gradients over the ranks, in place.
 
-    They are averaged on their way into the update, so changes by a script between its tape and `apply_gradients`
-    apply to its own rank's gradients.
+    Averaging happens inside the update. Changes that a script makes to gradients before `apply_gradients` therefore
+    apply to the gradients of one rank.
 
     Args:
       optimizer: a Keras optimizer of either generation, or an argument of `tf.keras.optimizers.get`.
       reduce_reduction: must be "mean".
-      fusion, fusion_id: checked; all-reduces are cut as set by `hccl.split.api`.
+      fusion, fusion_id: checked, without effect: `hccl.split.api` sets how gradients are split into all-reduces.
       group: must be the group of all ranks.
     Returns:
-      The same object, or the new optimizer.
+      The given optimizer, or the optimizer made from a name or configuration.
     Raises:
-      TypeError: it is not an optimizer.
-      ValueError: there is no optimizer of that name, or an argument has another value.
+      TypeError: `optimizer` is not an optimizer.
+      ValueError: no optimizer has the given name, or another argument has an unsupported value.
     """
     where = "npu_distributed_keras_optimizer_wrapper"
     Call(where, group).fusion(fusion, fusion_id, allowed=(0, 1, 2))
@@ -119,16 +119,16 @@ def npu_distributed_keras_optimizer_wrapper(
 
 
 def shard_and_rebatch_dataset(dataset: tf.data.Dataset, global_bs: int) -> tuple[tf.data.Dataset, int]:
-    """Returns this rank's part of a dataset, and its share of a batch; it does not batch.
+    """Returns this rank's part of a dataset, still unbatched, and this rank's batch size.
 
     Args:
-      dataset: the whole dataset, of single examples.
-      global_bs: examples in a batch of all ranks together.
+      dataset: the whole dataset, whose elements are single examples.
+      global_bs: number of examples in a batch of all ranks together.
     Returns:
-      Every size-th example beginning with the rank's own number, and `global_bs` divided by the number of ranks; both
-      unchanged if there is only one rank.
+      With n ranks, every n-th example starting at the index of this rank, and `global_bs` / n. With only one rank, both
+      arguments unchanged.
     Raises:
-      ValueError: `global_bs` does not divide.
+      ValueError: `global_bs` is not a multiple of the number of ranks.
     """
     ranks = collective.current()
     if ranks.size == 1:
@@ -136,16 +136,16 @@ def shard_and_rebatch_dataset(dataset: tf.data.Dataset, global_bs: int) -> tuple
     if global_bs % ranks.size:
         expected, fix = f"a multiple of {ranks.size} ranks", "Choose such a batch size."
         where = "npu.distribute.shard_and_rebatch_dataset"
-        raise ValueError(message(where, "global_bs does not divide among the ranks", expected, str(global_bs), fix))
+        raise ValueError(message(where, "global_bs is not a multiple of the ranks", expected, str(global_bs), fix))
     return dataset.shard(ranks.size, ranks.rank), int(global_bs // ranks.size)
 
 
 def grouping_gradients_apply(apply_func: Callable, grads_and_vars: Sequence, *args: Any, **kwargs: Any) -> Any:
-    """Averages gradients over the ranks and updates; every rank updates every variable.
+    """Averages gradients over the ranks and applies them; every rank updates every variable.
 
     Args:
-      apply_func: the `apply_gradients` of an optimizer, or another function of such pairs.
-      grads_and_vars: pairs of this rank's gradient, or None, and variable.
+      apply_func: the `apply_gradients` of an optimizer, or another function that takes (gradient, variable) pairs.
+      grads_and_vars: (gradient, variable) pairs of this rank; a gradient can be None.
       *args, **kwargs: passed to `apply_func` after the pairs.
     Returns:
       The result of `apply_func`.
@@ -157,5 +157,8 @@ def grouping_gradients_apply(apply_func: Callable, grads_and_vars: Sequence, *ar
 
 
 def grouping_broadcast(variables: Sequence) -> None:
-    """Assigns variables the values of rank 0. Every rank holds all variables, so they are alike after an update."""
+    """Assigns to variables on all ranks their values on rank 0.
+
+    Training needs this only at the start, because `grouping_gradients_apply` updates all variables on every rank.
+    """
     broadcast(variables, 0)

@@ -1,4 +1,4 @@
-"""Provides the callback and the function with which scripts extend their Keras callbacks."""
+"""Provides a Keras callback that broadcasts variables, and the function that adds it to a script's callbacks."""
 
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append

@@ -1,4 +1,4 @@
-"""Provides training with loss scaling: `npu_device.train.optimizer`."""
+"""Provides an optimizer with loss scaling: `npu_device.train.optimizer`."""
 
 from npu_bridge.base.lazy import attributes, submodules
 

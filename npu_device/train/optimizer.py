@@ -19,24 +19,24 @@ _INITIAL_SCALE, _GROWTH_STEPS = 2.0**15, 2000
 
 
 class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes are registered below
-    """Scales the loss, and skips steps whose gradients overflow on some rank.
+    """A Keras optimizer that scales the loss, and skips steps whose gradients overflow on some rank.
 
-    It makes an optimizer of the generation of `inner_optimizer` and a
-    `tf.keras.mixed_precision.LossScaleOptimizer`: pass it to `model.compile`, or use it around a `tf.GradientTape` with
-    `get_scaled_loss` and `get_unscaled_gradients`. A skipped step changes no variable and counts in
-    `iterations`, and in `skipped_steps`; `last_step_finite` describes the last step. Gradients are averaged over the
-    ranks if `inner_optimizer` (`npu_distributed_keras_optimizer_wrapper`) or the script does so.
+    The instance is both a `tf.keras.mixed_precision.LossScaleOptimizer` and an optimizer of the generation of
+    `inner_optimizer` (Keras or legacy). Pass it to `model.compile`, or call its `get_scaled_loss` and
+    `get_unscaled_gradients` around a `tf.GradientTape`. A skipped step changes no variable, and counts in both
+    `iterations` and `skipped_steps`; `last_step_finite` tells whether the last step was applied. Gradients are averaged
+    over the ranks only if `inner_optimizer` (`npu_distributed_keras_optimizer_wrapper`) or the script averages them.
 
     Args:
       inner_optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
-      dynamic: whether the scale doubles after `dynamic_growth_steps` good steps in a row, up to 3.4e38, and halves
-        after an overflow, down to 1. False keeps it constant.
-      initial_scale: scale of the first step, above 0; 2**15 by default, required when not `dynamic`.
-      dynamic_growth_steps: whole steps, at least 1; 2000 by default.
+      dynamic: whether the scale doubles after `dynamic_growth_steps` steps in a row without overflow, up to 3.4e38, and
+        halves after an overflow, down to 1. False keeps the scale constant.
+      initial_scale: scale of the first step, above 0; default: 2**15. Required if `dynamic` is False.
+      dynamic_growth_steps: an integer of at least 1; default: 2000.
     Raises:
-      TypeError: `inner_optimizer` is not a Keras optimizer, or a number is something else.
-      ValueError: `inner_optimizer` scales the loss itself, a number is out of its range, or the arguments contradict
-        each other.
+      TypeError: `inner_optimizer` is not a Keras optimizer, or another argument has the wrong type.
+      ValueError: `inner_optimizer` already scales the loss, a number is out of range, or the arguments contradict each
+        other.
     """
 
     def __new__(
@@ -46,7 +46,7 @@ class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes 
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
     ):
-        manager = _manager(dynamic, initial_scale, dynamic_growth_steps)
+        manager = _make_scale_manager(dynamic, initial_scale, dynamic_growth_steps)
         settings = KerasSettings(
             cls.__name__, manager, is_distributed=False, decides_together=True, counts_skipped_steps=True
         )
@@ -60,7 +60,7 @@ NpuExperimentalLossScaleOptimizer = unavailable(
 )
 
 
-def _manager(dynamic, initial_scale, growth_steps):
+def _make_scale_manager(dynamic, initial_scale, growth_steps):
     where = "NpuLossScaleOptimizer"
     check_switch(where, "dynamic", dynamic, "Name the arguments.")
     if dynamic:
@@ -69,7 +69,7 @@ def _manager(dynamic, initial_scale, growth_steps):
         return ExponentialUpdateLossScaleManager(scale, steps, 1, 2, 0.5)
     if initial_scale is None:
         fix = "Pass initial_scale=2**15, for example."
-        raise ValueError(message(where, "initial_scale is missing", "a scale, as dynamic is False", "None", fix))
+        raise ValueError(message(where, "initial_scale is missing", "a number with dynamic=False", "None", fix))
     if growth_steps is not None:
         fix = "Leave it out, or pass dynamic=True."
         problem = "a fixed scale does not grow"

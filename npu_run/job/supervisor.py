@@ -131,7 +131,7 @@ def run_ranks(
             outcome = outcome._replace(lost=lost, has_trained=has_trained, may_go_on=may_go_on)
             if lost or outcome.was_torn or outcome.was_resized:
                 for host in job.hosts:
-                    host.tell(goes_on=True)  # the host then keeps the state that ranks hold in its memory
+                    host.send_message(goes_on=True)  # the host then keeps the state that ranks hold in its memory
             return outcome
         except ReaderGoneError as gone:
             silence(sys.stdout)  # a write at exit would fail, too

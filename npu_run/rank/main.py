@@ -35,7 +35,7 @@ from npu_bridge.collective import tensorflow_server
 from npu_run.rank.input_end import watch_input
 from npu_run.rank.link import RankLink
 from npu_run.rank.report import report_of
-from npu_run.rank.trace import script_frames, trace_of
+from npu_run.rank.trace import format_traceback, script_frames
 from npu_run.source_choice import SourceChoice, take_choice
 from npu_run.timeline import record_sessions, take_recording
 from npu_run.trials.start import begin_trial
@@ -193,7 +193,7 @@ def _show(error: BaseException, script: str) -> None:
         frames = script_frames(error, script)
         sys.excepthook(type(error), error.with_traceback(frames), frames)
     else:
-        echo(trace_of(error, script).rstrip("\n"), err=True)
+        echo(format_traceback(error, script).rstrip("\n"), err=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 import traceback
 from typing import Any
 
-from npu_run.rank.trace import trace_of
+from npu_run.rank.trace import format_traceback
 
 # A report fits into the link's buffer, so that sending it never waits for the launcher.
 _TRACE_CHARACTERS = 16_000
@@ -49,7 +49,7 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
         "code": code,
         "summary": summary[:_SUMMARY_CHARACTERS],
         "tensor": tensor[:_SUMMARY_CHARACTERS],
-        "trace": trace_of(error, script)[-_TRACE_CHARACTERS:],
+        "trace": format_traceback(error, script)[-_TRACE_CHARACTERS:],
         "secondary": _is_secondary(error),
     }
 

@@ -1,4 +1,4 @@
-"""Formats the traceback of an exception that ends a script: frames of the user's own files, then the reason, once.
+"""Formats the traceback of an exception that ends a script: frames of the user's files, then the reason, once.
 
 `NPU_BRIDGE_VERBOSE=1` also shows frames of libraries, and the lines that TensorFlow repeats.
 """
@@ -16,7 +16,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.machine import own_packages
 
 # Files that an import of a TensorFlow 1 script passes through; a traceback can end in them.
-_BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
+_IMPORT_HOOK_FILES = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array")
 _LIBRARIES += tuple(os.path.join(folder, "") for folder in own_packages())
 _INSTALLED = re.compile(r"[/\\]((site|dist)-packages[/\\]|__autograph_generated_file)")
@@ -30,16 +30,16 @@ _ADVICE = " (npu-run --verbose shows them)"
 
 
 def script_frames(error: BaseException, script: str) -> types.TracebackType | None:
-    """Returns the traceback from the script's first line on, without the launcher's frames.
+    """Returns the traceback from the first frame of the script on, without the launcher's frames.
 
-    A traceback that ends in the code that carries out imports is cut at the import.
+    If the last frames belong to this package's import hook, the traceback ends at the import statement.
     """
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename != script:
         first = first.tb_next
     last = frame = first
     while frame is not None:
-        if not frame.tb_frame.f_code.co_filename.endswith(_BEHIND_IMPORTS):
+        if not frame.tb_frame.f_code.co_filename.endswith(_IMPORT_HOOK_FILES):
             last = frame
         frame = frame.tb_next
     if last is not None:
@@ -47,42 +47,42 @@ def script_frames(error: BaseException, script: str) -> types.TracebackType | No
     return first
 
 
-def trace_of(error: BaseException, script: str) -> str:
-    """Returns the lines of the traceback, for people.
+def format_traceback(error: BaseException, script: str) -> str:
+    """Returns a traceback as text, without library frames unless `NPU_BRIDGE_VERBOSE=1`.
 
     Args:
       error: the exception that ended the script.
-      script: the script's path, as compiled.
+      script: the script's path, as its code object names it.
     """
     frames = script_frames(error, script)
     if environment.is_flag_on(environment.VERBOSE) or hasattr(error, "exceptions"):  # a group has several reasons
         return "".join(traceback.format_exception(type(error), error, frames))
     stack = traceback.extract_tb(frames)
     seen = {(frame.filename, frame.lineno) for frame in stack}
-    ends_anywhere = isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("tensorflow.")
-    lines = _short_stack(stack, ends_anywhere)
-    lines += [f"{line}\n" for line in _short_reason(_reason_of(error), seen)]
+    hides_last_frame = isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("tensorflow.")
+    lines = _format_user_frames(stack, hides_last_frame)
+    lines += [f"{line}\n" for line in _shorten_reason(_format_reason(error), seen)]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and str(cause).strip().partition("\n")[0] not in str(error):
-        own = [frame for frame in traceback.extract_tb(cause.__traceback__) if _is_own(frame.filename)]
+        own = [frame for frame in traceback.extract_tb(cause.__traceback__) if _is_user_file(frame.filename)]
         place = f", {own[-1].filename}, line {own[-1].lineno}" if own else ""
-        lines.append(f"  because of {_reason_of(cause).partition(chr(10))[0]}{place}\n")
+        lines.append(f"  because of {_format_reason(cause).partition(chr(10))[0]}{place}\n")
     return "".join(lines)
 
 
-def _is_own(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     return not file.startswith(_LIBRARIES) and not _INSTALLED.search(file)
 
 
-def _reason_of(error: BaseException) -> str:
+def _format_reason(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error))
 
 
-def _short_stack(stack: traceback.StackSummary, ends_anywhere: bool) -> list[str]:
+def _format_user_frames(stack: traceback.StackSummary, hides_last_frame: bool) -> list[str]:
     def is_shown(frame):
-        # The frame in which a library breaks helps; of a frame that raises, the reason says enough.
-        is_break = frame is stack[-1] and not ends_anywhere and not (frame.line or "raise").startswith("raise")
-        return is_break or _is_own(frame.filename)
+        # A last library frame helps, unless its line is a `raise` statement: then the reason says enough.
+        is_break = frame is stack[-1] and not hides_last_frame and not (frame.line or "raise").startswith("raise")
+        return is_break or _is_user_file(frame.filename)
 
     lines, advice = [], _ADVICE
     for shown, frames in itertools.groupby(stack, is_shown):
@@ -95,10 +95,10 @@ def _short_stack(stack: traceback.StackSummary, ends_anywhere: bool) -> list[str
     return ["Traceback (most recent call last):\n", *lines] if lines else lines
 
 
-def _short_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
-    """Returns an error's lines without library frames; for a TensorFlow node, with the user's line that made it."""
+def _shorten_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
+    """Returns an error's lines without library frames, and the user's line that made each named TensorFlow node."""
     kept, made, node, place = [""], [], "", ""
-    for line in _of_own_frames(_GRAPH_ERROR.sub(": ", text).partition(_ORIGIN)[0].splitlines()):
+    for line in _without_library_frames(_GRAPH_ERROR.sub(": ", text).partition(_ORIGIN)[0].splitlines()):
         detected, frame = _DETECTED.search(line), _FRAME.match(line)
         if node and frame:
             is_seen = (frame[1], int(frame[2])) in seen
@@ -118,14 +118,14 @@ def _short_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
     return [*kept, *made]
 
 
-def _of_own_frames(lines: Iterable[str]) -> Iterable[str]:
-    """Yields lines without library frames: neither the frame's location nor the code indented below it."""
+def _without_library_frames(lines: Iterable[str]) -> Iterable[str]:
+    """Yields lines without library frames: leaves out each frame's location and the code indented below it."""
     dropped = None
     for line in lines:
         indent = len(line) - len(line.lstrip())
         frame = _FRAME.match(line)
         if dropped is not None and not frame and line.strip() and indent > dropped:
             continue
-        dropped = indent if frame and not _is_own(frame[1]) else None
+        dropped = indent if frame and not _is_user_file(frame[1]) else None
         if dropped is None:
             yield line

@@ -17,7 +17,7 @@ def address_towards(host: str) -> str:
 
 
 def find_interface(address: str) -> str:
-    """Returns the active interface that has an IPv4 address of this machine; "" if none has it."""
+    """Returns the active network interface with an IPv4 address of this machine; "" if no interface has the address."""
     import psutil  # it comes with Horovod, which several ranks need
 
     states = psutil.net_if_stats()

@@ -30,24 +30,24 @@ _CHUNK_BYTES = 65536
 _SSH = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=15"]
 _CLOSE_SECS = 5.0
 # Variables that describe the launcher's own machine or terminal.
-_OWN = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "LS_COLORS"}
-_OWN_PREFIXES = ("BASH_FUNC_", "SSH_")
+_LOCAL_VARIABLES = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "LS_COLORS"}
+_LOCAL_PREFIXES = ("BASH_FUNC_", "SSH_")
 
 
 class RemoteHost:
     """A host with an agent that runs some of the ranks.
 
     Args:
-      host: its name, for ssh.
-      errors: takes ssh's own messages.
-      silence_secs: how long either end waits for a sign of life of the other.
+      host: the host's name, for ssh.
+      errors: receives ssh's own messages.
+      silence_secs: how long launcher and agent each wait for a sign of life of the other end.
     Attributes:
       codes: exit codes of the ranks that have ended.
-      stopped: ranks whose process was stopped at the last sign of life.
-      loss: why the connection is lost; "" while it works.
-      heard_at: time of the last message, in seconds on the monotonic clock.
+      stopped: ranks whose process was stopped by a signal when the host sent its last sign of life.
+      loss: why the connection is lost; "" while the connection works.
+      heard_at: time of the last message from the host, in seconds on the monotonic clock.
     Raises:
-      LaunchError: ssh is not installed here.
+      LaunchError: ssh is not installed on this machine.
     """
 
     def __init__(self, host: str, errors: JointStream, silence_secs: float = SILENCE_SECS):
@@ -79,78 +79,79 @@ class RemoteHost:
         """Sends the job to the host.
 
         Args:
-          ranks: the ranks of this host, and for each the `variables` by which Horovod finds its peers.
-          script: a Python file, as seen from this process's folder, which must exist on the host too.
-          arguments: the script's own.
+          ranks: the ranks that this host runs.
+          variables: for each rank, the environment variables by which Horovod finds its peers.
+          script: path of a Python file, relative to this process's folder; the file must exist on the host too.
+          arguments: command-line arguments of the script.
           devices: device of each rank of the job, from a rank table; can be empty.
-          peer: a host with other ranks; Gloo uses the interface on the route to it.
+          peer: a host with other ranks; Gloo uses the interface on the route to this peer.
         """
         self._ranks = {rank.rank: rank for rank in ranks}
-        self.tell(
+        self.send_message(
             silence_secs=self._silence_secs,
             ranks=[{"rank": rank.rank, "variables": dict(names)} for rank, names in zip(ranks, variables)],
             script=script,
             arguments=list(arguments),
             devices=list(devices),
-            **self._job_facts(peer),
+            **self._shared_job_fields(peer),
         )
         threading.Thread(target=self._send_life_signs, name=f"npu-run {self.host}", daemon=True).start()
 
     def files(self) -> list[int]:
-        """Returns the descriptors to read from."""
+        """Returns the file descriptors of the connection that can still be read."""
         return list(self._pipes)
 
     def read(self, file: int) -> bool:
-        """Takes the available text of one of `files()`; returns False at its end, when it leaves `files()`."""
+        """Handles the available text of a descriptor; at its end returns False, and `files()` leaves it out."""
         try:
             text = self._receive(file)
         except BlockingIOError:
             return True
         if not text:
-            # `look` can have read to its end already.
+            # `check_connection` can have read to the end of the file already.
             self._pipes = [pipe for pipe in self._pipes if pipe != file]
         elif file == self._output:
-            self._take_events(text)
+            self._handle_events(text)
         else:
             said = text.decode(errors="replace").replace("\r\n", "\n")
             self._errors.write(visible(said).encode())
             self._last_error = (said.strip().splitlines() or [self._last_error])[-1]
         return bool(text)
 
-    def look(self) -> None:
-        """Checks whether the connection is gone or silent; reads first, in case nothing was read for a while."""
+    def check_connection(self) -> None:
+        """Sets `loss` if the connection has ended or was silent for too long; first reads what has arrived."""
         if self.loss or self._is_closed.is_set():
             return
-        how = self._why_ended()
+        reason = self._why_ended()
         limit = time.monotonic() - self._limit_secs
-        if how is not None or self.heard_at < limit:
+        if reason is not None or self.heard_at < limit:
             for file in list(self._pipes):
                 self.read(file)
-            how = self._why_ended()
-        if how is not None and not self._pipes:
-            self.loss = how
+            reason = self._why_ended()
+        if reason is not None and not self._pipes:
+            self.loss = reason
         elif self.heard_at < limit:
             self.loss = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
 
-    def tell(self, **message: Any) -> None:
-        """Sends a message; has no effect if the host is gone."""
+    def send_message(self, **message: Any) -> None:
+        """Sends a message to the agent; has no effect if the connection has ended."""
         line = json.dumps(message).encode() + b"\n"
         # ValueError: the connection was closed here.
         with contextlib.suppress(OSError, ValueError), self._one_at_a_time:
             self._send(line)
 
     def close(self) -> None:
-        """Closes the connection, which ends all processes of the agent."""
+        """Closes the connection; the agent then ends all its processes."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
         self._disconnect()
 
     def _open(self) -> list[int]:
-        """Connects; returns non-blocking descriptors for events and for the connection's own messages."""
+        """Connects; returns non-blocking descriptors, one for the agent's events and one for ssh's messages."""
         try:
             self._process = subprocess.Popen(
-                [*_SSH, "--", self.host, _keeper_command()],
+                [*_SSH, "--", self.host, _agent_command()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -164,9 +165,12 @@ class RemoteHost:
             os.set_blocking(file, False)
         return files
 
-    def _job_facts(self, peer: str) -> dict[str, Any]:
-        """Returns what the agent must know besides its ranks."""
-        return {"peer": peer, "environment": {name: text for name, text in os.environ.items() if not _is_own(name)}}
+    def _shared_job_fields(self, peer: str) -> dict[str, Any]:
+        """Returns the fields of the job message that concern all ranks of the host."""
+        return {
+            "peer": peer,
+            "environment": {name: text for name, text in os.environ.items() if not _is_local_variable(name)},
+        }
 
     def _receive(self, file: int) -> bytes:
         return os.read(file, _CHUNK_BYTES)
@@ -190,11 +194,11 @@ class RemoteHost:
         self._process.stderr.close()
 
     def _send_life_signs(self) -> None:
-        """Sends signs of life from its own thread, because the launcher can block on the reader of its output."""
+        """Sends signs of life; runs in a separate thread, because the launcher blocks if nothing reads its output."""
         while not self._is_closed.wait(LIFE_SIGN_SECS):
-            self.tell()
+            self.send_message()
 
-    def _take_events(self, text: bytes) -> None:
+    def _handle_events(self, text: bytes) -> None:
         self.heard_at, self._limit_secs = time.monotonic(), self._silence_secs
         *lines, self._unread = (self._unread + text).split(b"\n")
         for event in map(json.loads, lines):
@@ -211,9 +215,9 @@ class RemoteHost:
 
 
 class RemoteProcess:
-    """A process of a rank that a host's agent runs; it has the interface of `RankProcess`.
+    """A rank's process on another host, with the interface of `RankProcess`.
 
-    Its output is read from the connection to the host, for all ranks of the host at once.
+    The process's output arrives over the host's connection, together with the output of the host's other ranks.
     """
 
     def __init__(self, rank: int, host: RemoteHost):
@@ -227,7 +231,7 @@ class RemoteProcess:
 
     @property
     def loss(self) -> str:
-        """Why its end is unknown; "" while the host answers."""
+        """Why the state of the process is unknown; "" while the host answers."""
         return self._host.loss
 
     @property
@@ -235,17 +239,17 @@ class RemoteProcess:
         return self._host.heard_at
 
     def poll(self) -> int | None:
-        """Returns the exit code, or minus the number of the signal that killed it; None while it runs or is unknown."""
-        self._host.look()
+        """Returns the exit code, or minus the number of the signal that ended the process; None while not known."""
+        self._host.check_connection()
         return self._host.codes.get(self._rank)
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the rank and to every process of its session."""
-        self._host.tell(signal=number, rank=self._rank)
+        self._host.send_message(signal=number, rank=self._rank)
 
     def ask(self, order: str) -> None:
-        """Sends the rank an order, in the words of `rank.link`."""
-        self._host.tell(order=order, rank=self._rank)
+        """Sends the rank an order of `rank.link`, such as "hold"."""
+        self._host.send_message(order=order, rank=self._rank)
 
     def drain(self, *channels: str) -> None:
         """Does nothing: the agent passes on all output of a rank before its exit code."""
@@ -254,12 +258,12 @@ class RemoteProcess:
         """Does nothing: the connection is closed once for all ranks of the host."""
 
 
-def _keeper_command() -> str:
+def _agent_command() -> str:
     path = environment.read_variable("PYTHONPATH")
     python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     agent = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_run.remote.host_agent"
     return f"cd {shlex.quote(os.getcwd())} && {agent}"
 
 
-def _is_own(name: str) -> bool:
-    return name in _OWN or name.startswith(_OWN_PREFIXES)
+def _is_local_variable(name: str) -> bool:
+    return name in _LOCAL_VARIABLES or name.startswith(_LOCAL_PREFIXES)

@@ -1,8 +1,9 @@
-"""Runs the ranks of another host: `npu-run` starts this agent there through ssh, and it passes on their output.
+"""Runs the ranks of another host: an agent that `npu-run` starts there through ssh.
 
-It reads lines of JSON from its input: first the job, then signals for ranks and signs of life. It writes lines of JSON
-to its output: what ranks print and report, how they end, and its own signs of life. It kills the ranks when the
-connection closes or stays silent for too long. So a host that is cut off, or whose launcher dies, cleans up by itself.
+The agent reads lines of JSON from its input: first the job, then signals for ranks and signs of life. The agent writes
+lines of JSON to its output: the ranks' output and reports, their exit codes, and its own signs of life. If the
+connection closes or stays silent for too long, the agent kills the ranks. So no ranks survive on a host whose network
+fails or whose launcher dies.
 """
 
 from __future__ import annotations
@@ -55,62 +56,64 @@ def run_job(
 
     Args:
       job: the launcher's first message.
-      messages: the messages after it.
-      leave: called after the last message, when the ranks were killed; ends this process.
-      open_files: the limit on open files that ranks get.
+      messages: the launcher's further messages.
+      leave: ends this process; called once the launcher is lost and the ranks are killed.
+      open_files: the limit on open files for the ranks.
     """
-    told: list[str] = []
+    signals: list[str] = []
     # A scheduler's signal to all processes of a machine is meant for the ranks, which would inherit an ignored signal.
     # The launcher can be on another machine, and not get the signal.
-    signal.signal(signal.SIGTERM, lambda number, frame: told.append("SIGTERM"))
-    environment = _environment(job)
-    memory = _take_memory(environment)
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append("SIGTERM"))
+    environment = _rank_environment(job)
+    memory = _open_memory_folder(environment)
     ranks = {}
     for place in job["ranks"]:
         command = functools.partial(rank_command, job["script"], job["arguments"], job["devices"])
-        take = functools.partial(_pass_on, place["rank"])
+        take = functools.partial(_forward_output, place["rank"])
         variables = {**environment, **place["variables"]}
         ranks[place["rank"]] = RankProcess(command, variables, take, open_files=open_files)
     codes: dict[int, int] = {}
     is_over = threading.Event()
-    obey = threading.Thread(target=_obey, args=(messages, ranks, codes, memory, is_over, leave), daemon=True)
+    obey = threading.Thread(target=_follow_messages, args=(messages, ranks, codes, memory, is_over, leave), daemon=True)
     obey.start()
     with contextlib.suppress(ConnectionError):
-        _watch(ranks, codes, told, is_over)
+        _report_ranks(ranks, codes, signals, is_over)
     if not is_over.is_set():
-        _end(ranks, codes)
+        _kill_ranks(ranks, codes)
     obey.join()
     for process in ranks.values():
         process.close()
     with contextlib.suppress(ConnectionError):
-        _tell(over=True)
+        _write_event(over=True)
 
 
-def _watch(ranks: dict[int, RankProcess], codes: dict[int, int], told: list[str], is_over: threading.Event) -> None:
-    """Passes on the output and the ends of ranks, until all have ended and the job is over."""
+def _report_ranks(
+    ranks: dict[int, RankProcess], codes: dict[int, int], signals: list[str], is_over: threading.Event
+) -> None:
+    """Reports the output and the exit codes of ranks, until all ranks have ended and the job is over."""
     watch, numbers = Watch(), {process: rank for rank, process in ranks.items()}
     for process in ranks.values():
         watch.add(process)
-    told_at = 0.0
+    reported_at = 0.0
     while not is_over.is_set() or len(codes) < len(ranks):
         for process in watch.turn(_TICK_SECS):
             process.drain("stdout", "stderr")  # the launcher must get all output before it learns of the end
             rank, code = numbers[process], process.poll()
             codes[rank] = code
-            _tell(rank=rank, code=code)
-        if told:
-            told.clear()
-            _tell(was_told="SIGTERM")
-        if time.monotonic() - told_at >= LIFE_SIGN_SECS:
-            told_at = time.monotonic()
-            _tell(stopped=[rank for rank, process in ranks.items() if process.is_stopped])
+            _write_event(rank=rank, code=code)
+        if signals:
+            signals.clear()
+            _write_event(was_told="SIGTERM")
+        if time.monotonic() - reported_at >= LIFE_SIGN_SECS:
+            reported_at = time.monotonic()
+            _write_event(stopped=[rank for rank, process in ranks.items() if process.is_stopped])
 
 
-def _pass_on(rank: int, channel: str, text: bytes) -> None:
-    _tell(rank=rank, channel=channel, text=text.decode("latin-1"))
+def _forward_output(rank: int, channel: str, text: bytes) -> None:
+    _write_event(rank=rank, channel=channel, text=text.decode("latin-1"))
 
 
-def _obey(
+def _follow_messages(
     messages: Iterator[dict[str, Any]],
     ranks: dict[int, RankProcess],
     codes: dict[int, int],
@@ -118,29 +121,29 @@ def _obey(
     is_over: threading.Event,
     leave: Callable[[], None],
 ) -> None:
-    """Follows the launcher's messages; after the last one, kills the ranks and ends this process."""
-    goes_on = is_told = False
+    """Carries out the launcher's messages; then kills the ranks, and calls `leave` if the launcher is lost."""
+    goes_on = is_job_over = False
     for message in messages:
-        goes_on, is_told = message.get("goes_on", goes_on), "over" in message
+        goes_on, is_job_over = message.get("goes_on", goes_on), "over" in message
         if "signal" in message:
             ranks[message["rank"]].send_signal(message["signal"])
         elif "order" in message:
             ranks[message["rank"]].ask(message["order"])
-        elif is_told:
+        elif is_job_over:
             break
-    _end(ranks, codes)
+    _kill_ranks(ranks, codes)
     if memory is not None:
         memory.close(keeps=goes_on)
-    if is_told:
+    if is_job_over:
         is_over.set()
     else:
         leave()
 
 
-def _take_memory(environment: dict[str, str]) -> MemoryFolder | None:
-    """Returns the folder for the job's state in this host's memory, or None if the job keeps none.
+def _open_memory_folder(environment: dict[str, str]) -> MemoryFolder | None:
+    """Returns the folder for the job's state in this host's memory; None if the job keeps no state in memory.
 
-    It has the same name as the launcher's folder; on the launcher's own machine it is that folder.
+    The folder has the same name as the launcher's folder; on the launcher's own machine both are one folder.
     """
     path = environment.get(MEMORY_FOLDER)
     folder = make_memory_folder(name_of(path)) if path else None
@@ -149,15 +152,15 @@ def _take_memory(environment: dict[str, str]) -> MemoryFolder | None:
     return folder
 
 
-def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
-    """Kills all running ranks; does not touch processes that they started if all ended by themselves."""
+def _kill_ranks(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
+    """Kills all ranks and the processes that they started, unless every rank has already ended by itself."""
     if len(codes) < len(ranks):
         for process in ranks.values():
             process.send_signal(signal.SIGKILL)
 
 
 def read_messages() -> Iterator[dict[str, Any]]:
-    """Yields the launcher's messages, until the connection ends or is silent for longer than the job allows."""
+    """Yields the launcher's messages, until the connection ends or is silent for more than the job's `silence_secs`."""
     unread, silence_secs = b"", None
     while select.select([0], [], [], silence_secs)[0]:
         text = b""
@@ -171,15 +174,15 @@ def read_messages() -> Iterator[dict[str, Any]]:
             yield message
 
 
-def _tell(**event: Any) -> None:
-    """Writes one line, with this host's clock, against which the ranks' reports are dated."""
+def _write_event(**event: Any) -> None:
+    """Writes an event with the time on this host's clock, which the launcher needs to date the ranks' reports."""
     line = json.dumps({**event, "now": time.monotonic()}).encode() + b"\n"
     while line:
         line = line[os.write(1, line) :]
 
 
-def _environment(job: dict[str, Any]) -> dict[str, str]:
-    """Returns the environment of ranks: our defaults, overridden by this host's, overridden by the launcher's."""
+def _rank_environment(job: dict[str, Any]) -> dict[str, str]:
+    """Returns the ranks' environment: defaults, overridden by this host's variables, then by the launcher's."""
     variables = {**rank_defaults(job.get("sharing", len(job["ranks"]))), **os.environ, **job["environment"]}
     interface = find_interface(address_towards(job["peer"]))
     if interface:

@@ -1,4 +1,4 @@
-"""Runs a cluster's task other than the first: it finds task 0 of its job, and runs one rank for it (`tasks.py`)."""
+"""Runs a cluster's task other than task 0: connects to task 0 of the job, and runs one rank for it (`tasks.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
 from npu_run.errors import LaunchError
 from npu_run.remote.host_agent import read_messages, run_job
-from npu_run.remote.tasks import OURS, describe_cores, name_file, prove, read_line, wait_on
+from npu_run.remote.tasks import (
+    ADDRESS_FILE_START,
+    address_file_name,
+    compute_proof,
+    core_numbers,
+    read_line,
+    remove_timeout,
+)
 
 # The exit code of ssh when the connection fails.
 _LOST_EXIT_CODE = 255
@@ -29,16 +36,16 @@ _MOST_BYTES = 1 << 16
 
 
 def find_task(words: Sequence[str]) -> environment.Task | None:
-    """Returns which task of which job this process is; None if it is no task or its job cannot be identified.
+    """Returns the cluster task and the job of this process; None without a task or an identifiable job.
 
     Args:
-      words: the command line; one step of a cluster can run two commands at once.
+      words: the command line, which becomes part of the job's name: one cluster job can run two commands at once.
     Raises:
       LaunchError: a variable of the cluster is malformed.
     """
     try:
         task = environment.cluster_task()
-        name = task and (task.job or _name_of_hydra())
+        name = task and (task.job or _hydra_address())
     except ValueError as error:
         raise LaunchError(str(error)) from error
     if task is None or not name:
@@ -47,8 +54,8 @@ def find_task(words: Sequence[str]) -> environment.Task | None:
     return task._replace(job=f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:100]}-{command}")
 
 
-def serve_first_task(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> NoReturn:
-    """Runs a rank for each job that task 0 starts, and ends with its exit code.
+def serve_task_0(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> NoReturn:
+    """Runs a rank for each job that task 0 starts, and ends with the exit code that task 0 sends.
 
     Args:
       task: this task.
@@ -57,7 +64,7 @@ def serve_first_task(task: environment.Task, wait_secs: float, say: Callable[[st
     Raises:
       LaunchError: task 0 is not found.
     """
-    connection = _find_first(task, wait_secs)
+    connection = _find_task_0(task, wait_secs)
     for file in (0, 1):  # an agent's input and output, for every kind of connection
         os.dup2(connection.fileno(), file)
     connection.close()
@@ -77,36 +84,42 @@ def serve_first_task(task: environment.Task, wait_secs: float, say: Callable[[st
     leave()
 
 
-def _find_first(task: environment.Task, wait_secs: float) -> socket.socket:
-    """Connects to task 0, after each end has proved its identity."""
+def _find_task_0(task: environment.Task, wait_secs: float) -> socket.socket:
+    """Connects to task 0; each end first proves that it knows the job's secret."""
     limit = time.monotonic() + wait_secs
     while True:
-        for address, secret in _places(task):
+        for address, secret in _addresses_of_task_0(task):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 return _connect(task, address, secret)
         if time.monotonic() >= limit:
             break
         time.sleep(_TICK_SECS)
     first = environment.read_variable(environment.FIRST_TASK)
-    where = f"at {first} ({environment.FIRST_TASK})" if first else f"by the file {name_file(task)} in {os.getcwd()}"
+    where = (
+        f"at {first} ({environment.FIRST_TASK})" if first else f"by the file {address_file_name(task)} in {os.getcwd()}"
+    )
     raise LaunchError(
         f"task {task.number} of {task.count} has not found task 0 within {wait_secs:.0f} s. Expected it {where}. Start "
         f"the same command in the same folder in every task, or use -np 1 for a separate training in each."
     )
 
 
-def _places(task: environment.Task) -> list[tuple[tuple[str, int], str]]:
-    """Returns addresses where task 0 can be listening, each with the secret."""
+def _addresses_of_task_0(task: environment.Task) -> list[tuple[tuple[str, int], str]]:
+    """Returns the addresses at which task 0 can listen, each with the job's secret."""
     first, secret = map(environment.read_variable, (environment.FIRST_TASK, environment.JOB_SECRET))
     if first:
         host, _, port = first.rpartition(":")
         return [((host, int(port)), secret or "")] if port.isdecimal() else []
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        with open_file(name_file(task), "rb") as file:
+        with open_file(address_file_name(task), "rb") as file:
             found = os.fstat(file.fileno())
             text = file.read(_MOST_BYTES)
         # A user who can write this file could make this process run any program.
-        if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077 and re.match(OURS, text):
+        if (
+            found.st_uid == os.geteuid()
+            and not stat.S_IMODE(found.st_mode) & 0o077
+            and re.match(ADDRESS_FILE_START, text)
+        ):
             facts = json.loads(text)
             here = ["127.0.0.1"] if facts["host"] == socket.gethostname() else []
             addresses = dict.fromkeys([*here, *map(str, facts["addresses"])])
@@ -115,26 +128,30 @@ def _places(task: environment.Task) -> list[tuple[tuple[str, int], str]]:
 
 
 def _connect(task: environment.Task, address: tuple[str, int], secret: str) -> socket.socket:
-    """Connects to an address; raises if the listener is not task 0 of this job."""
+    """Connects to task 0 at an address.
+
+    Raises:
+      OSError, ValueError, KeyError, TypeError: the listener is not task 0 of this job.
+    """
     connection = socket.create_connection(address, _CONNECT_SECS)
     try:
         ours = secrets.token_hex(16)
         connection.sendall(json.dumps({"nonce": ours}).encode() + b"\n")
         said = read_line(connection)
-        if not secrets.compare_digest(said["proof"], prove(secret, "first", task.job, ours)):
-            raise ValueError("it is not task 0 of this job")
-        proof = prove(secret, str(task.number), task.job, said["nonce"])
-        facts = {"task": task.number, "host": socket.gethostname(), "cores": sorted(describe_cores())}
+        if not secrets.compare_digest(said["proof"], compute_proof(secret, "first", task.job, ours)):
+            raise ValueError("the listener is not task 0 of this job")
+        proof = compute_proof(secret, str(task.number), task.job, said["nonce"])
+        facts = {"task": task.number, "host": socket.gethostname(), "cores": sorted(core_numbers())}
         connection.sendall(json.dumps({**facts, "proof": proof}).encode() + b"\n")
-        wait_on(connection)
+        remove_timeout(connection)
         return connection
     except BaseException:
         connection.close()
         raise
 
 
-def _name_of_hydra() -> str:
-    """Returns the address of the proxy of MPICH's launcher, which identifies its jobs; "" under other launchers."""
+def _hydra_address() -> str:
+    """Returns the address that MPICH's launcher gives its proxy, different for each job; "" under other launchers."""
     with contextlib.suppress(ImportError):  # it comes with Horovod, which several ranks need
         import psutil
 

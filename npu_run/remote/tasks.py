@@ -1,7 +1,7 @@
-"""Joins the tasks of a cluster into one job, seen from task 0: `npu-run` was started once for each rank.
+"""Joins the tasks of a cluster into one job, in task 0: the cluster has started `npu-run` once for each rank.
 
 `mpirun` and `srun` start the same command several times, and bind each task to its cores and GPUs. Task 0 becomes the
-launcher and runs rank 0. It leaves a private file with its address in the current folder; every other task
+launcher and runs rank 0. Task 0 writes its address to a private file in the current folder; every other task
 (`task_agent.py`) connects to that address, and runs one rank for task 0.
 """
 
@@ -32,7 +32,7 @@ from npu_run.job.output import JointStream
 from npu_run.remote.address import find_interface, own_addresses
 from npu_run.remote.host import RemoteHost
 
-OURS = rb'^\{"made_by": "npu-run"'
+ADDRESS_FILE_START = rb'^\{"made_by": "npu-run"'
 _LOCAL = "127.0.0.1"
 _HANDSHAKE_SECS = 10.0
 _SILENT_SECS = 5.0
@@ -44,7 +44,7 @@ _CHUNK_BYTES = 65536
 
 
 class _Agent(NamedTuple):
-    """A connected task: its host, and the cores that it can use."""
+    """A connected task other than task 0, with its host, its connection, and the cores that it can use."""
 
     number: int
     host: str
@@ -57,7 +57,7 @@ class _Agent(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the connection has ended; read while no job uses it."""
+        """Whether the connection has ended; to be read only while no job uses the connection."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -71,10 +71,10 @@ class Tasks:
 
     Args:
       task: this task.
-      wait_secs: how long to wait for the others.
+      wait_secs: how long to wait for the other tasks.
       say: called with a sentence when the wait is long.
     Raises:
-      LaunchError: the file cannot be written, or no socket can listen here.
+      LaunchError: the file with the address cannot be written, or no socket can listen on this machine.
     """
 
     def __init__(self, task: environment.Task, wait_secs: float, say: Callable[[str], None]):
@@ -82,9 +82,9 @@ class Tasks:
         self._task, self._wait_secs, self._say = task, wait_secs, say
         self._agents: dict[int, _Agent] = {}
         self._before = dict(os.environ)
-        self._changed = threading.Condition()
-        self._host, self._cores = socket.gethostname(), describe_cores()
-        self._path, self._text = name_file(task), ""
+        self._agents_changed = threading.Condition()
+        self._host, self._cores = socket.gethostname(), core_numbers()
+        self._path, self._text = address_file_name(task), ""
         first = environment.read_variable(environment.FIRST_TASK)
         self._secret = environment.read_variable(environment.JOB_SECRET) if first else secrets.token_hex(16)
         if not self._secret:
@@ -96,7 +96,7 @@ class Tasks:
                 addresses = [_LOCAL] if task.is_local else own_addresses()
                 place = {"host": self._host, "addresses": addresses, "port": self._listener.getsockname()[1]}
                 self._text = json.dumps({"made_by": "npu-run", **place, "secret": self._secret})
-                with new_file(self._path, ours=OURS, permissions=0o600) as file:
+                with new_file(self._path, ours=ADDRESS_FILE_START, permissions=0o600) as file:
                     file.write(self._text)
         except (OSError, ValueError, OverflowError) as error:
             raise LaunchError(
@@ -106,8 +106,8 @@ class Tasks:
         threading.Thread(target=self._accept, name="npu-run tasks", daemon=True).start()
 
     def slots(self) -> dict[str, int]:
-        """Returns ranks by host, of the connected tasks; this host first."""
-        hosts = [agent.host for agent in self._alive()]
+        """Returns the number of connected tasks on each host; this host comes first."""
+        hosts = [agent.host for agent in self._connected_agents()]
         return {host: hosts.count(host) + (host == self._host) for host in dict.fromkeys([self._host, *hosts])}
 
     def plan(self) -> Plan:
@@ -117,61 +117,65 @@ class Tasks:
           LaunchError: some tasks do not connect in time.
         """
         began, has_told = time.monotonic(), False
-        while missing := sorted({*range(1, self.count)} - {agent.number for agent in self._alive()}):
+        while missing := sorted({*range(1, self.count)} - {agent.number for agent in self._connected_agents()}):
             names = f"task {', '.join(map(str, missing[:10]))}{', ...' if missing[10:] else ''} of {self.count}"
             waited = time.monotonic() - began
             if waited >= self._wait_secs:
                 raise LaunchError(
-                    f"{names} did not come within {self._wait_secs:.0f} s. Expected the same command, in this folder, "
-                    f"in every task. Correct that, raise --wait, or use -np 1 for a separate training in each."
+                    f"{names} did not connect within {self._wait_secs:.0f} s. Expected the same command, in this "
+                    f"folder, in every task. Correct that, raise --wait, or use -np 1 for a separate training in each "
+                    f"task."
                 )
             if waited >= _SILENT_SECS and not has_told:
                 has_told = True
                 self._say(f"waiting for {names}, up to {self._wait_secs:.0f} s")
-            with self._changed:
-                self._changed.wait(0.1)
+            with self._agents_changed:
+                self._agents_changed.wait(0.1)
         return Plan(self.count, self.slots())
 
     def ways(self, size: int) -> list[tuple[str, str, str]]:
-        """Returns for each rank its task ("" for this one), this machine's address for it, and its interface."""
-        order = self._order(size)
-        here = next((_own_end(agent) for agent in order if agent and agent.host != self._host), _LOCAL)
+        """Returns for each rank its task ("" for task 0), this machine's address for the task, and the interface."""
+        order = self._agents_by_rank(size)
+        here = next((_local_address(agent) for agent in order if agent and agent.host != self._host), _LOCAL)
         interface = (environment.read_variable("HOROVOD_GLOO_IFACE") if here != _LOCAL else "") or find_interface(here)
         if len(order) < size:
-            raise LaunchError(f"{size} ranks cannot be on {len(order)} tasks, as others have ended. Start it again.")
+            raise LaunchError(
+                f"{len(order)} tasks are left. Expected {size}, one for each rank; the other tasks have ended. Start "
+                f"the job again."
+            )
         return [
             ("" if agent is None else agent.name, here, interface)
             if agent is None or agent.host == self._host
-            else (agent.name, _own_end(agent), "")
+            else (agent.name, _local_address(agent), "")
             for agent in order
         ]
 
     def sharing(self, name: str) -> int:
-        """Returns how many tasks share the cores of a task, including itself; "" is this task."""
-        agents = self._alive()
+        """Returns how many tasks share the cores of the named task, itself included; "" names task 0."""
+        agents = self._connected_agents()
         places = {"": (self._host, self._cores), **{agent.name: (agent.host, agent.cores) for agent in agents}}
         host, cores = places.get(name, places[""])
         return sum(other == host and bool(theirs & cores) for other, theirs in places.values())
 
     def open(self, name: str, errors: JointStream) -> RemoteHost:
-        """Returns the connection for the rank of a task, for use until it is closed."""
-        with self._changed:
+        """Returns a host object through which the named task runs its rank, until the object is closed."""
+        with self._agents_changed:
             agent = next(agent for agent in self._agents.values() if agent.name == name)
             others = [other for other in self._agents.values() if other.host != self._host]
         if agent.host != self._host:
-            peer = _own_end(agent)
+            peer = _local_address(agent)
         else:
             peer = others[0].socket.getpeername()[0] if others else _LOCAL
         changed = {name: text for name, text in os.environ.items() if self._before.get(name) != text}
         return _TaskConnection(agent, errors, {"peer": peer, "environment": changed, "sharing": self.sharing(name)})
 
     def close(self, code: int) -> None:
-        """Ends all tasks with an exit code; also, for a while, those that connect late."""
+        """Ends all tasks with an exit code; waits up to 15 s for tasks that have not connected yet."""
         limit = time.monotonic() + _LATE_SECS
         while len(self._agents) < self.count - 1 and time.monotonic() < limit:
-            with self._changed:
-                self._changed.wait(0.1)
-        # Removed first: a task that connects after the others got their answer belongs to a later job.
+            with self._agents_changed:
+                self._agents_changed.wait(0.1)
+        # The file goes first: a task that connects after the other tasks got the exit code belongs to a later job.
         remove_text(self._path, self._text)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -181,13 +185,13 @@ class Tasks:
                 agent.socket.sendall(json.dumps({"exit": code}).encode() + b"\n")
             agent.socket.close()
 
-    def _alive(self) -> list[_Agent]:
-        with self._changed:
+    def _connected_agents(self) -> list[_Agent]:
+        with self._agents_changed:
             return [agent for agent in self._agents.values() if not agent.is_gone]
 
-    def _order(self, size: int) -> list[_Agent | None]:
-        """Returns tasks by rank: like Horovod, numbers ranks host after host; None is this task."""
-        agents = sorted(self._alive(), key=lambda agent: agent.number)
+    def _agents_by_rank(self, size: int) -> list[_Agent | None]:
+        """Returns the task of each rank, None for task 0; ranks are numbered host after host, as in Horovod."""
+        agents = sorted(self._connected_agents(), key=lambda agent: agent.number)
         hosts = list(self.slots())
         return [None, *sorted(agents, key=lambda agent: hosts.index(agent.host))][:size]
 
@@ -195,31 +199,33 @@ class Tasks:
         with contextlib.suppress(OSError):  # the socket was closed
             while True:
                 connection, _ = self._listener.accept()
-                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._authenticate, args=(connection,), daemon=True).start()
 
-    def _greet(self, connection: socket.socket) -> None:
-        """Accepts a task that knows the secret, after proving to it that this is task 0."""
+    def _authenticate(self, connection: socket.socket) -> None:
+        """Accepts a connection from a task that knows the job's secret; proves first that this process is task 0."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection.settimeout(_HANDSHAKE_SECS)
             theirs, ours = read_line(connection), secrets.token_hex(16)
-            proof = prove(self._secret, "first", self._task.job, theirs["nonce"])
+            proof = compute_proof(self._secret, "first", self._task.job, theirs["nonce"])
             connection.sendall(json.dumps({"nonce": ours, "proof": proof}).encode() + b"\n")
             said = read_line(connection)
             number, host, cores = int(said["task"]), str(said["host"]), frozenset(map(int, said["cores"]))
-            is_right = hmac.compare_digest(said["proof"], prove(self._secret, str(number), self._task.job, ours))
+            is_right = hmac.compare_digest(
+                said["proof"], compute_proof(self._secret, str(number), self._task.job, ours)
+            )
             if is_right and 0 < number < self.count and re.fullmatch(r"[\w.-]+", host):
-                wait_on(connection)
-                with self._changed:
+                remove_timeout(connection)
+                with self._agents_changed:
                     if number not in self._agents or self._agents[number].is_gone:
                         self._agents[number] = _Agent(number, host, cores, connection)
-                        self._changed.notify_all()
+                        self._agents_changed.notify_all()
                         return
         connection.close()
 
 
 @contextlib.contextmanager
-def leading(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> Iterator[Tasks]:
-    """Makes this task the launcher of all tasks during this block; they end with the block's exit code."""
+def lead_tasks(task: environment.Task, wait_secs: float, say: Callable[[str], None]) -> Iterator[Tasks]:
+    """Makes this task the launcher of all tasks during the block; the other tasks end with the block's exit code."""
     tasks = Tasks(task, wait_secs, say)
     before = signal.getsignal(signal.SIGTERM)
     # For the time in which no ranks run: the signal ends this process, with an exit code for all tasks.
@@ -236,12 +242,12 @@ def leading(task: environment.Task, wait_secs: float, say: Callable[[str], None]
         tasks.close(code)
 
 
-def name_file(task: environment.Task) -> str:
-    """Returns the name of the file with the address of task 0 in the current folder."""
+def address_file_name(task: environment.Task) -> str:
+    """Returns the name of the file in the current folder that holds the address of task 0."""
     return f".npu-run-{task.job}"
 
 
-def prove(secret: str, *words: str) -> str:
+def compute_proof(secret: str, *words: str) -> str:
     """Returns a digest of words that only a holder of the secret can compute."""
     return hmac.new(secret.encode(), json.dumps(words).encode(), hashlib.sha256).hexdigest()
 
@@ -260,17 +266,19 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
         text += piece
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise ValueError("it is not an object")
+        raise ValueError("the line is not a JSON object")
     return found
 
 
 class _TaskConnection(RemoteHost):
-    """A connection to a task as the host of one rank. After `close`, the task waits for a job or for its exit code.
+    """A `RemoteHost` whose agent is a task that runs one rank.
+
+    After `close`, the task waits for another job or for its exit code.
 
     Args:
       agent: the task.
-      errors: as for a host.
-      facts: replaces the facts sent to a host: a task has its own environment variables.
+      errors: unused: a task prints its own messages.
+      facts: the job message's fields for a task, which has its own environment variables.
     """
 
     def __init__(self, agent: _Agent, errors: JointStream, facts: Mapping[str, Any]):
@@ -280,7 +288,7 @@ class _TaskConnection(RemoteHost):
     def _open(self) -> list[int]:
         return [self._socket.fileno()]
 
-    def _job_facts(self, peer: str) -> dict[str, Any]:
+    def _shared_job_fields(self, peer: str) -> dict[str, Any]:
         return dict(self._facts)
 
     def _receive(self, file: int) -> bytes:
@@ -299,7 +307,7 @@ class _TaskConnection(RemoteHost):
 
     def _disconnect(self) -> None:
         """Reads until the task has reported that its rank is gone."""
-        self.tell(over=True, silence_secs=None)
+        self.send_message(over=True, silence_secs=None)
         limit, rest = time.monotonic() + (0.0 if self.loss else _CLOSE_SECS), self._unread
         with contextlib.suppress(OSError, ValueError):
             while time.monotonic() < limit:
@@ -314,18 +322,18 @@ class _TaskConnection(RemoteHost):
         self._socket.close()
 
 
-def describe_cores() -> frozenset[int]:
+def core_numbers() -> frozenset[int]:
     """Returns the numbers of the cores that this process can use."""
     return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
-def _own_end(agent: _Agent) -> str:
-    """Returns the address of this machine to which a task has connected."""
+def _local_address(agent: _Agent) -> str:
+    """Returns this machine's address in the connection to a task."""
     return agent.socket.getsockname()[0]
 
 
-def wait_on(connection: socket.socket) -> None:
-    """Lets a connection wait for ever, unless the other machine is gone."""
+def remove_timeout(connection: socket.socket) -> None:
+    """Removes a connection's timeout; TCP keepalive still ends the connection when the other machine is gone."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

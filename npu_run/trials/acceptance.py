@@ -1,4 +1,4 @@
-"""Judges whether the losses of a run stay in the band of float32 runs."""
+"""Judges whether the losses of a run stay in the band of losses of repeated float32 runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from npu_run.compare.verdict import CannotTell
 
 
 class Float32Band:
-    """The losses of runs that differ only by rounding.
+    """The band of losses of float32 runs that differ only by rounding.
 
     Args:
-      folders: of the runs; other runs are compared with the first.
-      tolerance: share of the loss by which a run can differ in any step where the band is narrower.
+      folders: folders of these runs; the first run is the reference.
+      tolerance: share of the reference's loss by which a run can differ in every step, even outside the band.
     Raises:
-      CannotTell: the folders have no losses.
+      CannotTell: a folder has no losses.
     """
 
     def __init__(self, folders: Sequence[str], tolerance: float):
@@ -31,7 +31,7 @@ class Float32Band:
             self._band = None
 
     def judge(self, folder: str) -> tuple[bool, str]:
-        """Returns whether a run stays inside the band, and why, in a few words."""
+        """Returns whether a run stays inside the band, and the reason in a few words."""
         try:
             run = read_losses(folder)
         except CannotTell as error:

@@ -14,14 +14,14 @@ from npu_bridge.base.files import write_whole
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.graph.functions import nodes_in_functions
-from npu_run.trials.hooks import may_be_lowered
-from npu_run.trials.record import Record, folder_of_rank, kind_of
+from npu_run.trials.hooks import is_type_lowerable
+from npu_run.trials.record import Record, folder_of_rank, kind_of_source
 from npu_run.trials.replay import write_verdict
 from npu_run.trials.trial import Trial
 
 
 class StepsOfFit(tf.keras.callbacks.Callback):
-    """A callback that wraps the `train_step` of the first fitted model.
+    """A callback that wraps a model's `train_step`; subclasses record or replay weights and batches.
 
     Random numbers are drawn inside the training function, so they cannot be recorded; the same seeds reproduce them.
 
@@ -41,37 +41,37 @@ class StepsOfFit(tf.keras.callbacks.Callback):
     def _step(self, data):
         with tf.init_scope():  # a model without an input shape has had no weights before
             if not self.model.built:
-                self.model(tf.nest.map_structure(_row_like, data[0] if isinstance(data, tuple) else data))
-            self._begin()
+                self.model(tf.nest.map_structure(_zero_row_like, data[0] if isinstance(data, tuple) else data))
+            self._handle_weights_once()
         parts = tf.nest.flatten(data)
-        values = tf.numpy_function(self.on_batch, parts, [part.dtype for part in parts])
+        values = tf.numpy_function(self.handle_batch, parts, [part.dtype for part in parts])
         for value, part in zip(values, parts):
             value.set_shape(part.shape)
         outcome = self._train_step(tf.nest.pack_sequence_as(data, values))
         graph = tf.compat.v1.get_default_graph()
         ops = [] if tf.executing_eagerly() else [op.node_def for op in graph.get_operations()]
-        self.note_nodes([*ops, *nodes_in_functions(graph, ops)])
+        self.handle_nodes([*ops, *nodes_in_functions(graph, ops)])
         return outcome
 
     def on_train_begin(self, logs=None):
-        """Begins, if the model has weights."""
+        """Calls `handle_weights` if the model already has weights."""
         if self.model.built:
-            self._begin()
+            self._handle_weights_once()
 
-    def _begin(self):
+    def _handle_weights_once(self):
         if not self._has_begun:
             self._has_begun = True
-            self.on_weights()
+            self.handle_weights()
 
-    def on_weights(self) -> None:
-        """Takes or changes the start weights, before the first step."""
+    def handle_weights(self) -> None:
+        """Reads or changes the initial weights, before the first step."""
 
-    def on_batch(self, *values):
-        """Returns the batch to train on, in place of the given one."""
+    def handle_batch(self, *values):
+        """Returns the batch to train on, which replaces the script's batch."""
         self._batches += 1
         return list(values)
 
-    def note_nodes(self, nodes: Sequence[Any]) -> None:
+    def handle_nodes(self, nodes: Sequence[Any]) -> None:
         """Notes the operators of the step, as `NodeDef`s."""
 
     def on_train_batch_end(self, batch, logs=None):
@@ -79,62 +79,62 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         self._losses.append(float((logs or {})["loss"]))
 
 
-def _row_like(part: tf.Tensor) -> tf.Tensor:
-    """Returns a row of zeros for a model that is to make its weights; unknown dimensions become 1."""
+def _zero_row_like(part: tf.Tensor) -> tf.Tensor:
+    """Returns one row of zeros like a batch; a model called with it makes its weights. Unknown dimensions become 1."""
     return tf.zeros([1, *(length or 1 for length in part.shape[1:])], part.dtype)
 
 
 class RecordFit(StepsOfFit):
-    """A callback that records a `fit`."""
+    """A callback that records the weights, batches and losses of the first steps of `fit`."""
 
     def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
         super().__init__(model, rank)
         self._record, self._steps = Record(trial.record, rank), trial.steps
 
-    def on_weights(self):
-        """Writes the weights."""
-        self._record.save("weights.npz", weights_of(self.model))
+    def handle_weights(self):
+        """Writes the initial weights."""
+        self._record.save("weights.npz", numbered_weights(self.model))
 
-    def on_batch(self, *values):
+    def handle_batch(self, *values):
         """Writes the batch."""
         numbers = {f"batch/{part}": value for part, value in enumerate(values) if value.dtype.kind in "biuf"}
         self._record.save(f"step_{self._batches:05d}.npz", numbers)
         self._record.facts["kinds"].update(dict.fromkeys(numbers, "batch"))
-        return super().on_batch(*values)
+        return super().handle_batch(*values)
 
-    def note_nodes(self, nodes):
-        """Notes the random operators as not recorded."""
-        types = sorted({node.op for node in nodes if kind_of(node.op) == "random"})
+    def handle_nodes(self, nodes):
+        """Lists the step's random operators as not recorded."""
+        types = sorted({node.op for node in nodes if kind_of_source(node.op) == "random"})
         self._record.facts["not_recorded"].update(dict.fromkeys(types, "it is inside the function that trains"))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Writes the end of the record after the last step."""
+        """Notes the loss of the step; completes the record after the last recorded step."""
         super().on_train_batch_end(batch, logs)
         if len(self._losses) == self._steps:
             self.on_train_end()
 
     def on_train_end(self, logs=None):
-        """Writes the recorded steps, also of a training that was shorter."""
+        """Completes the record, also when the training ended before the last step to record."""
         if "weights_after" not in self._record.facts:
             self._record.facts.update(steps=len(self._losses), losses=self._losses, weights_after=True)
-            self._record.save("weights_after.npz", weights_of(self.model))
+            self._record.save("weights_after.npz", numbered_weights(self.model))
             self._record.finish()
 
 
 class ListTypesOfFit(StepsOfFit):
-    """A callback that writes a JSON list of the types of operators in a step that a precision mode can lower.
+    """A callback that writes a JSON list of a step's operator types that a precision mode can lower.
 
-    Each stands for itself: `name` and `type` are the same, as functions are not seen before they are built.
+    `name` and `type` of each entry are the operator type: single operators are unknown before functions are built.
     """
 
     def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
         super().__init__(model, rank)
         self._path = trial.operators
 
-    def note_nodes(self, nodes):
+    def handle_nodes(self, nodes):
         """Writes the file."""
         float32 = {node.op for node in nodes if node.attr["T"].type == tf.float32.as_datatype_enum}
-        listed = [{"name": kind, "type": kind} for kind in sorted(float32) if may_be_lowered(kind)]
+        listed = [{"name": kind, "type": kind} for kind in sorted(float32) if is_type_lowerable(kind)]
         Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
 
 
@@ -147,24 +147,24 @@ class ReplayFit(StepsOfFit):
         self._verdict = os.path.join(trial.folder, f"replay_rank_{rank}.json")
         self._facts = read_json(os.path.join(self._folder, "record.json"), within=self._folder)
 
-    def on_weights(self):
-        """Loads the weights."""
+    def handle_weights(self):
+        """Loads the recorded weights."""
         saved = self._load("weights.npz")
-        for name, variable in variables_of(self.model).items():
+        for name, variable in numbered_variables(self.model).items():
             if name in saved:
                 variable.assign(saved[name])
 
-    def on_batch(self, *values):
-        """Reads the batch."""
+    def handle_batch(self, *values):
+        """Returns the recorded batch."""
         saved = self._load(f"step_{self._batches:05d}.npz")
-        return super().on_batch(*(saved.get(f"batch/{part}", value) for part, value in enumerate(values)))
+        return super().handle_batch(*(saved.get(f"batch/{part}", value) for part, value in enumerate(values)))
 
     def on_train_batch_end(self, batch, logs=None):
         """Compares losses and weights after the last step, and then raises SystemExit."""
         super().on_train_batch_end(batch, logs)
         if len(self._losses) == self._facts["steps"]:
             losses = self._facts["losses"], self._losses
-            write_verdict(self._verdict, self._folder, losses, weights_of(self.model))
+            write_verdict(self._verdict, self._folder, losses, numbered_weights(self.model))
             raise SystemExit(0)
 
     def _load(self, name: str) -> dict[str, np.ndarray]:
@@ -172,8 +172,8 @@ class ReplayFit(StepsOfFit):
             return dict(np.load(file))
 
 
-def variables_of(model: tf.keras.Model) -> dict[str, tf.Variable]:
-    """Returns the variables of a model and its optimizer by numbered name, as names can repeat."""
+def numbered_variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
+    """Returns the variables of a model and its optimizer by name, with a number before each name: names can repeat."""
     if model.built and hasattr(model.optimizer, "build"):
         model.optimizer.build(model.trainable_variables)
     kept = model.optimizer.variables
@@ -181,6 +181,6 @@ def variables_of(model: tf.keras.Model) -> dict[str, tf.Variable]:
     return {f"{number}/{variable.name.partition(':')[0]}": variable for number, variable in enumerate(variables)}
 
 
-def weights_of(model: tf.keras.Model) -> dict[str, Any]:
-    """Returns the values of the variables, by numbered name."""
-    return {name: variable.numpy() for name, variable in variables_of(model).items()}
+def numbered_weights(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns the values of the variables of a model and its optimizer, with a number before each name."""
+    return {name: variable.numpy() for name, variable in numbered_variables(model).items()}

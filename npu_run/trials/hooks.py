@@ -1,4 +1,4 @@
-"""Implements a trial inside a training: history, rounded initial weights, a list of operators, an early end.
+"""Defines the hooks of a trial: history, rounded initial weights, a list of operators, an early end.
 
 Sessions get hooks, `model.fit` gets a callback.
 """
@@ -33,9 +33,9 @@ _NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "Placeholder
 
 
 class HistoryOfTrial(HistoryHook, HookOfTraining):
-    """A hook that writes every step to `history.jsonl` of the trial's folder, unless the script does so itself.
+    """A hook that writes every step to `history.jsonl` in the trial's folder, unless the script writes this file.
 
-    Without a global step, it counts training runs.
+    In a graph without a global step, training runs are counted instead.
     """
 
     def __init__(self, folder: str):
@@ -45,19 +45,19 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
         self._graph: Any = None
 
     def begin(self):
-        """Looks up tensors; the loss is that of the gradients unless our optimizer has named one."""
+        """Looks up the tensors to fetch: the loss that gradients were computed of, unless our optimizer names one."""
         if self._is_of_script is None:
             self._is_of_script = os.path.exists(self.history.path)
         self._graph = tf.compat.v1.get_default_graph()
         super().begin()
 
     def after_create_session(self, session, coord):
-        """Continues the file."""
+        """Opens the history file."""
         if not self._is_of_script:
             super().after_create_session(session, coord)
 
     def before_run(self, run_context):
-        """Requests the numbers of this run."""
+        """Requests the values to write for this run."""
         if self._is_of_script:
             return None
         graph = run_context.session.graph
@@ -70,7 +70,7 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
         return super().before_run(run_context)
 
     def after_run(self, run_context, run_values):
-        """Adds the step."""
+        """Writes the step."""
         self._runs += 1
         if not self._is_of_script:
             super().after_run(run_context, run_values)
@@ -85,9 +85,9 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
 
 
 class RoundInitialWeights(HookOfTraining):
-    """A hook that rounds each initial weight up, down or not at all, once in a process.
+    """A hook that rounds each initial weight up, down or not at all, in the first session of a process.
 
-    The same draw number gives the same changes, on every rank.
+    The same draw number makes the same changes on every rank.
     """
 
     def __init__(self, draw: int):
@@ -95,19 +95,19 @@ class RoundInitialWeights(HookOfTraining):
         self._is_done = False
 
     def after_create_session(self, session, coord):
-        """Changes the trained variables."""
+        """Rounds the trained variables."""
         if self._is_done:
             return
         self._is_done = True
         variables = [each for each in session.graph.get_collection("trainable_variables") if each.dtype.is_floating]
         for variable, value in zip(variables, session.run(variables)):
-            variable.load(rounded_otherwise(value, self._draw, variable.op.name), session)
+            variable.load(round_at_random(value, self._draw, variable.op.name), session)
 
 
 class ListOperators(HookOfTraining):
     """A hook that writes a JSON list of the first training run's operators that a precision mode can lower.
 
-    Each has `name`, `type`, and `where`: the script line that made it, or "".
+    Each entry has `name`, `type`, and `where`: the script line that made the operator, or "".
     """
 
     def __init__(self, path: str):
@@ -118,9 +118,7 @@ class ListOperators(HookOfTraining):
         if os.path.exists(self._path):
             return
         listed = [
-            {"name": op.name, "type": op.type, "where": _find_line(op)}
-            for op in self.training.ops
-            if _may_be_lowered(op)
+            {"name": op.name, "type": op.type, "where": _find_line(op)} for op in self.training.ops if _is_lowerable(op)
         ]
         Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
 
@@ -133,11 +131,11 @@ class CountParameters(HookOfTraining):
 
     def after_create_session(self, session, coord):
         """Writes the file."""
-        write_count(self._path, session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
+        write_parameter_count(self._path, session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
 
 
-def write_count(path: str, variables: Iterable[tf.Variable]) -> None:
-    """Writes the number of elements in variables to a file, unless it exists."""
+def write_parameter_count(path: str, variables: Iterable[tf.Variable]) -> None:
+    """Writes the total number of elements of variables to a file, unless the file exists."""
     count = sum(variable.shape.num_elements() or 0 for variable in variables)
     if not os.path.exists(path):
         Secondary(f"the number of parameters {path}").attempt(write_whole, path, json.dumps(count))
@@ -157,7 +155,9 @@ class EndAfterSteps(HookOfTraining):
 
 
 class CallbackOfTrial(tf.keras.callbacks.Callback):
-    """A callback that does for `fit` what a trial's hooks do for sessions. The loss is the one that Keras shows.
+    """A callback for `fit` that writes the history, rounds initial weights, counts parameters and ends the script.
+
+    The history holds the loss that Keras shows.
 
     Ranks: local; only rank 0 writes.
     """
@@ -184,7 +184,7 @@ class CallbackOfTrial(tf.keras.callbacks.Callback):
         self._has_rounded = True
         weights = self.model.trainable_weights
         values = tf.keras.backend.batch_get_value(weights)
-        changed = [rounded_otherwise(value, self._trial.rounding, str(number)) for number, value in enumerate(values)]
+        changed = [round_at_random(value, self._trial.rounding, str(number)) for number, value in enumerate(values)]
         tf.keras.backend.batch_set_value(list(zip(weights, changed)))
 
     def on_train_batch_end(self, batch, logs=None):
@@ -195,32 +195,35 @@ class CallbackOfTrial(tf.keras.callbacks.Callback):
             numbers, loss = Numbers.of(self.model.optimizer), (logs or {}).get("loss")
             self._history.append(numbers.step, None if loss is None else float(loss), numbers.loss_scale, False)
         if self._trial.parameters and self._writes:
-            write_count(self._trial.parameters, self.model.trainable_variables)
+            write_parameter_count(self._trial.parameters, self.model.trainable_variables)
         if self._batches == self._trial.steps:
             raise SystemExit(0)
 
 
-def rounded_otherwise(value: Any, draw: int, name: str) -> np.ndarray:
-    """Returns a floating array with each number rounded up, rounded down or unchanged; zeros stay.
+def round_at_random(value: Any, draw: int, name: str) -> np.ndarray:
+    """Returns an array whose numbers are rounded up, rounded down or unchanged at random; zeros stay zero.
 
-    The same draw and name give the same changes.
+    Args:
+      value: a floating array.
+      draw: number of the draw; the same draw and name make the same changes.
+      name: name of the variable.
     """
     value = np.asarray(value)
-    ways = np.random.RandomState([draw, zlib.crc32(name.encode())]).randint(-1, 2, value.shape)
-    ways = np.where(value == 0, 0, ways)
+    directions = np.random.RandomState([draw, zlib.crc32(name.encode())]).randint(-1, 2, value.shape)
+    directions = np.where(value == 0, 0, directions)
     exact = value if value.dtype in (np.float32, np.float64, np.float16) else value.astype(np.float32)
-    target = np.where(ways > 0, np.inf, -np.inf).astype(exact.dtype)
-    changed = np.where(ways == 0, exact, np.nextafter(exact, target))
+    target = np.where(directions > 0, np.inf, -np.inf).astype(exact.dtype)
+    changed = np.where(directions == 0, exact, np.nextafter(exact, target))
     return changed.astype(value.dtype)
 
 
-def _may_be_lowered(op: tf.Operation) -> bool:
+def _is_lowerable(op: tf.Operation) -> bool:
     floats = [tensor for tensor in (*op.inputs, *op.outputs) if tensor.dtype == tf.float32]
-    return bool(floats) and may_be_lowered(op.type)
+    return bool(floats) and is_type_lowerable(op.type)
 
 
-def may_be_lowered(op_type: str) -> bool:
-    """Returns whether a type of operators can be lowered: it changes no variable, and computes in its inputs' dtype."""
+def is_type_lowerable(op_type: str) -> bool:
+    """Returns whether operators of a type can be lowered: they change no variable, compute in their inputs' dtype."""
     definition = operator_definition(op_type)
     if op_type in _NOT_LOWERED or changes_variable(op_type) or definition is None or definition.is_stateful:
         return False
@@ -228,7 +231,7 @@ def may_be_lowered(op_type: str) -> bool:
 
 
 def _find_line(op: tf.Operation) -> str:
-    """Returns the script's line, as `train.py:31: tf.exp(logits)`; "" for an operator of the backward pass."""
+    """Returns the script line that made an operator, such as `train.py:31: tf.exp(logits)`; "" in the backward pass."""
     frames = [frame for frame in op.traceback or () if "site-packages" not in frame.filename]
     own = [frame for frame in frames if f"{os.sep}npu_bridge{os.sep}" not in frame.filename]
     if not own or "gradients" in op.name.split("/")[0]:

@@ -39,21 +39,21 @@ from npu_bridge.graph.variables import changes_variable, variable_behind
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.dump_files import plain
 from npu_bridge.session.hooked_session import HookOfTraining
-from npu_run.trials.replay_tf1 import name_of
+from npu_run.trials.replay_tf1 import name_in_record
 
 _BATCHES = ("IteratorGetNext", "QueueDequeue", "PyFunc", "EagerPyFunc", "ReaderRead", "Unstage")
-_SOURCES = (tf.resource, tf.variant)
+_HANDLE_DTYPES = (tf.resource, tf.variant)
 _RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "StatelessMultinomial", "StatefulUniform")
 _RANDOM += ("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandomBinomial")
 
 
 class Sources(NamedTuple):
-    """The inputs of a step that it does not compute from its weights.
+    """The batches and random numbers that a step reads.
 
     Attributes:
-      tensors: the recordable ones, by name.
-      kinds: "batch" or "random" for each.
-      missing: names of the other ones, each with the reason.
+      tensors: the tensors that can be recorded, by name.
+      kinds: "batch" or "random" for each of these tensors, by name.
+      missing: the reason for each tensor or operator that cannot be recorded, by name.
     """
 
     tensors: dict[str, tf.Tensor]
@@ -62,10 +62,10 @@ class Sources(NamedTuple):
 
 
 class Record:
-    """A rank's folder that is being written.
+    """A writer of one rank's part of a record.
 
     Attributes:
-      facts: what `record.json` will hold.
+      facts: the future content of `record.json`.
     """
 
     def __init__(self, folder: str, rank: int):
@@ -77,11 +77,11 @@ class Record:
         self._is_whole = True
 
     def save(self, name: str, values: Mapping[str, Any]) -> None:
-        """Writes an archive of arrays."""
+        """Writes arrays to a numpy archive in the rank's folder."""
         self._is_whole = self._is_whole and self._secondary.attempt(self._write_arrays, name, values)
 
     def finish(self) -> None:
-        """Writes `record.json`, unless a step is missing: such a record could not be replayed."""
+        """Writes `record.json`, unless an archive could not be written: an incomplete record cannot be replayed."""
         if self._is_whole:
             self._secondary.attempt(self._write_facts, now=True)
 
@@ -97,9 +97,11 @@ class Record:
 
 
 class RecordSteps(HookOfTraining):
-    """A hook that writes the first steps of a process's first training session, `with_tensors` all their results.
+    """A hook that records the first steps of a process's first training session.
 
-    Ranks: local; each writes its own folder.
+    If `with_tensors`, the hook also records the results of a step's operators.
+
+    Ranks: local; each rank writes to a separate folder.
     """
 
     def __init__(self, folder: str, steps: int, rank: int, with_tensors: bool = False):
@@ -108,10 +110,10 @@ class RecordSteps(HookOfTraining):
         self._record = Record(folder, rank)
         self._facts = self._record.facts
         self._raced: dict[Run, list[tf.Operation]] = {}  # by kind of run
-        self._opened: list[tf.Operation] = []  # only this run can fetch them
+        self._made_fetchable: list[tf.Operation] = []  # only this run can fetch them
 
     def after_create_session(self, session, coord):
-        """Writes the weights."""
+        """Writes the initial weights."""
         if self._session is None:
             self._session = session
             self._record.save("weights.npz", read_weights(session))
@@ -120,11 +122,11 @@ class RecordSteps(HookOfTraining):
         """Requests the inputs of the step."""
         if run_context.session is not self._session:
             return None
-        sources = find_sources(self.training.ops, self.training.fed_names, _values_of(run_context))
-        self._opened = [each.op for each in sources.tensors.values() if not each.graph.is_fetchable(each)]
-        for op in self._opened:
+        sources = find_sources(self.training.ops, self.training.fed_names, _fed_values(run_context))
+        self._made_fetchable = [each.op for each in sources.tensors.values() if not each.graph.is_fetchable(each)]
+        for op in self._made_fetchable:
             allow_fetching(op)
-        for tensor in (each for op in self._raced_in(self.training) for each in op.outputs):
+        for tensor in (each for op in self._find_raced_operators(self.training) for each in op.outputs):
             if tensor.shape.rank == 0 and tensor.name in self.training.values:
                 sources.tensors[tensor.name], sources.kinds[tensor.name] = tensor, "raced"
         self._facts["kinds"].update(sources.kinds)
@@ -144,22 +146,22 @@ class RecordSteps(HookOfTraining):
             self._facts.setdefault("types", {}).update((each.name, each.op.type) for each in tensors)
         return tf.estimator.SessionRunArgs(fetches)
 
-    def _raced_in(self, run):
-        """Returns operators that race with a writer of their input; notes all facts about a new kind of run."""
+    def _find_raced_operators(self, run):
+        """Returns operators that read a variable while the run writes it in no order; notes races and updates."""
         if run not in self._raced:
             races, graph = find_races(run), self._session.graph
             self._facts["races"].update(races)
             self._raced[run] = [graph.get_operation_by_name(name) for race in races.values() for name in race.others]
-            for key, names in (("updates", _updates_of(run)), ("trained", run.trained)):
+            for key, names in (("updates", _find_updates(run)), ("trained", run.trained)):
                 self._facts[key] = sorted({*self._facts[key], *names})
         return self._raced[run]
 
     def after_run(self, run_context, run_values):
-        """Writes the step."""
+        """Writes the values of the step."""
         if run_context.session is not self._session or self._facts["steps"] >= self._steps:
             return
         graph = self._session.graph
-        for op in self._opened:
+        for op in self._made_fetchable:
             graph.prevent_fetching(op)
         for key, given in (run_context.original_args.feed_dict or {}).items():
             tensors = list_elements(graph, key)  # a sparse key has several
@@ -181,12 +183,12 @@ class RecordSteps(HookOfTraining):
             self.end(self._session)
 
     def before_close(self, session):
-        """Writes the last weights of a training that was shorter."""
+        """Completes the record if the session closes before the last step to record."""
         if session is self._session:
             self.end(session)
 
     def end(self, session):
-        """Writes the recorded steps, also of a training that was shorter."""
+        """Completes the record, also when the training ended before the last step to record."""
         if self._session is None or "weights_after" in self._facts:
             return
         is_open = not is_closed(self._session)
@@ -196,24 +198,24 @@ class RecordSteps(HookOfTraining):
         self._record.finish()
 
 
-def _updates_of(run: Run) -> set[str]:
-    """Returns the operators that update trained variables: an evaluation has none."""
+def _find_updates(run: Run) -> set[str]:
+    """Returns the names of operators that update trained variables; empty for an evaluation."""
     changing = [op for op in run.ops if changes_variable(op.type) and variable_behind(op.inputs[0]) in run.trained]
     return {op.name for op in changing} or set(run.purpose)
 
 
 def folder_of_rank(folder: str, rank: int) -> str:
-    """Returns the folder of a rank's part of a record."""
+    """Returns the sub-folder of a record that holds a rank's part."""
     return os.path.join(folder, f"rank_{rank}")
 
 
 def read_weights(session: Any) -> dict[str, np.ndarray]:
-    """Returns every numeric variable of a session's graph by name; `loss_scale:0` keeps the name it has on an NPU."""
+    """Returns the values of all numeric variables of a session's graph, by name as in a record."""
     variables = session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-    return session.run({name_of(variable): variable for variable in variables if _is_number(variable.dtype)})
+    return session.run({name_in_record(variable): variable for variable in variables if _is_number(variable.dtype)})
 
 
-def _values_of(run_context):
+def _fed_values(run_context):
     """Returns the values fed to a run, by tensor name."""
     fed = {}
     for key, value in (run_context.original_args.feed_dict or {}).items():
@@ -226,20 +228,21 @@ def _values_of(run_context):
 def find_sources(
     ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset(), values: Mapping[str, Any] | None = None
 ) -> Sources:
-    """Finds where a step with these operators reads batches and random numbers that the script does not feed.
+    """Finds the tensors through which a step reads batches and random numbers, except tensors that the script feeds.
 
     Args:
+      ops: the operators that the step runs.
       fed: names of the fed tensors.
-      values: their values, if known: they decide which branches of conditions a step runs.
+      values: values of fed tensors by name, which decide the branches of conditions that a step runs.
     """
     found = Sources({}, {}, {})
     for op in ops:
-        kind = kind_of(op.type)
+        kind = kind_of_source(op.type)
         if kind is None:
-            if op.outputs and all(tensor.dtype in _SOURCES for tensor in op.outputs):
+            if op.outputs and all(tensor.dtype in _HANDLE_DTYPES for tensor in op.outputs):
                 continue  # an iterator: its elements are recorded where they are read
             inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
-            hidden = sorted(name for name in inside if kind_of(name) is not None)
+            hidden = sorted(name for name in inside if kind_of_source(name) is not None)
             if hidden:
                 found.missing[op.name] = f"{', '.join(hidden)} inside a function"
             continue
@@ -248,15 +251,15 @@ def find_sources(
                 continue
             if not _is_number(tensor.dtype):
                 found.missing[tensor.name] = f"its values are {tensor.dtype.name}"
-            elif (is_run := _is_run(op, values or {})) is None:
+            elif (is_run := _will_run(op, values or {})) is None:
                 found.missing[tensor.name] = "it is inside a loop or a condition"
             elif is_run:
                 found.tensors[tensor.name], found.kinds[tensor.name] = tensor, kind
     return found
 
 
-def _is_run(op, values):
-    """Returns whether a step runs an operator, given the conditions around it; None if not known beforehand."""
+def _will_run(op, values):
+    """Returns whether a step runs an operator inside conditions; None if that is unknown before the step."""
     for predicate, branch in branches_around(op):
         while predicate is not None and predicate.op.type == "Identity" and predicate.name not in values:
             predicate = predicate.op.inputs[0]
@@ -268,7 +271,7 @@ def _is_run(op, values):
     return True
 
 
-def kind_of(op_type: str) -> str | None:
+def kind_of_source(op_type: str) -> str | None:
     if op_type.startswith(_BATCHES):
         return "batch"
     definition = operator_definition(op_type)

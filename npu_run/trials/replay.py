@@ -20,7 +20,7 @@ from npu_run.trials.replay_tf1 import Replay
 class ReplaySteps(HookOfTraining):
     """A hook that replays a record in the first training session of a process, and then ends the script.
 
-    It writes its verdict to a JSON file, with `steps`, and `differences`, a list of sentences.
+    The hook writes a JSON file with `steps`, the number of steps, and `differences`, a list of sentences.
 
     Raises:
       OSError: the folder has no record for this rank.
@@ -34,7 +34,7 @@ class ReplaySteps(HookOfTraining):
         self._losses: list[float | None] = []
 
     def after_create_session(self, session, coord):
-        """Loads the weights."""
+        """Loads the recorded weights."""
         if self._session is None:
             self._session = session
             self._replay.load_weights(session)
@@ -47,7 +47,7 @@ class ReplaySteps(HookOfTraining):
         return tf.estimator.SessionRunArgs([] if self.training.loss is None else self.training.loss, feeds)
 
     def after_run(self, run_context, run_values):
-        """Compares the results, and raises SystemExit after the last step."""
+        """Notes the loss; after the last step, writes the differences and raises SystemExit."""
         if run_context.session is not self._session:
             return
         self._losses.append(None if self.training.loss is None else float(run_values.results))
@@ -59,18 +59,25 @@ class ReplaySteps(HookOfTraining):
 
 
 def write_verdict(path: str, folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> None:
-    """Writes the verdict of a replay; arguments as for `differences`."""
-    found = {"steps": len(losses[1]), "differences": differences(folder, losses, weights)}
+    """Writes the number of steps and the differences from the record to a JSON file.
+
+    Args:
+      path: path of the file.
+      folder: folder of the rank's part of the record.
+      losses: losses in the record, and losses in this run.
+      weights: weights after the last step, by name.
+    """
+    found = {"steps": len(losses[1]), "differences": find_differences(folder, losses, weights)}
     write_whole(path, json.dumps(found, indent=1))
 
 
-def differences(folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> list[str]:
-    """Returns sentences about differences from the record.
+def find_differences(folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> list[str]:
+    """Returns sentences about differences between this run and the record.
 
     Args:
-      folder: of the rank's record.
-      losses: of the record, and of this run.
-      weights: after the last step, by name.
+      folder: folder of the rank's part of the record.
+      losses: losses in the record, and losses in this run.
+      weights: weights after the last step, by name.
     """
     found = [
         f"the loss of step {step} is {there!r} in the record and {here!r} here"
@@ -84,10 +91,10 @@ def differences(folder: str, losses: tuple[list, list], weights: Mapping[str, An
             recorded = dict(np.load(file))
     for name in recorded:
         if name not in weights:
-            found.append(f"there is no variable {name} here")
+            found.append(f"this run has no variable {name}")
             continue
         there, here = recorded[name], np.asarray(weights[name]).astype(recorded[name].dtype)
         if there.tobytes() != here.tobytes():
             apart = np.abs(there.astype(np.float64) - here.astype(np.float64)).max()
-            found.append(f"{name} is off by {apart:.3g} at most after {len(losses[1])} steps")
+            found.append(f"{name} differs by {apart:.3g} at most after {len(losses[1])} steps")
     return found

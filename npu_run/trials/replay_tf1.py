@@ -14,8 +14,8 @@ With a session of your own:
     for step in range(replay.steps):
         session.run(train_op, feed_dict=replay.feeds(session.graph, step))
 
-Every value is found by its name in the graph. Names that this graph does not have are printed once; the script then
-supplies their values.
+Every value is found by its name in the graph. Names that this graph lacks are printed once; the script must supply the
+values of these tensors and variables.
 """
 
 import json
@@ -32,8 +32,8 @@ class Replay(tf.train.SessionRunHook):
       folder: the output of `npu-run record`.
       rank: the rank whose weights and batches to use.
     Attributes:
-      steps: number of recorded steps; one more ends the training, as the end of its data would.
-      losses: of the recorded steps, None where no loss was found.
+      steps: number of recorded steps; a further step raises `OutOfRangeError`, which ends the training.
+      losses: losses of the recorded steps; None for a step without a known loss.
     Raises:
       IOError: the folder has no record for this rank.
     """
@@ -47,14 +47,14 @@ class Replay(tf.train.SessionRunHook):
         self._step = 0
         self._is_step = False
         self._known = {}
-        self._told = set()
+        self._printed = set()
 
     def load_weights(self, session):
         """Gives every recorded variable its initial value."""
         saved = np.load(os.path.join(self._folder, "weights.npz"))
         with session.graph.as_default():
-            variables = {name_of(variable): variable for variable in tf.global_variables()}
-        self._tell("variables", set(saved.files) - set(variables))
+            variables = {name_in_record(variable): variable for variable in tf.global_variables()}
+        self._print_missing("variables", set(saved.files) - set(variables))
         # Many variables per run: a session prepares its whole graph anew for every new set of fetches.
         left = [(variable, saved[name]) for name, variable in variables.items() if name in saved.files]
         while left:
@@ -62,8 +62,8 @@ class Replay(tf.train.SessionRunHook):
             for variable, value in left:
                 if not variable.shape.is_compatible_with(value.shape):
                     raise ValueError(
-                        f"replay: variable {name_of(variable)} has another shape. Expected {value.shape} as recorded; "
-                        f"got {variable.shape}. Build the model that was recorded."
+                        f"replay: variable {name_in_record(variable)} has another shape. Expected {value.shape} as "
+                        f"recorded; got {variable.shape}. Build the model that was recorded."
                     )
                 # This is a tensor if a variable of TensorFlow 1 starts from a checkpoint.
                 initializer = getattr(variable.initializer, "op", variable.initializer)
@@ -86,23 +86,23 @@ class Replay(tf.train.SessionRunHook):
                 missing.add(name)
             else:
                 found[name] = saved[name]
-        self._tell("tensors", missing)
+        self._print_missing("tensors", missing)
         return found
 
     def is_step(self, graph, fetches):
-        """Returns whether a run of these fetches is one of the recorded steps: evaluations are not."""
-        key = (graph.version, tuple(_elements(graph, fetches)))
+        """Returns whether a run of these fetches updates the recorded weights, unlike an evaluation."""
+        key = (graph.version, tuple(_fetched_operators(graph, fetches)))
         if key not in self._known:
             ops = graph.get_operations()
             updates = self._updates_in(ops)
             # A graph without the trained variables, such as one that reads images, trains nothing.
             is_of_training = not self._trained or any(op.name in self._trained for op in ops)
-            self._known[key] = bool(updates & self.needed(graph, fetches)) if updates else is_of_training
+            self._known[key] = bool(updates & self.list_needed_operators(graph, fetches)) if updates else is_of_training
         return self._known[key]
 
-    def needed(self, graph, fetches):
-        """Returns all operators that a run of these fetches computes."""
-        waiting = _elements(graph, fetches)
+    def list_needed_operators(self, graph, fetches):
+        """Returns all operators that a run of these fetches executes."""
+        waiting = _fetched_operators(graph, fetches)
         found = set(waiting)
         while waiting:
             op = waiting.pop()
@@ -112,12 +112,15 @@ class Replay(tf.train.SessionRunHook):
         return found
 
     def _updates_in(self, ops):
-        """Returns the recorded weight updates among these; other kinds of variables have other kernel names."""
+        """Returns the recorded weight updates among operators.
+
+        If the names differ, as with another kind of variable, returns the operators that update trained weights.
+        """
         named = {op for op in ops if op.name in self._updates}
         return named or {op for op in ops if "Apply" in op.type and op.inputs[0].op.name in self._trained}
 
     def after_create_session(self, session, coord):
-        """Loads the weights."""
+        """Loads the recorded weights."""
         self.load_weights(session)
 
     def before_run(self, run_context):
@@ -135,23 +138,23 @@ class Replay(tf.train.SessionRunHook):
         """Counts the recorded steps."""
         self._step += self._is_step
 
-    def _tell(self, what, missing):
-        if missing - self._told:
-            print(f"replay: this graph has no {what} named {', '.join(sorted(missing - self._told))}")
-            self._told |= missing
+    def _print_missing(self, what, missing):
+        if missing - self._printed:
+            print(f"replay: this graph has no {what} named {', '.join(sorted(missing - self._printed))}")
+            self._printed |= missing
 
 
-def name_of(variable):
-    """Returns a variable's name in a record: `loss_scale:0` keeps this name, whatever its operator is called."""
+def name_in_record(variable):
+    """Returns the name of a variable in a record: its name without ":0", which can differ from the operator's name."""
     return variable.name.partition(":")[0]
 
 
-def _elements(graph, fetches):
-    """Returns the operators that any argument of `session.run` names."""
+def _fetched_operators(graph, fetches):
+    """Returns the operators behind the fetches of a `session.run`, in whatever structure they are given."""
     if isinstance(fetches, dict):
         fetches = list(fetches.values())
     if isinstance(fetches, (list, tuple)):
-        return [op for part in fetches for op in _elements(graph, part)]
+        return [op for part in fetches for op in _fetched_operators(graph, part)]
     fetches = getattr(fetches, "op", fetches)  # also for objects made of several tensors
     found = None if fetches is None else graph.as_graph_element(fetches)
     return [] if found is None else [getattr(found, "op", found)]

@@ -1,8 +1,8 @@
 """Finds the smallest set of operators that must keep their dtype for a training to keep its results.
 
-Needs no TensorFlow: the search asks a function whether a training passes when some operators keep their dtype and all
-others are lowered. It assumes that keeping more operators never makes the result worse; even if that is wrong, the
-returned set is one that has passed.
+The search needs no TensorFlow: it calls a function that tells whether a training passes when some operators keep their
+dtype and all others are lowered. The search assumes that a training never gets worse if more operators keep their
+dtype. Even if this assumption is wrong, a training with the returned set has passed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Operator(NamedTuple):
     """An operator that can be lowered.
 
     Attributes:
-      name: with its scopes, such as "layer_1/attention/Softmax".
-      type: such as "Softmax".
-      where: the line that made it, for people; "" if unknown.
+      name: the name with its scopes, such as "layer_1/attention/Softmax".
+      type: the operator type, such as "Softmax".
+      where: the script line that made the operator; "" if unknown.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Operator(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """The name without its last part."""
+        """The name scope: the name without its last part."""
         return self.name.rpartition("/")[0]
 
 
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
     Attributes:
       kept: the operators that keep their dtype, in the given order.
-      is_smallest: whether every one of them is needed; False when the runs ran out.
+      is_smallest: whether every kept operator is needed; False if the allowed number of runs ended the search.
     """
 
     kept: tuple[Operator, ...]
@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 
 class OutOfRuns(Exception):
-    """An exception for a request beyond the allowed number of runs."""
+    """An exception of a run that would exceed the allowed number of runs."""
 
 
 # From coarse to fine: name scopes, operator types in a scope, single operators.
@@ -56,16 +56,16 @@ _LEVELS: tuple[Callable[[Operator], object], ...] = (
 
 
 def smallest_kept(operators: Sequence[Operator], passes: Callable[[frozenset[str]], bool]) -> Found | None:
-    """Finds a passing set from which no operator can be left out.
+    """Finds a set of operators that must keep their dtype, from which no operator can be left out.
 
-    With n operators of which k are needed it asks about k * log2(n) + 4 * (k + 1) times.
+    With n operators of which k are needed, `passes` is called about k * log2(n) + 4 * (k + 1) times.
 
     Args:
-      operators: all that can be lowered.
-      passes: returns whether the training passes when the operators of these names keep their dtype. It can raise
-        `OutOfRuns`; the search then returns the smallest set that has passed.
+      operators: all operators that can be lowered.
+      passes: returns whether a training passes if the operators with these names keep their dtype. If it raises
+        `OutOfRuns`, the search returns the smallest set that has passed.
     Returns:
-      The set, empty when nothing needs to be kept; None when the training does not even pass with all of them kept.
+      The set, empty if all operators can be lowered; None if a training fails even when all operators keep their dtype.
     """
     asked: dict[frozenset[str], bool] = {}
     best = list(operators)
@@ -98,14 +98,14 @@ def smallest_kept(operators: Sequence[Operator], passes: Callable[[frozenset[str
 
 
 def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequence[Operator]], bool]) -> list[Operator]:
-    """Leaves out unneeded groups; all groups together are known to pass, and an empty set is known to fail.
+    """Returns the operators of the needed groups.
 
-    The shortest prefix of the list that passes ends with a needed group. The groups before it are searched again,
-    together with that group.
+    All groups together are known to pass, and an empty set is known to fail. The shortest passing prefix of the list
+    ends with a needed group. The groups before the needed group are then searched again, with that group kept.
     """
     needed: list[Operator] = []
 
-    def beginning(count: int) -> list[Operator]:
+    def needed_and_first(count: int) -> list[Operator]:
         return [*needed, *(operator for group in groups[:count] for operator in group)]
 
     while groups:
@@ -115,7 +115,7 @@ def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequenc
         fails, succeeds = 0, len(groups)
         while succeeds - fails > 1:
             middle = (fails + succeeds) // 2
-            if passes_with(beginning(middle)):
+            if passes_with(needed_and_first(middle)):
                 succeeds = middle
             else:
                 fails = middle

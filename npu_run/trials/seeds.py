@@ -1,4 +1,4 @@
-"""Pins and shifts the seeds of a process, so that runs of one script differ in nothing else.
+"""Sets and shifts the seeds of a process, so that runs of a script differ only in their seeds.
 
 Generators that a script makes with its own seed (`numpy.random.RandomState(0)`, `random.Random(0)`) stay unchanged:
 they usually make its data.
@@ -17,18 +17,18 @@ from npu_run.trials.trial import SEED
 
 
 def pin_seeds(shift: int, rank: int) -> None:
-    """Gives Python and numpy a fixed seed, a different one on each rank, and adds `shift` to the script's own seeds."""
+    """Seeds Python and numpy, differently on each rank, and adds `shift` to every seed that the script sets."""
     for module in (random, np.random):
         set_seed = module.seed
-        module.seed = functools.partial(_set_shifted, set_seed, shift, seed_of_rank(rank))
+        module.seed = functools.partial(_set_shifted_seed, set_seed, shift, seed_of_rank(rank))
         set_seed(seed_of_rank(rank) + shift)
 
 
 def pin_seeds_of_tensorflow(shift: int, rank: int) -> None:
-    """Gives TensorFlow, which must be loaded, a seed for graphs without one, and shifts all seeds."""
+    """Seeds graphs that have no seed, and adds `shift` to all seeds; TensorFlow must be loaded."""
     import tensorflow as tf
 
-    def shifted(get_seed: Callable, op_seed: Any):
+    def get_shifted_seeds(get_seed: Callable, op_seed: Any):
         if not tf.executing_eagerly():
             graph = tf.compat.v1.get_default_graph()
             if graph.seed is None and op_seed is None:
@@ -36,17 +36,17 @@ def pin_seeds_of_tensorflow(shift: int, rank: int) -> None:
         first, second = get_seed(op_seed)
         return (first if first is None else (first + shift) % 2**31), second
 
-    change_seeds(shifted)
+    change_seeds(get_shifted_seeds)
     seed_all_operators(seed_of_rank(rank) + shift)
     tf.random.set_seed(seed_of_rank(rank))
 
 
 def seed_of_rank(rank: int) -> int:
-    """Returns a rank's seed for scripts that set none: without a seed, ranks draw different numbers."""
+    """Returns the seed of a rank for scripts that set no seed; each rank gets a different seed."""
     return SEED + 10007 * rank
 
 
-def _set_shifted(
+def _set_shifted_seed(
     set_seed: Callable, shift: int, default: int, seed: Any = None, *arguments: Any, **keywords: Any
 ) -> Any:
     if seed is None:

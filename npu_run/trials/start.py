@@ -1,4 +1,4 @@
-"""Brings a trial into a process, before its script begins: everything waits until TensorFlow is loaded."""
+"""Sets up a trial in a process before the script begins; each part takes effect once TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_run.trials.trial import Trial
 
 _KERASES = {"keras", KERAS}
-_FITS: list[Any] = []  # models that are being fitted
+_MODELS_IN_FIT: list[Any] = []  # models that are being fitted
 
 
 def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
-    """Changes this process so that its script runs as a trial; returns a function to call at the script's end."""
+    """Sets up this process to run a script as a trial; returns a function to call when the script ends."""
     if trial.seed is not None:
         from npu_run.trials.seeds import pin_seeds
 
@@ -42,17 +42,17 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
         when_loaded(name, functools.partial(_add_callback, trial, rank))
     if trial.record or trial.replay or trial.operators:
         for watch in (watch_keras_optimizers, keras3.watch_optimizers):
-            watch(lambda optimizer: None, _end_own_loop)
+            watch(lambda optimizer: None, _end_eager_loop)
     return end
 
 
 def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
-    """Calls hooks around every session run of this process that trains, even of the script's own sessions.
+    """Calls hooks around every session run of this process that trains, also in sessions that the script makes itself.
 
     Args:
-      make_hooks: returns the hooks, each a `HookOfTraining`, when a session first runs: they need all of TensorFlow.
+      make_hooks: returns a list of `HookOfTraining`; called when a session first runs, because hooks need TensorFlow.
     Returns:
-      A function to call at the script's end.
+      A function to call when the script ends.
     """
 
     watch = _TrialWatch(make_hooks)
@@ -61,26 +61,26 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
 
 
 class _TrialWatch(SessionEngine):
-    """A `WatchOfTraining` that is made when a session first runs."""
+    """A session engine that makes a `WatchOfTraining` when a session first runs, and then calls it."""
 
     def __init__(self, make_hooks: Callable[[], list]):
         self._make_hooks = make_hooks
 
     def run(self, session, *arguments):
-        return self._made.run(session, *arguments)
+        return self._watch.run(session, *arguments)
 
     def prepare_call(self, session, callable_options):
-        return self._made.prepare_call(session, callable_options)
+        return self._watch.prepare_call(session, callable_options)
 
     def close(self, session):
-        vars(self).get("_made", self.inner).close(session)
+        vars(self).get("_watch", self.inner).close(session)
 
     def end(self) -> None:
-        if "_made" in vars(self):
-            self._made.end()
+        if "_watch" in vars(self):
+            self._watch.end()
 
     @functools.cached_property
-    def _made(self) -> Any:
+    def _watch(self) -> Any:
         from npu_bridge.session.hooked_session import WatchOfTraining
 
         made = WatchOfTraining(self._make_hooks())
@@ -133,7 +133,11 @@ def _choose_hooks(trial: Trial, rank: int) -> list:
 
 
 def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
-    """Makes Estimators write to a folder: those of the first `model_dir` to it, others to `2`, `3`, ... below it."""
+    """Makes Estimators write to a folder.
+
+    Estimators with the first `model_dir` write to the folder itself. Each further `model_dir` becomes a sub-folder `2`,
+    `3`, ...
+    """
     from npu_bridge.base.tf_internals.training import change_folders_of_estimators
 
     places: dict[str, str] = {}
@@ -146,22 +150,22 @@ def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
     change_folders_of_estimators(module, choose)
 
 
-def _end_own_loop(optimizer: Any, pairs: list) -> None:
-    """Ends the script at the first update of an eager loop of its own, which has no steps to record or list."""
+def _end_eager_loop(optimizer: Any, pairs: list) -> None:
+    """Ends the script when its own eager loop first updates variables: eager steps cannot be recorded or listed."""
     import tensorflow as tf
 
-    if not _FITS and tf.compat.v1.executing_eagerly_outside_functions():
+    if not _MODELS_IN_FIT and tf.compat.v1.executing_eagerly_outside_functions():
         raise SystemExit(0)
 
 
 def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
     signature = inspect.signature(module.Model.fit)
 
-    def watched(fit, *arguments, **keywords):
+    def fit_with_trial(fit, *arguments, **keywords):
         from npu_run.trials.hooks import CallbackOfTrial
 
         if imposed_options():
-            _impose_on_functions()
+            _impose_precision_on_functions()
         bound = signature.bind(*arguments, **keywords)
         callbacks = bound.arguments.get("callbacks")
         if callbacks is None or isinstance(callbacks, (list, tuple)):
@@ -169,11 +173,11 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
         else:
             for callback in (*steps_of_fit(bound), CallbackOfTrial(trial)):
                 callbacks.append(callback)  # a CallbackList
-        _FITS.append(bound.arguments["self"])
+        _MODELS_IN_FIT.append(bound.arguments["self"])
         try:
             return fit(*bound.args, **bound.kwargs)
         finally:
-            _FITS.pop()
+            _MODELS_IN_FIT.pop()
 
     seen: list[Any] = []  # only the first model counts
 
@@ -189,11 +193,11 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
         watch = RecordFit if trial.record else ReplayFit if trial.replay else ListTypesOfFit
         return [watch(bound.arguments["self"], trial, rank)]
 
-    put_around(module.Model, "fit", watched)
+    put_around(module.Model, "fit", fit_with_trial)
 
 
 @functools.cache
-def _impose_on_functions() -> None:
+def _impose_precision_on_functions() -> None:
     from npu_bridge.options import read_session_config
     from npu_bridge.session.precision import Precision, lower_functions
 

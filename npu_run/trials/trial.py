@@ -1,4 +1,4 @@
-"""Describes one run of a script for a trial: folder, seed, steps; runs it, and hands the description to the ranks."""
+"""Describes one run of a script for a trial (folder, seed, steps), and starts the run with this description."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _CHUNK_BYTES = 65536
 
 
 class Trial(NamedTuple):
-    """One run of a script.
+    """A description of one run of a script.
 
     Attributes:
-      folder: absolute path of the folder for its history, which Estimators take as their `model_dir` (`model` in it,
-        if the script is ended early); "" for no folder.
-      seed: added to every seed the script sets, or to `SEED` if it sets none; None leaves seeds alone.
-      rounding: number of the draw by which initial weights are changed by one rounding; 0 for none.
-      steps: training steps after which the script is ended; 0 for never.
-      operators: path of a file to list the operators of the first training step in; "" for none.
-      parameters: path of a file for the number of trained parameters; "" for none.
-      record: absolute path of the folder to record the first `steps` steps in; "" for none.
-      tensors: whether to record what the operators of these steps compute, too.
-      replay: absolute path of the folder to feed recorded steps from; "" for none.
+      folder: absolute path of the folder for the run's history; "" for no folder. Estimators use it as `model_dir`, or
+        its sub-folder `model` if the script is ended early.
+      seed: added to every seed that the script sets, or to `SEED` if the script sets none; None changes no seed.
+      rounding: number of the random draw that rounds initial weights up or down; 0 leaves weights unchanged.
+      steps: number of training steps after which the script is ended; 0 for no early end.
+      operators: path of a file that will list the operators of the first training step; "" for no list.
+      parameters: path of a file for the number of trained parameters; "" for no file.
+      record: absolute path of the folder in which the first `steps` steps are recorded; "" for no record.
+      tensors: whether to record the results of these steps' operators, too.
+      replay: absolute path of the folder whose recorded steps are replayed; "" for no replay.
     """
 
     folder: str = ""
@@ -48,23 +48,23 @@ class Trial(NamedTuple):
     tensors: bool = False
     replay: str = ""
 
-    def as_text(self) -> str:
+    def to_json(self) -> str:
         """Returns the fields as JSON."""
         return json.dumps(self._asdict())
 
 
-def variables_of(trial: Trial, imposed: Mapping[str, Any] | None = None) -> dict[str, str]:
+def environment_of(trial: Trial, imposed: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Returns the environment variables that describe a trial to the ranks of `npu-run`.
 
     Args:
       trial: the run.
-      imposed: option values by name, which replace the script's.
+      imposed: option values by name, which replace the values in the script.
     """
-    told = {_TRIAL: trial.as_text(), OUT: trial.folder}
+    told = {_TRIAL: trial.to_json(), OUT: trial.folder}
     return {**told, IMPOSED_OPTIONS: json.dumps(imposed)} if imposed else told
 
 
-def arguments_in(arguments: Sequence[str], folder: str) -> list[str]:
+def replace_out(arguments: Sequence[str], folder: str) -> list[str]:
     """Returns a script's arguments with every `{out}` replaced by a folder."""
     return [argument.replace(FOLDER_MARK, folder) for argument in arguments]
 
@@ -74,29 +74,31 @@ def run_trial(
     command: Sequence[str],
     imposed: Mapping[str, Any] | None = None,
     log: str | None = None,
-    is_aside: bool = False,
+    uses_stderr: bool = False,
 ) -> int:
-    """Runs a script as a trial through a new `npu-run`, and waits for its end.
+    """Runs a script as a trial in a new process of `npu-run`, and waits for its end.
 
     Args:
       trial: the run; its folder is created.
       command: the words after `npu-run`: options, script, arguments.
-      imposed: see `variables_of`.
-      log: path of a file for all output; None for this process's own output.
-      is_aside: whether its standard output goes to standard error.
+      imposed: option values by name, which replace the values in the script.
+      log: path of a file for all output; None to print it like this process's output.
+      uses_stderr: whether the standard output of the new `npu-run` goes to standard error.
     Returns:
       The exit code of `npu-run`.
     """
     os.makedirs(trial.folder, exist_ok=True)
-    environment = {**os.environ, **variables_of(trial, imposed)}
-    whole = [sys.executable, "-m", "npu_bridge.run", *arguments_in(command, trial.folder)]
+    environment = {**os.environ, **environment_of(trial, imposed)}
+    whole = [sys.executable, "-m", "npu_bridge.run", *replace_out(command, trial.folder)]
     if log is None:
-        return subprocess.run(whole, env=environment, stdout=sys.stderr if is_aside else None, check=False).returncode
+        return subprocess.run(
+            whole, env=environment, stdout=sys.stderr if uses_stderr else None, check=False
+        ).returncode
     return _run_with_log(whole, environment, log)
 
 
 def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: str) -> int:
-    """Runs a command whose output goes to a log through a pipe: a full disk must not end the script."""
+    """Runs a command and copies its output to a log through a pipe, so that a full disk does not end the script."""
     file = GrowingFile(log, "the log", gap="--- {count} bytes are not here: {reason}\n")
     file.write(b"")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -108,6 +110,6 @@ def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: s
 
 
 def take_trial() -> Trial | None:
-    """Returns the trial that a rank must run, or None, and hides it from processes that the rank starts."""
+    """Returns the trial that a rank must run, or None, and removes it from the environment of child processes."""
     text = os.environ.pop(_TRIAL, None)
     return None if text is None else Trial(**json.loads(text))

@@ -1,1 +1,1 @@
-"""Holds the modules of `tf.contrib`: user files import a module here as `tensorflow.contrib.<its name>`."""
+"""Holds the modules of `tf.contrib`: in user files, `tensorflow.contrib.x` is the module `x` of this package."""

@@ -1,3 +1,3 @@
-"""`tf.contrib.all_reduce`: ways to sum tensors over devices."""
+"""`tf.contrib.all_reduce`: algorithms that sum tensors over devices."""
 
 from tensorflow.python.distribute.v1.all_reduce import *

@@ -1,4 +1,4 @@
-"""`tf.contrib.autograph`: it became `tf.autograph`."""
+"""`tf.contrib.autograph`, which is now `tf.autograph`."""
 
 from tensorflow.compat.v1.autograph import *
 from tensorflow.python.autograph.impl.api import convert, converted_call, do_not_convert

@@ -1,4 +1,4 @@
-"""`tf.contrib.checkpoint`: objects whose parts are saved in checkpoints."""
+"""`tf.contrib.checkpoint`: containers whose elements are saved in checkpoints."""
 
 from tensorflow.compat.v1.train import CheckpointManager
 from tensorflow.python.trackable.autotrackable import AutoTrackable as Checkpointable

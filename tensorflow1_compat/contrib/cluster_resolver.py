@@ -1,4 +1,4 @@
-"""`tf.contrib.cluster_resolver`: finds the members of a training, by source of the information."""
+"""`tf.contrib.cluster_resolver`: classes that find the hosts of a cluster, one class for each kind of cluster."""
 
 from tensorflow.compat.v1.distribute.cluster_resolver import (
     ClusterResolver,

@@ -7,14 +7,17 @@ import tensorflow.compat.v1 as tf
 
 
 def crf_sequence_score(inputs, tag_indices, sequence_lengths, transition_params):
-    """Returns unnormalised scores of tag sequences: [batch]; see `crf_log_likelihood` for the arguments."""
+    """Returns unnormalised scores of tag sequences, [batch]; see `crf_log_likelihood` for the arguments."""
     return crf_unary_score(tag_indices, sequence_lengths, inputs) + crf_binary_score(
         tag_indices, sequence_lengths, transition_params
     )
 
 
 def crf_multitag_sequence_score(inputs, tag_bitmap, sequence_lengths, transition_params):
-    """Returns logs of the summed scores of all sequences in `tag_bitmap` (bool [batch, time, tags]): [batch]."""
+    """Returns [batch], the log of the summed exponential scores of all tag sequences that `tag_bitmap` allows.
+
+    `tag_bitmap` is bool [batch, time, tags]: whether a tag is allowed at a time step.
+    """
     # A sequence of one step counts whatever its given length is, as in 1.15.
     if inputs.shape[1] == 1:
         sequence_lengths = tf.ones_like(sequence_lengths)
@@ -23,14 +26,14 @@ def crf_multitag_sequence_score(inputs, tag_bitmap, sequence_lengths, transition
 
 
 def crf_unary_score(tag_indices, sequence_lengths, inputs):
-    """Returns sums of the scores of the tags by themselves: [batch]."""
+    """Returns [batch], the sum of the scores of each sequence's tags, without transitions."""
     tags = tf.one_hot(tag_indices, inputs.shape[2], dtype=inputs.dtype)
     mask = tf.sequence_mask(sequence_lengths, tf.shape(tag_indices)[1], inputs.dtype)
     return tf.reduce_sum(tf.reduce_sum(inputs * tags, 2) * mask, 1)
 
 
 def crf_binary_score(tag_indices, sequence_lengths, transition_params):
-    """Returns sums of the scores of transitions between the tags: [batch]."""
+    """Returns [batch], the sum of the scores of transitions between each sequence's tags."""
     tags = tf.shape(transition_params)[0]
     pairs = tag_indices[:, :-1] * tf.cast(tags, tag_indices.dtype) + tag_indices[:, 1:]
     scores = tf.gather(tf.reshape(transition_params, [-1]), pairs)
@@ -40,7 +43,7 @@ def crf_binary_score(tag_indices, sequence_lengths, transition_params):
 
 
 def crf_log_norm(inputs, sequence_lengths, transition_params):
-    """Returns the log of the normalisation: [batch], 0 for empty sequences."""
+    """Returns [batch], the log of the normalisation factor; 0 for empty sequences."""
     lengths = tf.cast(sequence_lengths, tf.int32)
     transitions = transition_params[None]
 
@@ -62,9 +65,9 @@ def crf_log_likelihood(inputs, tag_indices, sequence_lengths, transition_params=
 
     Args:
       inputs: scores of tags, float [batch, time, tags].
-      tag_indices: whole numbers [batch, time].
-      sequence_lengths: whole numbers [batch].
-      transition_params: [tags, tags]; None makes the variable `transitions`.
+      tag_indices: integers [batch, time].
+      sequence_lengths: integers [batch].
+      transition_params: scores of transitions, [tags, tags]; None creates the variable `transitions`.
 
     Returns:
       (log-likelihoods [batch], transition_params).
@@ -80,11 +83,11 @@ def viterbi_decode(score, transition_params):
     """Returns the best tag sequence, computed in numpy.
 
     Args:
-      score: [time, tags].
+      score: scores of tags, [time, tags].
       transition_params: [tags, tags].
 
     Returns:
-      (list of tags, the sequence's score).
+      (list of tags, score of this tag sequence).
     """
     trellis = np.zeros_like(score)
     came_from = np.zeros_like(score, dtype=np.int32)
@@ -103,19 +106,19 @@ def crf_decode(potentials, transition_params, sequence_length):
     """Returns the best tag sequences.
 
     Args:
-      potentials: float [batch, time, tags].
+      potentials: scores of tags, float [batch, time, tags].
       transition_params: [tags, tags].
-      sequence_length: whole numbers [batch].
+      sequence_length: integers [batch].
 
     Returns:
-      (tags: int32 [batch, time], 0 after the end; scores: [batch]).
+      (tags: int32 [batch, time], 0 after the end of a sequence; scores: [batch]).
     """
     lengths = tf.maximum(tf.cast(sequence_length, tf.int32), 1)  # the first tag of an empty sequence stays, as in 1.15
     if potentials.shape[1] == 1:
         return tf.argmax(potentials, 2, output_type=tf.int32), tf.reduce_max(potentials, [1, 2])
     time_major = tf.transpose(potentials, [1, 0, 2])
     steps, batch = tf.shape(time_major)[0], tf.shape(time_major)[1]
-    nowhere = tf.broadcast_to(tf.range(tf.shape(potentials)[2])[None], [batch, tf.shape(potentials)[2]])
+    identity_pointers = tf.broadcast_to(tf.range(tf.shape(potentials)[2])[None], [batch, tf.shape(potentials)[2]])
 
     def forward(carry, at):
         alphas, _ = carry
@@ -123,9 +126,9 @@ def crf_decode(potentials, transition_params, sequence_length):
         ways = alphas[:, :, None] + transition_params[None]
         is_inside = tf.broadcast_to((time < lengths)[:, None], tf.shape(alphas))
         new = tf.where(is_inside, tf.reduce_max(ways, 1) + scores, alphas)
-        return new, tf.where(is_inside, tf.argmax(ways, 1, output_type=tf.int32), nowhere)
+        return new, tf.where(is_inside, tf.argmax(ways, 1, output_type=tf.int32), identity_pointers)
 
-    alphas, came_from = tf.scan(forward, (time_major[1:], tf.range(1, steps)), (time_major[0], nowhere))
+    alphas, came_from = tf.scan(forward, (time_major[1:], tf.range(1, steps)), (time_major[0], identity_pointers))
     alphas = tf.concat([time_major[:1], alphas], 0)[-1]
     last = tf.argmax(alphas, 1, output_type=tf.int32)
 
@@ -140,7 +143,7 @@ def crf_decode(potentials, transition_params, sequence_length):
 
 
 class CrfForwardRnnCell(tf.nn.rnn_cell.RNNCell):
-    """The forward recursion as a cell: state and output are log alphas [batch, tags]."""
+    """An RNN cell of the forward recursion: state and output are log alphas, [batch, tags]."""
 
     def __init__(self, transition_params):
         super().__init__()

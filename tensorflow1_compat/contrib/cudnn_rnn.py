@@ -1,6 +1,6 @@
-"""`tf.contrib.cudnn_rnn`: recurrent layers over whole sequences, from cells that run on any device.
+"""`tf.contrib.cudnn_rnn`: recurrent layers over whole sequences, built of cells that run on any device.
 
-Variables have the names and shapes in which checkpoints of 1.15 store them (`.../cudnn_compatible_lstm_cell/kernel`).
+Variables have the same names and shapes as in checkpoints of 1.15 (`.../cudnn_compatible_lstm_cell/kernel`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CUDNN_INPUT_LINEAR_MODE, CUDNN_INPUT_SKIP_MODE, CUDNN_INPUT_AUTO_MODE = "linear_
 
 
 class CudnnCompatibleLSTMCell(LSTMBlockCell):
-    """The cell of `CudnnLSTM`: no forget bias beside the learnt one."""
+    """The LSTM cell of `CudnnLSTM`, whose forget gate has only the learnt bias."""
 
     def __init__(self, num_units, reuse=None):
         super().__init__(
@@ -26,7 +26,7 @@ class CudnnCompatibleLSTMCell(LSTMBlockCell):
 
 
 class CudnnCompatibleGRUCell(tf.nn.rnn_cell.GRUCell):
-    """The cell of `CudnnGRU`: its reset gate comes after the recurrent matrix, which has a bias too."""
+    """The GRU cell of `CudnnGRU`: the reset gate multiplies `state @ hidden_kernel + hidden_bias`."""
 
     def __init__(self, num_units, reuse=None, kernel_initializer=None):
         super().__init__(
@@ -64,7 +64,7 @@ class CudnnCompatibleGRUCell(tf.nn.rnn_cell.GRUCell):
 
 
 class _CudnnRNN:
-    """Layers of one kind over [time, batch, width]; see `CudnnLSTM`."""
+    """Stacked recurrent layers of one kind over inputs [time, batch, width]; see `CudnnLSTM`."""
 
     def __init__(
         self, num_layers, num_units, input_mode=CUDNN_INPUT_LINEAR_MODE, direction=CUDNN_RNN_UNIDIRECTION, dropout=0.0,
@@ -81,7 +81,7 @@ class _CudnnRNN:
 
     @property
     def num_dirs(self):
-        """1, or 2 for both directions."""
+        """The number of directions: 1, or 2 for a bidirectional layer."""
         return 1 + (self.direction == CUDNN_RNN_BIDIRECTION)
 
     @property
@@ -98,21 +98,21 @@ class _CudnnRNN:
         return self._name
 
     def state_shape(self, batch_size):
-        """Returns shapes of the states: [layers * directions, batch, units] each."""
+        """Returns the shape of each state: [layers * directions, batch, units]."""
         return [[self.num_layers * self.num_dirs, batch_size, self.num_units]] * self._states
 
     def build(self, input_shape):
-        """Takes the input's shape [time, batch, width]; variables are made with the first call."""
+        """Stores the input shape [time, batch, width]; the first call of the layer makes the variables."""
         self.input_shape = tf.TensorShape(input_shape)
 
     def __call__(self, inputs, initial_state=None, sequence_lengths=None, time_major=True, training=True):
-        """Returns (outputs [time, batch, directions * units], final states as a tuple of `state_shape`).
+        """Returns outputs [time, batch, directions * units], and a tuple of final states shaped as in `state_shape`.
 
         Args:
           inputs: [time, batch, width], or [batch, time, width] with `time_major=False`.
-          initial_state: tuple of `state_shape`; default: zeros.
-          sequence_lengths: int32 [batch]; outputs after the end are zeros.
-          training: whether there is dropout between layers.
+          initial_state: tuple of states with shapes as in `state_shape`; default: zeros.
+          sequence_lengths: int32 [batch]; outputs after the end of a sequence are zeros.
+          training: whether to apply dropout between layers.
         """
         layer = inputs if time_major else tf.transpose(inputs, [1, 0, 2])
         batch, finals = tf.shape(layer)[1], []
@@ -126,79 +126,79 @@ class _CudnnRNN:
                 outputs = []
                 for way in range(self.num_dirs):
                     place = depth * self.num_dirs + way
-                    start = self._start(initial_state, place, batch, layer.dtype)
+                    start = self._choose_start_state(initial_state, place, batch, layer.dtype)
                     path = f"{outer}/cell_{depth}/bidirectional_rnn/{('fw', 'bw')[way]}" if self.num_dirs == 2 else (
                         f"{outer}/multi_rnn_cell/cell_{depth}"
                     )  # fmt: skip
-                    output, final = self._run(layer, start, sequence_lengths, path, way == 1)
+                    output, final = self._run_direction(layer, start, sequence_lengths, path, way == 1)
                     outputs.append(output)
                     finals.append(tf.nest.flatten(final))
                 layer = outputs[0] if len(outputs) == 1 else tf.concat(outputs, 2)
             self._is_built = True
-        states = tuple(tf.stack(list(each)) for each in zip(*[self._as_given(final) for final in finals]))
+        states = tuple(tf.stack(list(each)) for each in zip(*[self._to_public_state(final) for final in finals]))
         return (layer if time_major else tf.transpose(layer, [1, 0, 2])), states
 
     call = __call__
 
-    def _run(self, inputs, start, lengths, path, is_backward):
-        def turned(tensor):
+    def _run_direction(self, inputs, start, lengths, path, is_backward):
+        def reversed_if_backward(tensor):
             return reversed_in_time(tensor, lengths) if is_backward else tensor
 
         with tf.variable_scope(path):
             cell = self._cell(self.num_units)
             scope = tf.get_variable_scope()
             output, final = tf.nn.dynamic_rnn(
-                cell, turned(inputs), lengths, initial_state=start, time_major=True, scope=scope
+                cell, reversed_if_backward(inputs), lengths, initial_state=start, time_major=True, scope=scope
             )
-        return turned(output), final
+        return reversed_if_backward(output), final
 
-    def _start(self, initial_state, place, batch, dtype):
+    def _choose_start_state(self, initial_state, place, batch, dtype):
         if initial_state is None:
             return self._cell(self.num_units).zero_state(batch, dtype)
-        return self._as_state([state[place] for state in initial_state])
+        return self._to_cell_state([state[place] for state in initial_state])
 
 
 class CudnnLSTM(_CudnnRNN):
-    """LSTM layers on top of each other over whole sequences.
+    """Stacked LSTM layers over whole sequences.
 
     Args:
-      num_layers, num_units: depth and width.
+      num_layers, num_units: number of layers and width of each layer.
       direction: "unidirectional" or "bidirectional".
-      dropout: share of values between layers that is dropped in training.
-      kernel_initializer: of the matrices.
+      dropout: share of the values between layers that is dropped in training.
+      kernel_initializer: initializer of the matrices.
 
     Final states are (h, c).
     """
 
     _default_name, _states, _cell = "cudnn_lstm", 2, CudnnCompatibleLSTMCell
 
-    def _as_given(self, flat):
+    def _to_public_state(self, flat):
         return flat[1], flat[0]
 
-    def _as_state(self, given):
+    def _to_cell_state(self, given):
         return tf.nn.rnn_cell.LSTMStateTuple(given[1], given[0])
 
 
 class CudnnGRU(_CudnnRNN):
-    """GRU layers; see `CudnnLSTM`. The final state is (h,)."""
+    """Stacked GRU layers over whole sequences; see `CudnnLSTM`. The final state is (h,)."""
 
     _default_name, _states, _cell = "cudnn_gru", 1, CudnnCompatibleGRUCell
 
-    def _as_given(self, flat):
+    def _to_public_state(self, flat):
         return (flat[0],)
 
-    def _as_state(self, given):
+    def _to_cell_state(self, given):
         return given[0]
 
 
 class CudnnRNNTanh(CudnnGRU):
-    """Plain layers with tanh; see `CudnnLSTM`."""
+    """Stacked plain recurrent layers with tanh; see `CudnnLSTM`. The final state is (h,)."""
 
     _default_name, _cell = "cudnn_rnn_tanh", tf.nn.rnn_cell.BasicRNNCell
 
 
 class CudnnRNNRelu(CudnnGRU):
-    """Plain layers with relu; see `CudnnLSTM`."""
+    """Stacked plain recurrent layers with relu; see `CudnnLSTM`. The final state is (h,)."""
 
     _default_name = "cudnn_rnn_relu"
 

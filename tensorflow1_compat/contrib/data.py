@@ -49,7 +49,7 @@ TextLineDataset = tf.data.TextLineDataset
 
 
 def sloppy_interleave(map_func, cycle_length, block_length=1):
-    """Interleaves as `parallel_interleave`, and takes the elements that are ready first."""
+    """Interleaves datasets like `parallel_interleave`, but in the order in which elements become ready."""
     return parallel_interleave(map_func, cycle_length, block_length, sloppy=True)
 
 
@@ -64,9 +64,9 @@ def padded_batch_and_drop_remainder(batch_size, padded_shapes, padding_values=No
 
 
 def assert_element_shape(expected_shapes):
-    """Requires elements of these shapes: raises for another shape, now or when the element comes."""
+    """Checks the shapes of elements: raises while the pipeline is built, or when an element of another shape is read."""
 
-    def checked(tensor, shape):
+    def with_asserted_shape(tensor, shape):
         shape = tf.TensorShape(shape)
         with tf.control_dependencies(
             [
@@ -83,7 +83,7 @@ def assert_element_shape(expected_shapes):
         def check(*element):
             element = element[0] if len(element) == 1 else element
             flat = zip(flat_element(element), flat_element(expected_shapes))
-            return packed_element(element, [checked(tensor, shape) for tensor, shape in flat])
+            return packed_element(element, [with_asserted_shape(tensor, shape) for tensor, shape in flat])
 
         return dataset.map(check)
 
@@ -94,7 +94,7 @@ def read_batch_features(
     file_pattern, batch_size, features, reader=tf.data.TFRecordDataset, reader_args=None,
     randomize_input=True, num_epochs=None, capacity=10000,
 ):  # fmt: skip
-    """Returns batches of parsed tf.Examples: a dict of tensors by feature name, ready for a session."""
+    """Returns a batch of parsed tf.Examples for a session: a dict from feature names to tensors."""
     dataset = make_batched_features_dataset(
         file_pattern, batch_size, features, reader, reader_args=reader_args,
         num_epochs=num_epochs, shuffle=randomize_input, shuffle_buffer_size=capacity,
@@ -103,7 +103,7 @@ def read_batch_features(
 
 
 def reduce_dataset(dataset, reducer):
-    """Combines all elements of a dataset by a `Reducer`, whose `finalize_func` is not called, as in 1.15."""
+    """Combines all elements of a dataset by a `Reducer`; as in 1.15, its `finalize_func` is not called."""
     return dataset.reduce(reducer.init_func(tf.constant(0, tf.int64)), reducer.reduce_func)
 
 
@@ -111,19 +111,19 @@ def sliding_window_batch(window_size, stride=None, window_shift=None, window_str
     """Makes overlapping batches of `window_size` elements.
 
     Args:
-      window_size: elements in a batch.
-      stride, window_shift: how many elements further the next batch begins; two names of one argument.
-      window_stride: how many elements further the next element of a batch is.
+      window_size: number of elements in a batch.
+      stride, window_shift: distance between the first elements of successive batches; two names of one argument.
+      window_stride: distance between successive elements of a batch.
 
     Raises:
       ValueError: neither or both of `stride` and `window_shift` are given.
     """
     if (stride is None) == (window_shift is None):
-        raise ValueError("sliding_window_batch: Must specify either `stride` or `window_shift`, one of the two.")
+        raise ValueError("sliding_window_batch: Must specify either `stride` or `window_shift`, but not both.")
     shift = stride if window_shift is None else window_shift
 
-    def batched(*window):
+    def zip_batches(*window):
         window = window[0] if len(window) == 1 else window
         return Dataset.zip(packed_element(window, [each.batch(window_size) for each in flat_element(window)]))
 
-    return lambda dataset: dataset.window(window_size, shift, window_stride, drop_remainder=True).flat_map(batched)
+    return lambda dataset: dataset.window(window_size, shift, window_stride, drop_remainder=True).flat_map(zip_batches)

@@ -1,4 +1,4 @@
-"""`tf.contrib.distribute`: strategies with their arguments of TensorFlow 1.15."""
+"""`tf.contrib.distribute`: distribution strategies that take the arguments of TensorFlow 1.15."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ReductionToOneDevice = ReductionToOneDeviceCrossDeviceOps = tf.distribute.Reduct
 
 
 class MirroredStrategy(tf.distribute.MirroredStrategy):
-    """`tf.distribute.MirroredStrategy` over `devices`, or over the first `num_gpus` GPUs.
+    """A `tf.distribute.MirroredStrategy` over `devices`, or over the first `num_gpus` GPUs.
 
-    If there are fewer GPUs than requested, the existing devices are used.
+    On a machine with fewer GPUs than requested, the strategy uses the existing devices.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
 
 
 class CollectiveAllReduceStrategy(tf.distribute.experimental.MultiWorkerMirroredStrategy):
-    """`MultiWorkerMirroredStrategy` with its arguments of TensorFlow 1.15."""
+    """A `MultiWorkerMirroredStrategy` that takes the arguments of TensorFlow 1.15."""
 
     def __init__(self, num_gpus_per_worker=0, communication=None):
         super().__init__()
 
 
 class ParameterServerStrategy(_ParameterServerStrategy):
-    """`tf.distribute.experimental.ParameterServerStrategy` with its arguments of TensorFlow 1.15."""
+    """A `tf.distribute.experimental.ParameterServerStrategy` that takes the arguments of TensorFlow 1.15."""
 
     def __init__(self, num_gpus_per_worker=0):
         super().__init__()
@@ -64,7 +64,7 @@ class ParameterServerStrategy(_ParameterServerStrategy):
 class DistributeConfig(
     collections.namedtuple("DistributeConfig", ("train_distribute", "eval_distribute", "remote_cluster"))
 ):
-    """The strategies that train and evaluate: (train_distribute, eval_distribute, remote_cluster)."""
+    """Strategies for training and evaluation: (train_distribute, eval_distribute, remote_cluster)."""
 
     def __new__(cls, train_distribute=None, eval_distribute=None, remote_cluster=None):
         return super().__new__(cls, train_distribute, eval_distribute, remote_cluster)

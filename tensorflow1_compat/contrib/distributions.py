@@ -1,4 +1,4 @@
-"""`tf.contrib.distributions`: the distributions that TensorFlow kept, and percentiles."""
+"""`tf.contrib.distributions`: the distributions that TensorFlow still has, and percentiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Distribution = tf.distributions.Distribution
 
 
 class MultivariateNormalDiag(tf.distributions.Distribution):
-    """Independent normals over the last axis: `loc` and `scale_diag`, both [..., k]."""
+    """Independent normal distributions over the last axis, with `loc` and `scale_diag` of shape [..., k]."""
 
     def __init__(
         self, loc=None, scale_diag=None, scale_identity_multiplier=None, validate_args=False, allow_nan_stats=True,
@@ -75,13 +75,13 @@ def _divergence(one, other, name=None):
 
 
 def percentile(x, q, axis=None, interpolation=None, keep_dims=False, validate_args=False, name=None):
-    """Returns the q-th percentile (0 to 100) of values along axes.
+    """Returns the q-th percentile of values along axes.
 
     Args:
-      x: numbers.
-      q: scalar.
-      axis: None for all, a number, or a list.
-      interpolation: "lower", "higher" or "nearest" (default) of the two values around.
+      x: tensor of numbers.
+      q: scalar from 0 to 100.
+      axis: an axis or a list of axes; None for all axes.
+      interpolation: which of the two neighbouring values is returned: "lower", "higher" or "nearest" (default).
     """
     with tf.name_scope(name, "percentile", [x, q]):
         x = tf.convert_to_tensor(x)

@@ -29,7 +29,7 @@ Sequential = tf.keras.Sequential
 
 
 def in_graph_mode():
-    """Returns whether a graph is being built."""
+    """Returns whether operations are added to a graph instead of running eagerly."""
     return not tf.executing_eagerly()
 
 

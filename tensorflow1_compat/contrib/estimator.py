@@ -35,7 +35,7 @@ from tensorflow1_compat.contrib.opt.wrappers import OptimizerAround
 
 
 class _ClippingOptimizer(OptimizerAround):
-    """An optimizer that clips each gradient, or all of them together."""
+    """An optimizer that applies a clipping function to gradients before the inner optimizer applies them."""
 
     def __init__(self, optimizer, clip):
         super().__init__(optimizer, False, "ClippingOptimizer")
@@ -62,8 +62,8 @@ def forward_features(estimator, keys=None, sparse_default_values=None):
 
     Args:
       estimator: the estimator.
-      keys: a name or a list of them; default: all features.
-      sparse_default_values: name -> value that fills up a sparse feature.
+      keys: a feature name or a list of feature names; default: all features.
+      sparse_default_values: feature name -> value that fills the missing elements of a sparse feature.
     """
     if isinstance(keys, str):
         keys = [keys]
@@ -86,10 +86,10 @@ def forward_features(estimator, keys=None, sparse_default_values=None):
 
 
 def TowerOptimizer(optimizer_or_optimizer_fn):
-    """Returns the optimizer unchanged: there is one tower here."""
+    """Returns the optimizer unchanged: this package trains one tower in each process."""
     return optimizer_or_optimizer_fn() if callable(optimizer_or_optimizer_fn) else optimizer_or_optimizer_fn
 
 
 def replicate_model_fn(model_fn, loss_reduction=None, devices=None):
-    """Returns the model function unchanged: there is one tower here, so its gradients are complete."""
+    """Returns the model function unchanged: this package trains one tower in each process."""
     return model_fn

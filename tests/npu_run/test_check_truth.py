@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from npu_run.check import check
-from npu_run.real_checks import as_in_a_run, call_alone, find
+from npu_run.real_checks import error_of_call, import_object, simulated_run
 from npu_run.source_choice import SourceChoice
 from tests.npu_run.launching import ROOT, npu_run, write_script
 from tests.npu_run.planted import planted
@@ -19,9 +19,9 @@ LEAST_SHARE = 0.95
 EXAMPLES = sorted(path.relative_to(ROOT) for path in pathlib.Path(ROOT, "examples").glob("*/*.py"))
 
 
-def refusal_of(text):
+def find_call_error(text):
     """Returns the error that a script raises, or None; other tests of this process do not see what it sets."""
-    with as_in_a_run(1):
+    with simulated_run(1):
         try:
             exec(compile(text, "train.py", "exec"), {"__name__": "train"})
         except Exception as error:
@@ -37,7 +37,7 @@ def test_what_a_run_refuses_is_named_in_its_words_and_nothing_else(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     refused, missed, false = 0, [], []
     for name, text in planted():
-        error, stops = refusal_of(text), stops_of(write_script(tmp_path, text))
+        error, stops = find_call_error(text), stops_of(write_script(tmp_path, text))
         refused += error is not None
         if error is None and stops:
             false.append((name, stops[0].remark))
@@ -54,8 +54,11 @@ def _words(said):
 def test_checks_leave_no_variables_behind():
     """A hook of steps and losses writes its variables when it is made."""
     before = dict(os.environ)
-    with as_in_a_run(1):
-        assert call_alone(find("npu_bridge.npu_init.TellMeStepOrLossHook"), loss="loss:0", final_loss=0.5) is None
+    with simulated_run(1):
+        assert (
+            error_of_call(import_object("npu_bridge.npu_init.TellMeStepOrLossHook"), loss="loss:0", final_loss=0.5)
+            is None
+        )
         assert dict(os.environ) != before
     assert dict(os.environ) == before
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from npu_run.rank.report import report_of
-from npu_run.rank.trace import trace_of
+from npu_run.rank.trace import format_traceback
 
 IN_GRAPH = """Graph execution error:
 
@@ -135,7 +135,7 @@ def trace_of_script(last_line, error=None):
     try:
         exec(compile(f"{SCRIPT}{last_line}\n", "train.py", "exec"), {"error": error})
     except Exception as raised:
-        return trace_of(raised, "train.py").splitlines()
+        return format_traceback(raised, "train.py").splitlines()
     raise AssertionError("the script ended well")
 
 

@@ -284,7 +284,7 @@ def test_state_in_memory_is_kept_for_a_job_that_goes_on(tmp_path, goes_on):
 
 def test_times_of_another_clock_become_the_launchers():
     rank = WatchedRank(3, streams={})
-    rank.process = RemoteProcess(3, types.SimpleNamespace(look=lambda: None, codes={}, loss=""))
+    rank.process = RemoteProcess(3, types.SimpleNamespace(check_connection=lambda: None, codes={}, loss=""))
     stuck = b'{"stuck": {"since": 100.0, "where": "train.py:1", "waits": true}}\n{"ending": {"when"'
     rank.take("link", stuck, lead_secs=50.0)
     assert rank.stuck.since == 150.0

@@ -13,7 +13,7 @@ import pytest
 
 from npu_bridge.base import environment
 from npu_run.remote.task_agent import find_task
-from npu_run.remote.tasks import name_file
+from npu_run.remote.tasks import address_file_name
 from tests.npu_run.launching import (
     finish,
     kept_addresses,
@@ -145,7 +145,7 @@ def test_tasks_that_do_not_find_each_other_say_so_in_one_sentence(tmp_path):
     codes, outputs = zip(*map(finish, processes))
     assert codes == (2, 2)
     assert outputs[0].startswith(
-        "npu-run: task 1 of 2 did not come within 0 s. Expected the same command, in this folder"
+        "npu-run: task 1 of 2 did not connect within 0 s. Expected the same command, in this folder"
     )
     assert outputs[1].startswith(
         "npu-run: task 1 of 2 has not found task 0 within 0 s. Expected it by the file .npu-run-"
@@ -161,7 +161,7 @@ def test_a_file_that_leads_elsewhere_is_not_trusted(tmp_path, permissions, is_tr
     words = ["--wait", "2", "train.py"]
     for name, text in variables_of(1).items():
         monkeypatch.setenv(name, text)
-    path = tmp_path / name_file(find_task(words))
+    path = tmp_path / address_file_name(find_task(words))
     heard = []
 
     def answer(server):

@@ -1,4 +1,4 @@
-"""Builds session settings by keys."""
+"""Builds session settings option by option."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["SessionConfigBuilder"]
 
 
 class SessionConfigBuilder:
-    """Session settings with an `NpuOptimizer` entry whose options are filled in one by one.
+    """A builder of session settings with an `NpuOptimizer` entry, whose options a script sets one by one.
 
     Attributes:
-      session_config: the ConfigProto to make a session with.
-      parameter_map: the options of the entry, as scripts write them: `parameter_map["dump_step"].s = b"0"`.
+      session_config: the ConfigProto for the session.
+      parameter_map: the options of the `NpuOptimizer` entry, for example `parameter_map["dump_step"].s = b"0"`.
 
     Args:
-      config: a ConfigProto, left unchanged; None for an empty one.
+      config: a ConfigProto to copy, which stays unchanged; None starts from an empty ConfigProto.
     """
 
     def __init__(self, config: Any = None):

@@ -1,3 +1,3 @@
-"""`tf.contrib.compiler`: functions that request XLA."""
+"""`tf.contrib.compiler`: functions that request XLA compilation."""
 
 from tensorflow1_compat.contrib.compiler import jit, xla

@@ -1,4 +1,4 @@
-"""`tf.contrib.compiler.xla`: runs computations unchanged; `global_jit_level` of a session still requests XLA."""
+"""`tf.contrib.compiler.xla`: runs computations without XLA, which `global_jit_level` of a session can request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tensorflow1_compat.contrib.tpu.ops import rewrite
 
 
 def compile(computation, inputs=None):
-    """Returns the list of outputs of `computation(*inputs)`; its operations run before any of its tensors."""
+    """Returns the outputs of `computation(*inputs)` as a list; every output waits for all returned operations."""
     return rewrite(computation, inputs)
 
 

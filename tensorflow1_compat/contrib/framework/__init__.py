@@ -1,4 +1,4 @@
-"""`tf.contrib.framework`: variables of models, argument scopes, checkpoints, nested structures."""
+"""`tf.contrib.framework`: model variables, argument scopes, checkpoints, nested structures."""
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework.tensor_util import constant_value, is_tensor
@@ -83,41 +83,41 @@ def load_variable(checkpoint_dir, name):
 
 
 def BoundedTensorSpec(shape, dtype, minimum, maximum, name=None):
-    """Returns a tensor's shape, dtype and inclusive bounds."""
+    """Returns a specification of a tensor: shape, dtype and inclusive bounds."""
     return contrib.bounded_tensor_spec(shape, dtype, minimum, maximum, name)
 
 
 def smart_cond(pred, true_fn=None, false_fn=None, name=None):
-    """Builds `tf.cond`, or only one branch if `pred` is known while the graph is built."""
+    """Builds a `tf.cond`, or only one branch if the value of `pred` is known while the graph is built."""
     return contrib.smart_cond(pred, true_fn, false_fn, name)
 
 
 def smart_constant_value(pred):
-    """Returns True or False if `pred` is known while the graph is built, else None."""
+    """Returns the value of `pred` if it is known while the graph is built, else None."""
     return contrib.smart_constant_value(pred)
 
 
 def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantized, op_name, op_type):
-    """Returns a graph whose nodes between inputs and outputs are one node of another type, which the outputs read.
+    """Returns a graph in which one new node replaces all nodes between input and output nodes.
 
     Args:
-      graph_def: the GraphDef; it is not changed.
-      input_nodes, output_nodes: names of the border nodes, which are kept.
-      output_dtypes: types of the outputs, in their order (attribute `_output_types`).
-      output_quantized: attribute `_output_quantized`.
-      op_name, op_type: of the new node.
+      graph_def: the GraphDef, which stays unchanged.
+      input_nodes, output_nodes: names of the border nodes, which are kept; output nodes read the new node.
+      output_dtypes: types of the new node's outputs, in order (attribute `_output_types`).
+      output_quantized: value of the attribute `_output_quantized`.
+      op_name, op_type: name and type of the new node.
 
     Returns:
       A new GraphDef.
     """
     nodes = {node.name: node for node in graph_def.node}
 
-    def inner(references):
+    def names_inside(references):
         names = [reference.split(":")[0].lstrip("^") for reference in references]
         return [name for name in names if name not in input_nodes]
 
-    start = [name for output in output_nodes for name in inner(nodes[output].input)]
-    inside = set(_search(start, lambda name: inner(nodes[name].input)))
+    start = [name for output in output_nodes for name in names_inside(nodes[output].input)]
+    inside = set(_search(start, lambda name: names_inside(nodes[name].input)))
     fused = tf.NodeDef(name=op_name, op=op_type, input=list(input_nodes))
     fused.attr["_output_types"].list.type.extend(tf.as_dtype(each).as_datatype_enum for each in output_dtypes)
     fused.attr["_output_quantized"].b = output_quantized

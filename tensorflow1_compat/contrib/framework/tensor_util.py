@@ -1,4 +1,4 @@
-"""Checks of tensors' shapes and types: `tf.contrib.framework.python.framework.tensor_util`."""
+"""Checks shapes and types of tensors: `tf.contrib.framework.python.framework.tensor_util`."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ def reduce_sum_n(tensors, name=None):
 
 
 def remove_squeezable_dimensions(predictions, labels, name=None):
-    """Returns both; the one with an additional last dimension of 1 loses it."""
+    """Returns predictions and labels; if the rank of one is higher by 1, removes its last dimension of size 1."""
     return tuple(reversed(contrib.remove_squeezable_dimensions(labels, predictions, name)))
 
 
 def with_shape(expected_shape, tensor):
-    """Returns the tensor, checked to have this shape: now if both shapes are known, else when it is computed.
+    """Returns a tensor with a check of its shape.
+
+    The check raises immediately if both shapes are known, else when the tensor is computed.
 
     Args:
-      expected_shape: integers, a partially known shape, or a tensor, which is only evaluated when it runs.
+      expected_shape: a list of integers, a partially known shape, or an integer tensor.
     """
     tensor = tf.convert_to_tensor(tensor)
     static = expected_shape if isinstance(expected_shape, tf.TensorShape) else None
@@ -83,7 +85,7 @@ def with_shape(expected_shape, tensor):
 
 
 def with_same_shape(expected_tensor, tensor):
-    """Returns the tensor, checked to have the shape of `expected_tensor`."""
+    """Returns a tensor with a check that it has the shape of `expected_tensor`."""
     with tf.name_scope("same_shape/"):
         expected = tf.convert_to_tensor(expected_tensor)
         shape = expected.shape if expected.shape.is_fully_defined() else tf.shape(expected)

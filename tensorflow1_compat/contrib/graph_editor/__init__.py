@@ -1,4 +1,4 @@
-"""`tf.contrib.graph_editor`: inspects graphs, changes connections, copies parts."""
+"""`tf.contrib.graph_editor`: inspects graphs, changes connections, and copies parts of graphs."""
 
 from tensorflow1_compat.contrib.graph_editor import reroute, select, subgraph, transform, util
 from tensorflow1_compat.contrib.graph_editor.reroute import (

@@ -7,12 +7,12 @@ from tensorflow1_compat.contrib.graph_editor.util import make_list_of_op, make_l
 
 
 def add_control_inputs(op, cops):
-    """Makes an operation wait for others."""
+    """Adds control inputs to an operation, which then runs after them."""
     graphs.add_control_inputs(op, make_list_of_op(cops))
 
 
 def remove_control_inputs(op, cops):
-    """Removes these control inputs of an operation."""
+    """Removes control inputs from an operation."""
     gone = set(make_list_of_op(cops))
     kept = [other for other in op.control_inputs if other not in gone]
     graphs.remove_control_inputs(op)
@@ -20,23 +20,24 @@ def remove_control_inputs(op, cops):
 
 
 def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
-    """Makes the readers of tensors `ts1` read `ts0` instead.
+    """Makes operations that read the tensors `ts1` read the tensors `ts0` instead.
 
     Args:
-      ts0, ts1: tensors, in pairs.
-      can_modify: only these readers are changed. cannot_modify: these readers are not changed.
+      ts0, ts1: lists of tensors of the same length.
+      can_modify: operations that can be changed; default: all.
+      cannot_modify: operations that stay unchanged.
 
     Returns:
-      The number of inputs that were changed.
+      The number of changed inputs.
     """
-    may = None if can_modify is None else set(make_list_of_op(can_modify))
-    may_not = set(make_list_of_op(cannot_modify or []))
+    modifiable = None if can_modify is None else set(make_list_of_op(can_modify))
+    unmodifiable = set(make_list_of_op(cannot_modify or []))
     count, news, olds = 0, make_list_of_t(ts0), make_list_of_t(ts1)
     if len(news) != len(olds):
         raise ValueError(f"reroute_ts: ts0 and ts1 must have the same length; got {len(news)} and {len(olds)}.")
     for new, old in zip(news, olds):
         for reader in set(old.consumers()):
-            if reader in may_not or (may is not None and reader not in may):
+            if reader in unmodifiable or (modifiable is not None and reader not in modifiable):
                 continue
             for place, each in enumerate(reader.inputs):
                 if each is old:
@@ -46,7 +47,7 @@ def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
 
 
 def swap_ts(ts0, ts1, can_modify=None, cannot_modify=None):
-    """Swaps the readers of both."""
+    """Makes operations that read the tensors `ts0` read `ts1` and vice versa; arguments as in `reroute_ts`."""
     firsts, seconds, count = make_list_of_t(ts0), make_list_of_t(ts1), 0
     readers = [(set(first.consumers()), set(second.consumers())) for first, second in zip(firsts, seconds)]
     for first, second, (of_first, of_second) in zip(firsts, seconds, readers):

@@ -9,24 +9,24 @@ import tensorflow.compat.v1 as tf
 from npu_bridge.base.search import search as _search
 from tensorflow1_compat.contrib.graph_editor.util import ControlOutputs, make_list_of_op, make_list_of_t
 
-_OF_TENSORS = "(?#ts)"
+_TENSOR_PREFIX = "(?#ts)"
 
 
 def can_be_regex(obj):
-    """Returns whether an object is a regular expression: a string, or a compiled one."""
+    """Returns whether an object is a string or a compiled regular expression."""
     return isinstance(obj, (str, re.Pattern))
 
 
 def make_regex(obj):
-    """Returns the compiled expression; raises ValueError for other objects."""
+    """Compiles a regular expression; raises ValueError for objects that are neither strings nor compiled expressions."""
     if not can_be_regex(obj):
         raise ValueError(f"make_regex: expected a regular expression; got {obj!r}.")
     return re.compile(obj)
 
 
 def _get_input_ts(ops):
-    """Returns the tensors that operations read, each once."""
-    return _once(tensor for op in make_list_of_op(ops) for tensor in op.inputs)
+    """Returns the tensors that operations read, without duplicates."""
+    return _unique(tensor for op in make_list_of_op(ops) for tensor in op.inputs)
 
 
 def _get_output_ts(ops):
@@ -34,7 +34,7 @@ def _get_output_ts(ops):
     return filter_ts(ops, True)
 
 
-def _once(tensors):
+def _unique(tensors):
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
@@ -45,7 +45,7 @@ def filter_ts(ops, positive_filter=None):
 
 
 def filter_ts_from_regex(ops, regex):
-    """Returns output tensors whose names match the expression."""
+    """Returns output tensors of operations whose names match a regular expression."""
     pattern = re.compile(regex)
     return filter_ts(ops, lambda tensor: pattern.search(tensor.name) is not None)
 
@@ -56,13 +56,13 @@ def filter_ops(ops, positive_filter=None):
 
 
 def filter_ops_from_regex(ops, regex):
-    """Returns operations whose names match the expression."""
+    """Returns operations whose names match a regular expression."""
     pattern = re.compile(regex)
     return filter_ops(ops, lambda op: pattern.search(op.name) is not None)
 
 
 def select_ops(*args, graph=None, positive_filter=None, restrict_ops_regex=None, **_):
-    """Selects operations by objects and by expressions."""
+    """Returns operations, given as objects and as regular expressions for their names."""
     graph, found = graph or tf.get_default_graph(), []
     for arg in args:
         ops = filter_ops_from_regex(graph, arg) if isinstance(arg, str) else make_list_of_op(arg)
@@ -73,7 +73,7 @@ def select_ops(*args, graph=None, positive_filter=None, restrict_ops_regex=None,
 
 
 def select_ts(*args, graph=None, positive_filter=None, **_):
-    """Selects tensors by objects and by expressions."""
+    """Returns tensors, given as objects and as regular expressions for their names."""
     graph, found = graph or tf.get_default_graph(), []
     for arg in args:
         tensors = filter_ts_from_regex(graph, arg) if isinstance(arg, str) else make_list_of_t(arg)
@@ -83,43 +83,45 @@ def select_ts(*args, graph=None, positive_filter=None, **_):
 
 
 def select_ops_and_ts(*args, **kwargs):
-    """Selects operations and tensors by objects and by expressions; expressions for tensors begin with `(?#ts)`."""
+    """Returns operations and tensors, given as objects and as regular expressions; for tensors these begin with `(?#ts)`.
+    """
 
-    def names_tensors(arg):
-        return arg.startswith(_OF_TENSORS) if isinstance(arg, str) else tf.is_tensor(arg)
+    def selects_tensors(arg):
+        return arg.startswith(_TENSOR_PREFIX) if isinstance(arg, str) else tf.is_tensor(arg)
 
-    ops = select_ops(*(arg for arg in args if not names_tensors(arg)), **kwargs)
-    return ops, select_ts(*(arg for arg in args if names_tensors(arg)), **kwargs)
+    ops = select_ops(*(arg for arg in args if not selects_tensors(arg)), **kwargs)
+    return ops, select_ts(*(arg for arg in args if selects_tensors(arg)), **kwargs)
 
 
 def get_name_scope_ops(ops, scope):
-    """Returns operations in a name scope and in its sub-scopes."""
+    """Returns the operations in a name scope and its sub-scopes."""
     return filter_ops_from_regex(ops, f"^{re.escape(scope.rstrip('/'))}/")
 
 
 def check_cios(control_inputs=False, control_outputs=None, control_ios=None):
-    """Returns whether control inputs count, and the control outputs; `control_ios` sets both."""
+    """Returns the settings for control inputs and for control outputs; `control_ios`, if given, replaces both."""
     return (True, control_ios) if control_ios is not None else (control_inputs, control_outputs)
 
 
-def _before(op, control_inputs=False):
+def _predecessors(op, control_inputs=False):
     return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if control_inputs else [])
 
 
-def _after(op, control_outputs=None):
+def _successors(op, control_outputs=None):
     found = [each for tensor in op.outputs for each in tensor.consumers()]
     return found + (ControlOutputs(op.graph).get(op) if control_outputs else [])
 
 
 def get_ops_ios(ops, control_inputs=False, control_outputs=None, control_ios=None):
-    """Returns the neighbours of operations: the operations that they read, and those that read them."""
+    """Returns the neighbours of operations: the operations whose outputs they read, and the operations that read theirs.
+    """
     inputs, outputs = check_cios(control_inputs, control_outputs, control_ios)
-    near = [each for op in make_list_of_op(ops) for each in (*_before(op, inputs), *_after(op, outputs))]
-    return list(dict.fromkeys(near))
+    neighbours_of = [each for op in make_list_of_op(ops) for each in (*_predecessors(op, inputs), *_successors(op, outputs))]
+    return list(dict.fromkeys(neighbours_of))
 
 
 def compute_boundary_ts(ops):
-    """Returns lists of tensors: inputs of the subgraph, its outputs (also unread ones), and tensors read inside."""
+    """Returns three lists of tensors of a subgraph: inputs, outputs (also unread ones), and tensors read inside it."""
     ops = make_list_of_op(ops)
     inside = set(ops)
     made = [tensor for op in ops for tensor in op.outputs]
@@ -128,49 +130,49 @@ def compute_boundary_ts(ops):
     return [each for each in _get_input_ts(ops) if each.op not in inside], leaving, kept
 
 
-def _walk(seeds, neighbours, within_ops, stop_at=(), inclusive=True, within_ops_fn=None):
+def _reachable_ops(seeds, neighbours, within_ops, stop_at=(), inclusive=True, within_ops_fn=None):
     seeds = [each if isinstance(each, tf.Operation) else each.op for each in tf.nest.flatten(seeds)]
     limits = None if within_ops is None else set(make_list_of_op(within_ops))
     stops = set(stop_at)
 
-    def onwards(op):
-        near = [] if op in stops else neighbours(op)
-        near = [other for other in near if within_ops_fn is None or within_ops_fn(other)]
-        return [other for other in near if limits is None or other in limits]
+    def next_ops(op):
+        neighbours_of = [] if op in stops else neighbours(op)
+        neighbours_of = [other for other in neighbours_of if within_ops_fn is None or within_ops_fn(other)]
+        return [other for other in neighbours_of if limits is None or other in limits]
 
-    found = list(_search(seeds, onwards))
+    found = list(_search(seeds, next_ops))
     return found if inclusive else [op for op in found if op not in seeds]
 
 
 def get_backward_walk_ops(
     seed_ops, inclusive=True, within_ops=None, within_ops_fn=None, stop_at_ts=(), control_inputs=False
 ):
-    """Returns operations that the seeds (operations or tensors) depend on, nearest first."""
+    """Returns the operations on which the seeds (operations or tensors) depend, nearest first."""
     stops = {id(tensor) for tensor in stop_at_ts}
 
-    def before(op):
+    def read_ops(op):
         found = [tensor.op for tensor in op.inputs if id(tensor) not in stops]
         return found + (list(op.control_inputs) if control_inputs else [])
 
-    return _walk(seed_ops, before, within_ops, (), inclusive, within_ops_fn)
+    return _reachable_ops(seed_ops, read_ops, within_ops, (), inclusive, within_ops_fn)
 
 
 def get_forward_walk_ops(
     seed_ops, inclusive=True, within_ops=None, within_ops_fn=None, stop_at_ts=(), control_outputs=None
 ):
-    """Returns operations that depend on the seeds (operations, or tensors for their readers), nearest first."""
+    """Returns the operations that depend on the seeds (operations or tensors), nearest first."""
     if tf.is_tensor(seed_ops) or (isinstance(seed_ops, (list, tuple)) and all(map(tf.is_tensor, seed_ops))):
         seed_ops = list(dict.fromkeys(op for tensor in make_list_of_t(seed_ops) for op in tensor.consumers()))
     stops = {id(tensor) for tensor in stop_at_ts}
 
-    def after(op):
+    def reading_ops(op):
         found = [each for tensor in op.outputs if id(tensor) not in stops for each in tensor.consumers()]
         return found + (ControlOutputs(op.graph).get(op) if control_outputs else [])
 
-    return _walk(seed_ops, after, within_ops, (), inclusive, within_ops_fn)
+    return _reachable_ops(seed_ops, reading_ops, within_ops, (), inclusive, within_ops_fn)
 
 
-def _both_walks(
+def _list_both_walks(
     forward_seed_ops, backward_seed_ops, forward_inclusive=True, backward_inclusive=True, within_ops=None,
     within_ops_fn=None, control_inputs=False, control_outputs=None, control_ios=None,
 ):  # fmt: skip
@@ -185,24 +187,24 @@ def _both_walks(
 
 def get_walks_intersection_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
     """Returns operations on paths from the forward seeds to the backward seeds; see `get_forward_walk_ops`."""
-    forward, backward = _both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
+    forward, backward = _list_both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
     return [op for op in forward if op in set(backward)]
 
 
 def get_walks_union_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
-    """Returns operations that depend on the forward seeds, or that the backward seeds depend on."""
-    forward, backward = _both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
+    """Returns the operations that depend on the forward seeds or on which the backward seeds depend."""
+    forward, backward = _list_both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
     return list(dict.fromkeys([*forward, *backward]))
 
 
 def get_within_boundary_ops(
     ops, seed_ops, boundary_ops=(), inclusive=True, control_inputs=False, control_outputs=None, control_ios=None
 ):
-    """Returns operations among `ops` around the seeds, up to the boundary."""
+    """Returns the operations of `ops` that are connected to the seeds without crossing `boundary_ops`."""
     border = set(make_list_of_op(boundary_ops or []))
 
-    def near(op):
+    def neighbours_of(op):
         return get_ops_ios(op, control_inputs, control_outputs, control_ios)
 
-    found = set(_walk(seed_ops, near, make_list_of_op(ops), border))
+    found = set(_reachable_ops(seed_ops, neighbours_of, make_list_of_op(ops), border))
     return [op for op in make_list_of_op(ops) if op in found and (inclusive or op not in border)]

@@ -1,4 +1,4 @@
-"""`tf.contrib.graph_editor.subgraph`: parts of graphs with their inputs and outputs."""
+"""`tf.contrib.graph_editor.subgraph`: views of parts of graphs with their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class SubGraphView:
         self._passthrough = list(passthrough_ts)
 
     def remap(self, new_input_indices=None, new_output_indices=None):
-        """Returns a view of the same operations with some of its inputs and outputs, by position or by tensor."""
+        """Returns a view of the same operations with other inputs and outputs, given as positions or tensors."""
         made = copy.copy(self)
-        made.inputs, made.outputs = _chosen(self.inputs, new_input_indices), _chosen(self.outputs, new_output_indices)
+        made.inputs, made.outputs = _select(self.inputs, new_input_indices), _select(self.outputs, new_output_indices)
         return made
 
     def remap_inputs(self, new_input_indices):
-        """Returns a view with some of its inputs; see `remap`."""
+        """Returns a view with other inputs; see `remap`."""
         return self.remap(new_input_indices)
 
     def remap_outputs(self, new_output_indices):
-        """Returns a view with some of its outputs; see `remap`."""
+        """Returns a view with other outputs; see `remap`."""
         return self.remap(None, new_output_indices)
 
     def remap_default(self, remap_inputs=True, remap_outputs=True):
@@ -53,16 +53,16 @@ class SubGraphView:
         return made
 
     def remap_outputs_make_unique(self):
-        """Returns a view with each output once."""
+        """Returns a view whose outputs have no duplicates."""
         return self.remap(None, list({id(tensor): tensor for tensor in self.outputs}.values()))
 
     def remap_outputs_to_consumers(self):
-        """Returns a view with each output once for each operation that reads it."""
+        """Returns a view in which each output is repeated for every operation that reads the output."""
         unique = self.remap_outputs_make_unique().outputs
         return self.remap(None, [tensor for tensor in unique for _ in tensor.consumers()])
 
     def remove_unused_ops(self, control_inputs=True):
-        """Returns a view without operations that no output depends on and that depend on no input."""
+        """Returns a view without operations that neither depend on an input nor contribute to an output."""
         used = set(get_walks_union_ops(self.inputs, [each.op for each in self.outputs], within_ops=self.ops,
                                        control_inputs=control_inputs))  # fmt: skip
         made = copy.copy(self)
@@ -70,12 +70,12 @@ class SubGraphView:
         return made
 
 
-def _chosen(tensors, places):
+def _select(tensors, places):
     return tensors if places is None else [tensors[each] if isinstance(each, int) else each for each in places]
 
 
 def sgv(*args, **kwargs):
-    """Returns a `SubGraphView` of operations selected by objects and by expressions."""
+    """Returns a `SubGraphView` of operations, given as objects and as regular expressions for their names."""
     return SubGraphView(select_ops(*args, **kwargs))
 
 
@@ -83,7 +83,7 @@ make_view = sgv
 
 
 def sgv_scope(scope, graph):
-    """Returns a `SubGraphView` of a name scope."""
+    """Returns a `SubGraphView` of the operations in a name scope."""
     return SubGraphView(get_name_scope_ops(graph, scope))
 
 

@@ -1,4 +1,4 @@
-"""`tf.contrib.graph_editor.transform`: copies of parts of graphs."""
+"""`tf.contrib.graph_editor.transform`: copies parts of graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorflow1_compat.contrib.graph_editor.subgraph import SubGraphView
 def copy_with_input_replacements(
     sgv, replacement_ts, dst_graph=None, dst_scope="", src_scope="", reuse_dst_scope=False
 ):
-    """Copies a part of a graph, and makes the copy read other tensors.
+    """Copies a part of a graph whose copy reads other tensors.
 
     Args:
       sgv: a `SubGraphView` or operations.
@@ -19,7 +19,7 @@ def copy_with_input_replacements(
       dst_scope: name scope of the copy.
 
     Returns:
-      (SubGraphView of the copy, information with `transformed(operation or tensor)`).
+      (SubGraphView of the copy, `TransformerInfo` of the copied operations).
     """
     part = sgv if isinstance(sgv, SubGraphView) else SubGraphView(sgv)
     graph = dst_graph or part.graph
@@ -34,12 +34,12 @@ def copy_with_input_replacements(
             if not ready:
                 raise ValueError("copy_with_input_replacements: loops cannot be copied here.")
             for op in ready:
-                copies[op] = _copied(op, graph, replaced, copies, src_scope)
+                copies[op] = _copy_op(op, graph, replaced, copies, src_scope)
                 waiting.remove(op)
     return SubGraphView(list(copies.values())), TransformerInfo(copies)
 
 
-def _copied(op, graph, replaced, copies, src_scope):
+def _copy_op(op, graph, replaced, copies, src_scope):
     inputs = []
     for tensor in op.inputs:
         new = replaced.get(tensor.ref())
@@ -60,13 +60,13 @@ def copy(sgv, dst_graph=None, dst_scope="", src_scope="", reuse_dst_scope=False)
 
 
 class TransformerInfo:
-    """The copies of operations and tensors."""
+    """A mapping from operations and tensors to their copies."""
 
     def __init__(self, info):
         self._copies = info
 
     def transformed(self, original, missing_fn=None):
-        """Returns the copy of an operation or tensor; without a copy, the result of `missing_fn`."""
+        """Returns the copy of an operation or tensor; if it was not copied, `missing_fn(original)` or None."""
         op = original if isinstance(original, tf.Operation) else original.op
         if op not in self._copies:
             return missing_fn(original) if missing_fn else None
@@ -74,10 +74,10 @@ class TransformerInfo:
 
 
 def graph_replace(target_ts, replacement_ts, dst_scope="", src_scope="", reuse_dst_scope=False):
-    """Computes tensors again from replaced tensors.
+    """Copies the operations between replaced tensors and target tensors, and returns the copied target tensors.
 
     Args:
-      target_ts: a tensor, or a structure of them.
+      target_ts: a tensor, or a nested structure of tensors.
       replacement_ts: dict from tensor to its replacement.
 
     Raises:

@@ -7,7 +7,7 @@ import os
 import pathlib
 import textwrap
 
-from npu_run.trials.trial import arguments_in, variables_of
+from npu_run.trials.trial import environment_of, replace_out
 
 RANK = "import sys\nfrom npu_run.rank.main import main\nmain(sys.argv[1:])\n"
 
@@ -32,12 +32,12 @@ class WarmTrials:
         self._start = write_script(folder, RANK, "start_rank.py")
         self.runs = 0
 
-    def run(self, trial, command, imposed=None, log=None, is_aside=False) -> int:
+    def run(self, trial, command, imposed=None, log=None, uses_stderr=False) -> int:
         """As `run_trial`."""
         self.runs += 1
         os.makedirs(trial.folder, exist_ok=True)
-        env = {**os.environ, **variables_of(trial, imposed)}
-        ended = self._python.run([self._start, *arguments_in(command, trial.folder)], cwd=self._folder, env=env)
+        env = {**os.environ, **environment_of(trial, imposed)}
+        ended = self._python.run([self._start, *replace_out(command, trial.folder)], cwd=self._folder, env=env)
         if log is not None:
             pathlib.Path(log).write_text(ended.stdout + ended.stderr)
         self.printed = ended.stdout + ended.stderr

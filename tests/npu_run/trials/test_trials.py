@@ -94,16 +94,16 @@ def test_initial_weights_are_rounded_otherwise(trials, tmp_path):
 
 
 def test_a_rounding_is_one_step_of_the_dtype_at_most():
-    from npu_run.trials.hooks import rounded_otherwise
+    from npu_run.trials.hooks import round_at_random
 
     for dtype in (np.float32, np.float64, np.float16):
         value = np.array([0.0, 1.0, -2.5, 1e-3, 6e4] * 40, dtype)
-        changed = rounded_otherwise(value, 1, "kernel")
+        changed = round_at_random(value, 1, "kernel")
         apart = np.abs(changed - value) / np.spacing(np.abs(value))
         assert changed.dtype == dtype and apart.max() <= 1 and (changed != value).sum() > 60
         assert (changed[value == 0] == 0).all()
-        assert (changed == rounded_otherwise(value, 1, "kernel")).all()
-        assert (changed != rounded_otherwise(value, 2, "kernel")).any()
+        assert (changed == round_at_random(value, 1, "kernel")).all()
+        assert (changed != round_at_random(value, 2, "kernel")).any()
 
 
 def test_estimators_write_to_the_folder_of_the_trial(trials, tmp_path):

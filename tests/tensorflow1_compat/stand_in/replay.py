@@ -79,7 +79,7 @@ class Oracle:
         name = self._facts["loss_names"][step]
         if name and has_tensor(graph, name):
             return [name]
-        needed = self._replay.needed(graph, fetches)
+        needed = self._replay.list_needed_operators(graph, fetches)
         return [scalar for scalar, gradients in self._scalars if gradients & needed][-1:]
 
     def _tensors(self, step):
@@ -88,7 +88,7 @@ class Oracle:
 
     def _note_drawn(self, graph, fetches, feeds):
         fed = {graph.as_graph_element(key).op for key in feeds if isinstance(key, str)}
-        for op in self._replay.needed(graph, fetches):
+        for op in self._replay.list_needed_operators(graph, fetches):
             attributes = {each.name for each in op.op_def.attr} if op.op_def else set()
             if {"seed", "seed2"} <= attributes and op not in fed and "Dataset" not in op.type:
                 self._drawn.add(op.name)
