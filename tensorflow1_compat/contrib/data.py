@@ -64,7 +64,7 @@ def padded_batch_and_drop_remainder(batch_size, padded_shapes, padding_values=No
 
 
 def assert_element_shape(expected_shapes):
-    """Checks the shapes of elements: raises while the pipeline is built, or when an element of another shape is read."""
+    """Checks the shapes of elements: raises while the pipeline is built, or when a wrong element is read."""
 
     def with_asserted_shape(tensor, shape):
         shape = tf.TensorShape(shape)

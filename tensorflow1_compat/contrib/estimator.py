@@ -31,10 +31,10 @@ from tensorflow.compat.v1.estimator.experimental import (
     stop_if_no_increase_hook,
 )
 
-from tensorflow1_compat.contrib.opt.wrappers import OptimizerAround
+from tensorflow1_compat.contrib.opt.wrappers import WrappingOptimizer
 
 
-class _ClippingOptimizer(OptimizerAround):
+class _ClippingOptimizer(WrappingOptimizer):
     """An optimizer that applies a clipping function to gradients before the inner optimizer applies them."""
 
     def __init__(self, optimizer, clip):

@@ -16,7 +16,7 @@ def _as_batch(images):
     return images[None, :, :, None] if rank == 2 else images[None] if rank == 3 else images
 
 
-def _as_before(batch, images):
+def _with_rank_of(batch, images):
     rank = images.shape.rank
     result = batch[0, :, :, 0] if rank == 2 else batch[0] if rank == 3 else batch
     if images.dtype != result.dtype:
@@ -25,14 +25,15 @@ def _as_before(batch, images):
 
 
 def transform(images, transforms, interpolation="NEAREST", output_shape=None, name=None):
-    """Applies projective transformations.
+    """Applies projective transformations to images.
 
     Args:
       images: [batch, height, width, channels], [height, width, channels] or [height, width].
-      transforms: float32 [8] or [batch, 8]: (a0, a1, a2, b0, b1, b2, c0, c1) takes an output point (x, y) to the input
-        point ((a0 x + a1 y + a2) / k, (b0 x + b1 y + b2) / k), k = c0 x + c1 y + 1. Outside the input is 0.
+      transforms: float32 [8] or [batch, 8]. (a0, a1, a2, b0, b1, b2, c0, c1) maps an output point (x, y) to the input
+        point ((a0 x + a1 y + a2) / k, (b0 x + b1 y + b2) / k), where k = c0 x + c1 y + 1. Values outside the input are
+        0.
       interpolation: "NEAREST" or "BILINEAR".
-      output_shape: (height, width); by default that of the images.
+      output_shape: (height, width) of the output; by default the size of the images.
 
     Returns:
       Images of the same rank and type.
@@ -48,11 +49,11 @@ def transform(images, transforms, interpolation="NEAREST", output_shape=None, na
         )
         fixed = tf.get_static_value(shape)
         done.set_shape([batch.shape[0], *(batch.shape[1:3] if output_shape is None else fixed), batch.shape[3]])
-        return _as_before(done, images)
+        return _with_rank_of(done, images)
 
 
 def rotate(images, angles, interpolation="NEAREST", name=None):
-    """Rotates images about the middle, counter-clockwise, by radians: one number for all images, or [batch]."""
+    """Rotates images counter-clockwise about their centre; `angles` in radians, a number or [batch]."""
     with tf.name_scope(name, "rotate"):
         images = tf.convert_to_tensor(images)
         shape = tf.cast(tf.shape(_as_batch(images)), tf.float32)
@@ -60,13 +61,13 @@ def rotate(images, angles, interpolation="NEAREST", name=None):
 
 
 def translate(images, translations, interpolation="NEAREST", name=None):
-    """Shifts by (x, y) pixels: [2] or [batch, 2]."""
+    """Shifts images; `translations` are (x, y) in pixels, [2] or [batch, 2]."""
     with tf.name_scope(name, "translate"):
         return transform(images, translations_to_projective_transforms(translations), interpolation)
 
 
 def angles_to_projective_transforms(angles, image_height, image_width, name=None):
-    """Returns rotations about the middle of images as transforms [batch, 8]."""
+    """Returns transforms [batch, 8] that rotate images about their centre."""
     with tf.name_scope(name, "angles_to_projective_transforms"):
         angles = tf.convert_to_tensor(angles, tf.float32)
         angles = angles[None] if angles.shape.rank == 0 else angles
@@ -79,7 +80,7 @@ def angles_to_projective_transforms(angles, image_height, image_width, name=None
 
 
 def translations_to_projective_transforms(translations, name=None):
-    """Shifts (x, y) as transforms [batch, 8]."""
+    """Returns transforms [batch, 8] that shift images by (x, y) pixels."""
     with tf.name_scope(name, "translations_to_projective_transforms"):
         shift = tf.convert_to_tensor(translations, tf.float32)
         shift = shift[None] if shift.shape.rank == 1 else shift
@@ -88,19 +89,19 @@ def translations_to_projective_transforms(translations, name=None):
 
 
 def flat_transforms_to_matrices(transforms):
-    """Returns transforms [8] or [batch, 8] as matrices [batch, 3, 3]."""
+    """Converts transforms [8] or [batch, 8] to matrices [batch, 3, 3]."""
     transforms = tf.reshape(tf.convert_to_tensor(transforms, tf.float32), [-1, 8])
     return tf.reshape(tf.concat([transforms, tf.ones_like(transforms[:, :1])], 1), [-1, 3, 3])
 
 
 def matrices_to_flat_transforms(transform_matrices):
-    """Returns matrices [3, 3] or [batch, 3, 3] as transforms [batch, 8]."""
+    """Converts matrices [3, 3] or [batch, 3, 3] to transforms [batch, 8]."""
     flat = tf.reshape(tf.convert_to_tensor(transform_matrices, tf.float32), [-1, 9])
     return (flat / flat[:, 8:9])[:, :8]
 
 
 def compose_transforms(*transforms):
-    """Returns one transform that applies all of them, in their order."""
+    """Returns one transform that has the effect of all given transforms applied in order."""
     if not transforms:
         raise ValueError("compose_transforms: expected at least one transform; got an empty list.")
     composed = flat_transforms_to_matrices(transforms[0])
@@ -113,7 +114,7 @@ _YIQ = np.array([[0.299, 0.596, 0.211], [0.587, -0.274, -0.523], [0.114, -0.322,
 
 
 def adjust_hsv_in_yiq(image, delta_hue=0, scale_saturation=1, scale_value=1, name=None):
-    """Turns the hue by `delta_hue` radians and scales saturation and value, in the YIQ colour space: [..., 3]."""
+    """Rotates the hue of images [..., 3] by `delta_hue` radians, and scales saturation and value, in YIQ colours."""
     with tf.name_scope(name, "adjust_hsv_in_yiq"):
         image = tf.convert_to_tensor(image)
         if image.shape.rank is not None and image.shape.rank < 3:
@@ -137,10 +138,10 @@ def adjust_hsv_in_yiq(image, delta_hue=0, scale_saturation=1, scale_value=1, nam
 def random_hsv_in_yiq(
     image, max_delta_hue=0, lower_saturation=1, upper_saturation=1, lower_value=1, upper_value=1, seed=None, name=None
 ):
-    """Calls `adjust_hsv_in_yiq` with random amounts: hue within +-`max_delta_hue`, the scales within their bounds."""
+    """Calls `adjust_hsv_in_yiq` with a random hue within +-`max_delta_hue` and random scales within their bounds."""
     if max_delta_hue < 0 or lower_saturation > upper_saturation or lower_value > upper_value:
         raise ValueError(
-            "random_hsv_in_yiq: max_delta_hue must be at least 0, and lower bounds at most the upper bounds."
+            "random_hsv_in_yiq: max_delta_hue must be at least 0, and lower bounds must not exceed upper bounds."
         )
     with tf.name_scope(name, "random_hsv_in_yiq"):
 
@@ -161,8 +162,8 @@ def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name="bipartite_matc
 
     Args:
       distance_mat: float32 [rows, columns].
-      num_valid_rows: number of rows that count; a scalar or a list of one number.
-      top_k: the most matches; below 0 for all.
+      num_valid_rows: number of rows to match, from the first row on; a scalar or a list of one number.
+      top_k: maximum number of matches; a negative number sets no limit.
 
     Returns:
       `BipartiteMatch(row_to_col_match_indices, col_to_row_match_indices)`: int32, -1 without a match.
@@ -195,7 +196,7 @@ def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name="bipartite_matc
 
 
 def dense_image_warp(image, flow, name="dense_image_warp"):
-    """Reads images [batch, height, width, channels] at `(row, column) - flow`; flow in pixels (row, column)."""
+    """Samples images [batch, height, width, channels] at `(row, column) - flow`; `flow` is (row, column) in pixels."""
     import tensorflow_addons as tfa
 
     return tfa.image.dense_image_warp(image, flow, name=name)
@@ -205,7 +206,7 @@ def sparse_image_warp(
     image, source_control_point_locations, dest_control_point_locations, interpolation_order=2,
     regularization_weight=0.0, num_boundary_points=0, name="sparse_image_warp",
 ):  # fmt: skip
-    """Warps images so that control points [batch, points, 2] move from source to destination; also returns the flow."""
+    """Warps images so that control points [batch, points, 2] move to their destination; returns images and flow."""
     import tensorflow_addons as tfa
 
     return tfa.image.sparse_image_warp(
@@ -217,16 +218,17 @@ def sparse_image_warp(
 def interpolate_spline(
     train_points, train_values, query_points, order, regularization_weight=0.0, name="interpolate_spline"
 ):
-    """Returns values of a polyharmonic spline through training points at query points."""
+    """Returns the values at query points of a polyharmonic spline through training points."""
     import tensorflow_addons as tfa
 
     return tfa.image.interpolate_spline(train_points, train_values, query_points, order, regularization_weight, name)
 
 
 def connected_components(images):
-    """Returns components of equal non-zero neighbours, numbered from 1 over all images: int32 of [batch, ...] or [...].
+    """Returns the number of each pixel's component, as int32 in the shape of the images; 0 for zero pixels.
 
-    They are ordered by their first pixels: each pixel takes the smallest number around it until no number changes.
+    A component consists of connected pixels with equal non-zero values. Components are numbered from 1 over all images,
+    in the order of their first pixels.
     """
     images = tf.convert_to_tensor(images)
     batch = images[None] if images.shape.rank == 2 else images
@@ -235,23 +237,24 @@ def connected_components(images):
     background = tf.equal(batch, tf.zeros_like(batch))
     around = ((0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0))
 
-    def beside(tensor, fill):
+    def shifted_to_neighbours(tensor, fill):
         height, width = tf.shape(tensor)[1], tf.shape(tensor)[2]
         for top, bottom, left, right in around:
             padded = tf.pad(tensor, [[0, 0], [top, bottom], [left, right]], constant_values=fill)
             yield padded[:, bottom : bottom + height, right : right + width]
 
-    is_inside = [tf.equal(each, tf.ones_like(each)) for each in beside(tf.ones_like(places), 0)]
+    is_inside = [tf.equal(each, tf.ones_like(each)) for each in shifted_to_neighbours(tf.ones_like(places), 0)]
     codes = tf.cast(batch, tf.int32) if batch.dtype == tf.bool else batch
-    joined = [tf.equal(each, codes) & inside for each, inside in zip(beside(codes, 0), is_inside)]
+    joined = [tf.equal(each, codes) & inside for each, inside in zip(shifted_to_neighbours(codes, 0), is_inside)]
 
-    def spread(labels, _):
+    def take_smallest_neighbour(labels, _):
         new = labels
-        for each, may in zip(beside(labels, 0), joined):
+        for each, may in zip(shifted_to_neighbours(labels, 0), joined):
             new = tf.where(may, tf.minimum(new, each), new)
         return new, tf.reduce_any(tf.not_equal(new, labels))
 
-    labels, _ = tf.while_loop(lambda _, moved: moved, spread, (places, tf.constant(True)))
+    # Each pixel takes the smallest number around it until no number changes.
+    labels, _ = tf.while_loop(lambda _, moved: moved, take_smallest_neighbour, (places, tf.constant(True)))
     is_first = tf.reshape(tf.equal(labels, places) & ~background, [-1])
     numbers = tf.gather(tf.cumsum(tf.cast(is_first, tf.int32)), labels)
     found = tf.where(background, tf.zeros_like(numbers), numbers)

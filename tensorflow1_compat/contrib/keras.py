@@ -1,4 +1,4 @@
-"""`tf.contrib.keras`: Keras, as `tf.keras`."""
+"""`tf.contrib.keras`, which is now `tf.keras`."""
 
 from npu_bridge.base.tf_internals.contrib import keras_of_1
 

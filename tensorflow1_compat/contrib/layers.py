@@ -1,4 +1,4 @@
-"""`tf.contrib.layers`: TF-Slim's layers, and the feature columns and embeddings that TF-Slim did not keep."""
+"""`tf.contrib.layers`: TF-Slim's layers, and feature columns and embeddings that TF-Slim lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ utils = tf_slim.layers.utils
 
 
 def real_valued_column(column_name, dimension=1, default_value=None, dtype=tf.float32, normalizer=None):
-    """Returns a numeric feature of `dimension` values; None, for a variable-length row, is not supported."""
+    """Returns a numeric feature column of `dimension` values; rows of variable length (None) become one value."""
     return tf.feature_column.numeric_column(column_name, (dimension or 1,), default_value, dtype, normalizer)
 
 
@@ -30,7 +30,7 @@ def safe_embedding_lookup_sparse(
     embedding_weights, sparse_ids, sparse_weights=None, combiner=None, default_id=None, name=None,
     partition_strategy="div", max_norm=None,
 ):  # fmt: skip
-    """Calls `tf.nn.safe_embedding_lookup_sparse`; the combiner None means "mean"."""
+    """Calls `tf.nn.safe_embedding_lookup_sparse`; the default combiner is "mean"."""
     return tf.nn.safe_embedding_lookup_sparse(
         embedding_weights,
         sparse_ids,
@@ -44,14 +44,14 @@ def safe_embedding_lookup_sparse(
 
 
 def sparse_column_with_keys(column_name, keys, default_value=-1, combiner="sum", dtype=tf.string):
-    """Returns a categorical feature whose values are in a list."""
+    """Returns a categorical feature column with a list of its values."""
     return tf.feature_column.categorical_column_with_vocabulary_list(column_name, keys, dtype, default_value)
 
 
 def sparse_column_with_vocabulary_file(
     column_name, vocabulary_file, num_oov_buckets=0, vocab_size=None, default_value=-1, combiner="sum", dtype=tf.string
 ):
-    """Returns a categorical feature whose values are the lines of a file."""
+    """Returns a categorical feature column whose values are the lines of a file."""
     return tf.feature_column.categorical_column_with_vocabulary_file(
         column_name, vocabulary_file, vocab_size, num_oov_buckets, None if num_oov_buckets else default_value, dtype
     )
@@ -60,12 +60,12 @@ def sparse_column_with_vocabulary_file(
 def crossed_column(
     columns, hash_bucket_size, combiner="sum", ckpt_to_load_from=None, tensor_name_in_ckpt=None, hash_key=None
 ):
-    """Returns a categorical feature whose values are combinations of values of other features."""
+    """Returns a categorical feature column of hashed combinations of the values of other features."""
     return tf.feature_column.crossed_column(list(columns), hash_bucket_size, hash_key)
 
 
 def one_hot_column(sparse_id_column):
-    """Returns a categorical feature as numbers of occurrences."""
+    """Returns a dense column that counts each value of a categorical column."""
     return tf.feature_column.indicator_column(sparse_id_column)
 
 
@@ -73,14 +73,14 @@ def embedding_column(
     sparse_id_column, dimension, combiner="mean", initializer=None, ckpt_to_load_from=None, tensor_name_in_ckpt=None,
     max_norm=None, trainable=True,
 ):  # fmt: skip
-    """Returns a categorical feature as rows of a table."""
+    """Returns a dense column of embeddings of a categorical column's values."""
     return tf.feature_column.embedding_column(
         sparse_id_column, dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable
     )
 
 
 def weighted_sparse_column(sparse_id_column, weight_column_name, dtype=tf.float32):
-    """Returns a categorical feature with a weight for each value."""
+    """Returns a categorical column that takes the weight of each value from another feature."""
     return tf.feature_column.weighted_categorical_column(sparse_id_column, weight_column_name, dtype)
 
 
@@ -88,7 +88,7 @@ def shared_embedding_columns(
     sparse_id_columns, dimension, combiner="mean", shared_embedding_name=None, initializer=None, ckpt_to_load_from=None,
     tensor_name_in_ckpt=None, max_norm=None, trainable=True,
 ):  # fmt: skip
-    """Returns embeddings of several categorical features in one table."""
+    """Returns embedding columns of several categorical columns, which share one embedding table."""
     return tf.feature_column.shared_embedding_columns(
         sparse_id_columns, dimension, combiner, initializer, shared_embedding_name, ckpt_to_load_from,
         tensor_name_in_ckpt, max_norm, trainable,
@@ -96,19 +96,19 @@ def shared_embedding_columns(
 
 
 def sparse_column_with_hash_bucket(column_name, hash_bucket_size, combiner="sum", dtype=tf.string, hash_keys=None):
-    """Returns a categorical feature with hashed values; the embedding column around it now sets `combiner`."""
+    """Returns a categorical feature column with hashed values; `combiner` only has an effect in embedding columns."""
     return tf.feature_column.categorical_column_with_hash_bucket(column_name, hash_bucket_size, dtype)
 
 
 def sparse_column_with_integerized_feature(column_name, bucket_size, combiner="sum", dtype=tf.int64):
-    """Returns a categorical feature whose values are whole numbers in [0, bucket_size)."""
+    """Returns a categorical feature column whose values are integers in [0, bucket_size)."""
     return tf.feature_column.categorical_column_with_identity(column_name, bucket_size)
 
 
 def input_from_feature_columns(
     columns_to_tensors, feature_columns, weight_collections=None, trainable=True, scope=None, cols_to_outs=None
 ):
-    """Returns the dense features of all columns side by side: a float tensor [batch, sum of widths].
+    """Returns the concatenated dense features of all columns: a float tensor [batch, sum of widths].
 
     Graph: `<scope>/<column>_embedding/weights` for each embedding.
     """
@@ -131,8 +131,8 @@ def embed_sequence(
 
     Args:
       ids: int32 or int64 [batch, time].
-      vocab_size, embed_dim: the size of the table; both None to use an existing one (`reuse=True`).
-      unique: looks up each different id once.
+      vocab_size, embed_dim: size of the embedding table; both None to use an existing table (`reuse=True`).
+      unique: looks up each distinct id only once.
 
     Returns:
       float32 [batch, time, embed_dim].
@@ -157,7 +157,7 @@ def embed_sequence(
 
 
 def embedding_lookup_unique(params, ids, partition_strategy="mod", name=None):
-    """Calls `tf.nn.embedding_lookup` once for each different id. Shape: that of `ids`, then that of a row."""
+    """Looks up each distinct id only once; returns embeddings of shape `ids.shape + params.shape[1:]`."""
     with tf.name_scope(name, "EmbeddingLookupUnique", [params, ids]):
         ids = tf.convert_to_tensor(ids)
         different, places = tf.unique(tf.reshape(ids, [-1]))
@@ -171,9 +171,9 @@ def bow_encoder(
     ids, vocab_size, embed_dim, sparse_lookup=True, initializer=None, regularizer=None,
     trainable=True, scope=None, reuse=None,
 ):  # fmt: skip
-    """Returns the mean of a document's word embeddings: float32 [batch, embed_dim] of `ids` [batch, time].
+    """Returns the mean of each document's word embeddings, float32 [batch, embed_dim], of word ids [batch, time].
 
-    With `sparse_lookup`, ids of 0 are padding and not counted.
+    With `sparse_lookup`, ids of 0 are padding, which the mean leaves out.
     """
     with tf.variable_scope(scope, "bow_encoder", [ids], reuse=reuse):
         table = model_variable(

@@ -27,7 +27,7 @@ MutableDenseHashTable = tf.lookup.experimental.DenseHashTable
 
 
 class HashTable(lookup_ops().HashTable):
-    """`tf.lookup.StaticHashTable` that tables of one `shared_name` share, across graphs and sessions of a server."""
+    """A `tf.lookup.StaticHashTable`; tables with equal `shared_name` share their content on a server."""
 
     def __init__(self, initializer, default_value, shared_name=None, name=None):
         self._given_name = shared_name
@@ -46,13 +46,13 @@ def index_table_from_tensor(
     mapping=None, num_oov_buckets=0, default_value=-1, hasher_spec=FastHashSpec, dtype=tf.string, name=None,
     vocabulary_list=None,
 ):  # fmt: skip
-    """Returns a table from a vocabulary (1-D) to the positions of its entries."""
+    """Returns a table that maps the entries of a vocabulary (1-D) to their positions."""
     vocabulary = vocabulary_list if mapping is None else mapping
     return lookup_ops().index_table_from_tensor(vocabulary, num_oov_buckets, default_value, hasher_spec, dtype, name)
 
 
 def index_to_string_table_from_tensor(mapping=None, default_value="UNK", name=None, vocabulary_list=None):
-    """Returns a table from positions (int64) to a vocabulary's entries."""
+    """Returns a table that maps positions (int64) to the entries of a vocabulary."""
     return lookup_ops().index_to_string_table_from_tensor(
         vocabulary_list if mapping is None else mapping, default_value, name
     )
@@ -73,10 +73,10 @@ def string_to_index_table_from_tensor(
 
 
 def index_to_string(tensor, mapping, default_value="UNK", name=None):
-    """Returns the vocabulary's entries at positions (int64). `tf.tables_initializer()` initialises the table."""
+    """Returns the vocabulary entries at positions (int64); run `tf.tables_initializer()` first."""
     return lookup_ops().index_to_string_table_from_tensor(mapping, default_value).lookup(tensor, name)
 
 
 def string_to_index(tensor, mapping, default_value=-1, name=None):
-    """Returns the positions of strings in the vocabulary. `tf.tables_initializer()` initialises the table."""
+    """Returns the positions of strings in a vocabulary; run `tf.tables_initializer()` first."""
     return lookup_ops().index_table_from_tensor(mapping, default_value=default_value).lookup(tensor, name)

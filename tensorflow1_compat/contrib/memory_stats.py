@@ -1,4 +1,4 @@
-"""`tf.contrib.memory_stats`: the memory of the first GPU, or of the process without a GPU."""
+"""`tf.contrib.memory_stats`: memory in use on the first GPU; without a GPU, memory of the process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from npu_bridge.base.machine import memory_now, peak_memory
 
 
-def _measured(name, of_gpu, of_process):
+def _measurement(name, of_gpu, of_process):
     def measure():
         if tf.config.list_physical_devices("GPU"):
             return tf.config.experimental.get_memory_info("GPU:0")[of_gpu]
@@ -19,10 +19,10 @@ def _measured(name, of_gpu, of_process):
 
 
 def BytesInUse():
-    """Returns the bytes in use: an int64 scalar, measured anew in each run."""
-    return _measured("BytesInUse", "current", memory_now)
+    """Returns the number of bytes in use, an int64 scalar that each session run measures again."""
+    return _measurement("BytesInUse", "current", memory_now)
 
 
 def MaxBytesInUse():
-    """Returns the peak of `BytesInUse`, measured likewise."""
-    return _measured("MaxBytesInUse", "peak", peak_memory)
+    """Returns the peak number of bytes in use, an int64 scalar that each session run measures again."""
+    return _measurement("MaxBytesInUse", "peak", peak_memory)

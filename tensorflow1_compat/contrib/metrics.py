@@ -1,4 +1,4 @@
-"""`tf.contrib.metrics`: streaming metrics: (value, update op)."""
+"""`tf.contrib.metrics`: streaming metrics, functions that return (value, update op)."""
 
 import tensorflow.compat.v1 as tf
 from tf_slim.metrics import *

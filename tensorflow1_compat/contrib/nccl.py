@@ -1,11 +1,11 @@
-"""`tf.contrib.nccl`: reductions over the devices of one process, as plain sums."""
+"""`tf.contrib.nccl`: reductions over tensors of one process, computed by plain TensorFlow operators."""
 
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
 
-def _for_all(combine, tensors):
+def _reduce_for_each_device(combine, tensors):
     combined = combine(tensors)
     results = []
     for tensor in tensors:
@@ -15,30 +15,30 @@ def _for_all(combine, tensors):
 
 
 def all_sum(tensors):
-    """Returns the sum, once for each device."""
-    return _for_all(tf.add_n, tensors)
+    """Returns a list with the sum of the tensors for each device."""
+    return _reduce_for_each_device(tf.add_n, tensors)
 
 
 def all_prod(tensors):
-    """Returns the product, once for each device."""
-    return _for_all(lambda each: tf.reduce_prod(tf.stack(each), 0), tensors)
+    """Returns a list with the product of the tensors for each device."""
+    return _reduce_for_each_device(lambda each: tf.reduce_prod(tf.stack(each), 0), tensors)
 
 
 def all_min(tensors):
-    """Returns the least values, once for each device."""
-    return _for_all(lambda each: tf.reduce_min(tf.stack(each), 0), tensors)
+    """Returns a list with the elementwise minimum of the tensors for each device."""
+    return _reduce_for_each_device(lambda each: tf.reduce_min(tf.stack(each), 0), tensors)
 
 
 def all_max(tensors):
-    """Returns the greatest values, once for each device."""
-    return _for_all(lambda each: tf.reduce_max(tf.stack(each), 0), tensors)
+    """Returns a list with the elementwise maximum of the tensors for each device."""
+    return _reduce_for_each_device(lambda each: tf.reduce_max(tf.stack(each), 0), tensors)
 
 
 def reduce_sum(tensors):
-    """Returns the sum."""
+    """Returns the sum of the tensors."""
     return tf.add_n(tensors)
 
 
 def broadcast(tensor):
-    """Returns the tensor unchanged; TensorFlow copies it to its readers."""
+    """Returns the tensor unchanged; TensorFlow copies the tensor to devices that read it."""
     return tf.identity(tensor)

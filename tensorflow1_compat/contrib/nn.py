@@ -1,4 +1,4 @@
-"""`tf.contrib.nn`: more operators for networks."""
+"""`tf.contrib.nn`: additional operators for neural networks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _DROPPED = 1.7580993408473766
 def conv1d_transpose(
     input, filters, output_shape, strides, padding="SAME", data_format="NWC", dilations=None, name=None
 ):
-    """Computes the gradient of a 1-D convolution: [batch, width, channels] to `output_shape`."""
+    """Computes a transposed 1-D convolution, from [batch, width, channels] to `output_shape`."""
     return _conv1d_transpose(input, filters, output_shape, strides, padding, data_format, dilations, name)
 
 
 def alpha_dropout(x, keep_prob, noise_shape=None, seed=None, name=None):
-    """Applies dropout that keeps mean and variance of self-normalising networks (Klambauer and others)."""
+    """Applies dropout that preserves the mean and variance in self-normalising networks (Klambauer and others)."""
     with tf.name_scope(name, "alpha_dropout", [x]):
         x = tf.convert_to_tensor(x)
         known = tf.get_static_value(tf.convert_to_tensor(keep_prob, x.dtype))

@@ -1,4 +1,4 @@
-"""`tf.contrib.predictor`: a session around a saved model, called with arrays."""
+"""`tf.contrib.predictor`: callable objects that compute predictions of a saved model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tensorflow.compat.v1 as tf
 
 
 class _Predictor:
-    """A predictor: takes a dict of arrays and returns a dict of arrays; it keeps its session.
+    """A predictor with an open session: a call takes a dict of arrays and returns a dict of arrays.
 
     Attributes:
-      session, graph: of the model.
-      feed_tensors, fetch_tensors: name -> tensor.
+      session, graph: session and graph of the model.
+      feed_tensors, fetch_tensors: input name -> tensor, and output name -> tensor.
     """
 
     def __init__(self, session, feed_tensors, fetch_tensors):
@@ -27,8 +27,8 @@ class _Predictor:
         return self.session.run(self.fetch_tensors, feeds)
 
 
-def _of_names(session, inputs, outputs):
-    """Returns a predictor for tensors given by name."""
+def _make_predictor(session, inputs, outputs):
+    """Returns a predictor for input and output tensors given by name."""
     find = session.graph.get_tensor_by_name
     return _Predictor(
         session, {key: find(name) for key, name in inputs.items()}, {key: find(name) for key, name in outputs.items()}
@@ -43,24 +43,25 @@ def from_saved_model(
 
     Args:
       export_dir: the model's folder.
-      signature_def_key: by default "serving_default"; or `signature_def`; or `input_names` and `output_names`, dicts of
-      tensor names.
-      tags: of the MetaGraphDef, separated by commas; by default "serve".
-      graph, config: for the session.
+      signature_def_key: name of the signature; default: "serving_default".
+      signature_def: a signature that replaces `signature_def_key`.
+      input_names, output_names: dicts of tensor names that replace the signature.
+      tags: tags of the MetaGraphDef, separated by commas; default: "serve".
+      graph, config: graph and ConfigProto of the session.
     """
     session = tf.Session(graph=graph or tf.Graph(), config=config)
     with session.graph.as_default():
         tags = tags.split(",") if isinstance(tags, str) else list(tags or ["serve"])
         model = tf.saved_model.loader.load(session, tags, export_dir)
     if input_names is not None or output_names is not None:
-        return _of_names(session, input_names, output_names)
+        return _make_predictor(session, input_names, output_names)
     key = signature_def_key or "serving_default"
     if signature_def is None and key not in model.signature_def:
         raise ValueError(f"from_saved_model: no signature {key!r}. Expected one of {sorted(model.signature_def)}.")
     signature = signature_def or model.signature_def[key]
     inputs = {name: info.name for name, info in signature.inputs.items()}
     outputs = {name: info.name for name, info in signature.outputs.items()}
-    return _of_names(session, inputs, outputs)
+    return _make_predictor(session, inputs, outputs)
 
 
 def from_estimator(estimator, serving_input_receiver_fn, output_key=None, graph=None, config=None):

@@ -1,7 +1,7 @@
-"""`tf.contrib.quantize`: trainings that include the rounding of 8-bit weights and activations.
+"""`tf.contrib.quantize`: quantisation-aware training with 8-bit weights and activations.
 
-Fake quantisation is inserted between a layer's weights and its operator, and after its bias and activation. Batch norms
-are not folded into weights: the rounding fits a model that keeps them, and the first call prints a line about it.
+Fake quantisation is inserted between a layer's weights and its operator, and after the layer's bias and activation.
+Batch norms are not folded into weights, so the deployed model must keep them; the first call logs a warning about this.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 
 
 def create_training_graph(input_graph=None, quant_delay=0):
-    """Rewrites a training graph in place, before its gradients are made.
+    """Rewrites a training graph in place; call this function before gradients are computed.
 
     Args:
-      input_graph: None for the default graph.
-      quant_delay: global steps before values are rounded; ranges are tracked from the start.
+      input_graph: the graph; None for the default graph.
+      quant_delay: number of global steps before values are rounded; ranges are measured from the start.
 
     Graph: `<layer>/weights_quant/min|max`, `<layer>/act_quant/min|max` and the moving averages of the latter.
     """
@@ -33,40 +33,40 @@ def create_training_graph(input_graph=None, quant_delay=0):
 
 
 def create_eval_graph(input_graph=None):
-    """Rewrites an evaluation graph in place: rounds with the ranges from the training."""
+    """Rewrites an evaluation graph in place, which then rounds with the ranges measured in training."""
     _rewrite(input_graph, False, 8, 8, None, None)
 
 
 def experimental_create_training_graph(
     input_graph=None, weight_bits=8, activation_bits=8, symmetric=False, quant_delay=0, freeze_bn_delay=None, scope=None
 ):
-    """Works as `create_training_graph`, with other numbers of bits (2 to 16) and within a name scope."""
+    """Rewrites a training graph like `create_training_graph`, with 2 to 16 bits, and only within a name scope."""
     _rewrite(input_graph, True, weight_bits, activation_bits, quant_delay, scope, symmetric)
 
 
 def experimental_create_eval_graph(
     input_graph=None, weight_bits=8, activation_bits=8, symmetric=False, quant_delay=None, scope=None
 ):
-    """Works as `create_eval_graph`, with other numbers of bits (2 to 16) and within a name scope."""
+    """Rewrites an evaluation graph like `create_eval_graph`, with 2 to 16 bits, and only within a name scope."""
     _rewrite(input_graph, False, weight_bits, activation_bits, quant_delay, scope, symmetric)
 
 
 def _rewrite(graph, is_training, weight_bits, activation_bits, quant_delay, scope, symmetric=False):
     graph = graph or tf.get_default_graph()
     with graph.as_default():
-        layers = [op for op in graph.get_operations() if op.type in _QUANTIZABLE and _weight_of(op) is not None]
+        layers = [op for op in graph.get_operations() if op.type in _QUANTIZABLE and _find_weight(op) is not None]
         for op in layers:
             if scope and not op.name.startswith(scope):
                 continue
             context = op.name.rsplit("/", 1)[0] if "/" in op.name else op.name
-            weight = _weight_of(op)
-            rounded = _weights_quantized(weight, f"{context}/weights_quant", weight_bits, is_training, quant_delay)
+            weight = _find_weight(op)
+            rounded = _quantize_weights(weight, f"{context}/weights_quant", weight_bits, is_training, quant_delay)
             update_input(op, 1, rounded)
             _quantize_output(op, context, activation_bits, is_training, quant_delay, symmetric)
 
 
-def _weight_of(op):
-    """Returns the tensor that reads the weights of a layer; None if they are not a variable."""
+def _find_weight(op):
+    """Returns the tensor through which a layer reads its weights; None if the weights are not a variable."""
     tensor = op.inputs[1]
     source = tensor.op
     while source.type in ("Identity", "Cast") and source.inputs:
@@ -75,7 +75,7 @@ def _weight_of(op):
     return tensor if is_variable and op.name.split("/")[0] != "gradients" else None
 
 
-def _range(scope, low, high, is_training):
+def _make_range(scope, low, high, is_training):
     with tf.variable_scope("", reuse=tf.AUTO_REUSE):
         collections = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
         return [
@@ -85,21 +85,21 @@ def _range(scope, low, high, is_training):
         ]  # fmt: skip
 
 
-def _delayed(tensor, rounded, quant_delay):
+def _delay(tensor, rounded, quant_delay):
     if not quant_delay:
         return rounded
     step = tf.train.get_or_create_global_step()
     return tf.cond(step >= quant_delay, lambda: rounded, lambda: tensor)
 
 
-def _weights_quantized(tensor, scope, bits, is_training, quant_delay):
-    low, high = _range(scope, -6.0, 6.0, is_training)
+def _quantize_weights(tensor, scope, bits, is_training, quant_delay):
+    low, high = _make_range(scope, -6.0, 6.0, is_training)
     with tf.name_scope(f"{scope}/"):
         if is_training:
             low = tf.assign(low, tf.minimum(tf.reduce_min(tensor), 0.0), name="AssignMinLast")
             high = tf.assign(high, tf.maximum(tf.reduce_max(tensor), 0.0), name="AssignMaxLast")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits, narrow_range=True)
-        return _delayed(tensor, rounded, quant_delay if is_training else None)
+        return _delay(tensor, rounded, quant_delay if is_training else None)
 
 
 def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
@@ -115,7 +115,7 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
     if tensor.dtype != tf.float32:
         return
     scope = f"{context}/act_quant"
-    low, high = _range(scope, 0.0, 6.0, is_training)
+    low, high = _make_range(scope, 0.0, 6.0, is_training)
     with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, use_resource=False):
         if is_training:
             smallest = tf.minimum(tf.reduce_min(tensor), 0.0)
@@ -126,7 +126,7 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
             low = moving_average_step(low, smallest, 0.999, "AssignMinEma")
             high = moving_average_step(high, largest, 0.999, "AssignMaxEma")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits)
-        rounded = _delayed(tensor, rounded, quant_delay if is_training else None)
+        rounded = _delay(tensor, rounded, quant_delay if is_training else None)
     for reader in readers:
         for place, each in enumerate(reader.inputs):
             if each is tensor:

@@ -1,4 +1,4 @@
-"""`tf.contrib.recurrent`: RNNs in functional style."""
+"""`tf.contrib.recurrent`: functions that run recurrent cells over sequences."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def functional_rnn(
     cell, inputs, sequence_length=None, initial_state=None, dtype=None, time_major=False, scope=None,
     use_tpu=False, reverse=False,
 ):  # fmt: skip
-    """Calls `tf.nn.dynamic_rnn`, from the end to the start with `reverse`; `use_tpu` has no effect."""
+    """Calls `tf.nn.dynamic_rnn`; `reverse` runs from the end of each sequence to its start. `use_tpu` has no effect."""
 
-    def turned(tensor):
+    def reversed_if_requested(tensor):
         return reversed_in_time(tensor, sequence_length, 0 if time_major else 1) if reverse else tensor
 
     outputs, state = tf.nn.dynamic_rnn(
-        cell, turned(inputs), sequence_length, initial_state, dtype, time_major=time_major, scope=scope
+        cell, reversed_if_requested(inputs), sequence_length, initial_state, dtype, time_major=time_major, scope=scope
     )
-    return turned(outputs), state
+    return reversed_if_requested(outputs), state
 
 
 def bidirectional_functional_rnn(

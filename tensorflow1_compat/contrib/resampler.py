@@ -1,4 +1,4 @@
-"""`tf.contrib.resampler`."""
+"""`tf.contrib.resampler`: samples images at arbitrary points."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tensorflow.compat.v1 as tf
 
 
 def resampler(data, warp, name="resampler"):
-    """Samples images bilinearly.
+    """Samples images at points, with bilinear interpolation.
 
     Args:
       data: float [batch, height, width, channels].
-      warp: float [batch, ..., 2]: (x, y) in pixels; values outside the image are 0.
+      warp: points, float [batch, ..., 2], as (x, y) in pixels; samples outside the image are 0.
 
     Returns:
       [batch, ..., channels].

@@ -1,3 +1,3 @@
-"""`tf.contrib.signal`: it became `tf.signal`."""
+"""`tf.contrib.signal`, which is now `tf.signal`."""
 
 from tensorflow.compat.v1.signal import *

@@ -1,4 +1,4 @@
-"""`tf.contrib.sparsemax`: a softmax that can give zeros, and its loss (Martins and Astudillo)."""
+"""`tf.contrib.sparsemax`: a sparse alternative to softmax, and its loss (Martins and Astudillo)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 
 def sparsemax(logits, name=None):
-    """Returns the nearest point to `logits` [batch, classes] among probabilities. A row with a NaN or +inf is NaN."""
+    """Projects `logits` [batch, classes] onto probability distributions. Rows that contain NaN or +inf become NaN."""
     with tf.name_scope(name, "sparsemax", [logits]):
         logits = tf.convert_to_tensor(logits, name="logits")
         ordered = tf.sort(logits, axis=1, direction="DESCENDING")
@@ -23,7 +23,13 @@ def sparsemax(logits, name=None):
 
 
 def sparsemax_loss(logits, sparsemax, labels, name=None):
-    """Returns the loss of `sparsemax`, which is `sparsemax(logits)`, against probabilities: [batch]."""
+    """Returns the sparsemax loss, [batch].
+
+    Args:
+      logits: float [batch, classes].
+      sparsemax: the result of `sparsemax(logits)`.
+      labels: target probabilities, [batch, classes].
+    """
     with tf.name_scope(name, "sparsemax_loss", [logits, sparsemax, labels]):
         logits, sparsemax, labels = (tf.convert_to_tensor(each) for each in (logits, sparsemax, labels))
         nothing = tf.zeros_like(logits)

@@ -1,3 +1,3 @@
-"""`tf.contrib.staging`."""
+"""`tf.contrib.staging`: `StagingArea`."""
 
 from tensorflow.python.ops.data_flow_ops import StagingArea

@@ -1,4 +1,4 @@
-"""`tf.contrib.stateless`: random numbers that are functions of a seed [2]; they became `tf.random.stateless_*`."""
+"""`tf.contrib.stateless`, which is now `tf.random.stateless_*`: random numbers determined by a seed of shape [2]."""
 
 from tensorflow.compat.v1.random import stateless_multinomial, stateless_truncated_normal
 from tensorflow.compat.v1.random import stateless_normal as stateless_random_normal

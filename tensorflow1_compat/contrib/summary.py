@@ -1,4 +1,4 @@
-"""`tf.contrib.summary`: summaries that a session's run writes itself."""
+"""`tf.contrib.summary`: operators that write summaries when a session runs them."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ record_summaries_if = tf.compat.v2.summary.record_if
 
 
 def all_summary_ops():
-    """Returns the default graph's operations that write summaries; None when executing eagerly."""
+    """Returns the operations of the default graph that write summaries; None in eager execution."""
     return None if tf.executing_eagerly() else summary_operators()

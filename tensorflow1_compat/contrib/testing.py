@@ -9,11 +9,11 @@ import tensorflow.compat.v1 as tf
 
 
 def latest_events(base_dir):
-    """Returns the events of a folder's newest event file."""
+    """Returns the events in the newest event file of a folder."""
     files = sorted(glob.glob(os.path.join(base_dir, "events.*")), key=os.path.getmtime)
     return list(tf.train.summary_iterator(files[-1]))
 
 
 def latest_summaries(base_dir):
-    """Returns the `latest_events` that have a summary."""
+    """Returns the events with a summary in the newest event file of a folder."""
     return [event for event in latest_events(base_dir) if event.HasField("summary")]

@@ -1,4 +1,4 @@
-"""`tf.contrib.util`: constants of tensors, protocol buffers, files."""
+"""`tf.contrib.util`: functions for constant tensors, protocol buffers and files."""
 
 from tensorflow.compat.v1 import make_ndarray, make_tensor_proto
 from tensorflow.python.framework.tensor_util import constant_value

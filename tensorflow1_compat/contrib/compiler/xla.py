@@ -6,7 +6,7 @@ from tensorflow1_compat.contrib.tpu.ops import rewrite
 
 
 def compile(computation, inputs=None):
-    """Returns the outputs of `computation(*inputs)` as a list; every output waits for all returned operations."""
+    """Returns a list of the tensors that `computation(*inputs)` returns; they wait for operations that it returns."""
     return rewrite(computation, inputs)
 
 

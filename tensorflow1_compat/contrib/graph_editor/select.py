@@ -18,7 +18,7 @@ def can_be_regex(obj):
 
 
 def make_regex(obj):
-    """Compiles a regular expression; raises ValueError for objects that are neither strings nor compiled expressions."""
+    """Compiles a regular expression; raises ValueError unless it is a string or already compiled."""
     if not can_be_regex(obj):
         raise ValueError(f"make_regex: expected a regular expression; got {obj!r}.")
     return re.compile(obj)
@@ -83,8 +83,7 @@ def select_ts(*args, graph=None, positive_filter=None, **_):
 
 
 def select_ops_and_ts(*args, **kwargs):
-    """Returns operations and tensors, given as objects and as regular expressions; for tensors these begin with `(?#ts)`.
-    """
+    """Returns operations and tensors, given as objects or regular expressions; `(?#ts)` begins those for tensors."""
 
     def selects_tensors(arg):
         return arg.startswith(_TENSOR_PREFIX) if isinstance(arg, str) else tf.is_tensor(arg)
@@ -113,11 +112,10 @@ def _successors(op, control_outputs=None):
 
 
 def get_ops_ios(ops, control_inputs=False, control_outputs=None, control_ios=None):
-    """Returns the neighbours of operations: the operations whose outputs they read, and the operations that read theirs.
-    """
+    """Returns the neighbours of operations: operations that provide their inputs or read their outputs."""
     inputs, outputs = check_cios(control_inputs, control_outputs, control_ios)
-    neighbours_of = [each for op in make_list_of_op(ops) for each in (*_predecessors(op, inputs), *_successors(op, outputs))]
-    return list(dict.fromkeys(neighbours_of))
+    found = [each for op in make_list_of_op(ops) for each in (*_predecessors(op, inputs), *_successors(op, outputs))]
+    return list(dict.fromkeys(found))
 
 
 def compute_boundary_ts(ops):
@@ -136,9 +134,9 @@ def _reachable_ops(seeds, neighbours, within_ops, stop_at=(), inclusive=True, wi
     stops = set(stop_at)
 
     def next_ops(op):
-        neighbours_of = [] if op in stops else neighbours(op)
-        neighbours_of = [other for other in neighbours_of if within_ops_fn is None or within_ops_fn(other)]
-        return [other for other in neighbours_of if limits is None or other in limits]
+        found = [] if op in stops else neighbours(op)
+        found = [other for other in found if within_ops_fn is None or within_ops_fn(other)]
+        return [other for other in found if limits is None or other in limits]
 
     found = list(_search(seeds, next_ops))
     return found if inclusive else [op for op in found if op not in seeds]

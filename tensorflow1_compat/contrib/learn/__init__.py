@@ -1,4 +1,4 @@
-"""`tf.contrib.learn`: the estimators before `tf.estimator`, their loops, and data sets."""
+"""`tf.contrib.learn`: predecessors of `tf.estimator`, their training loops, and data sets."""
 
 import tensorflow.compat.v1 as tf
 from tensorflow.compat.v1.estimator import (

@@ -1,4 +1,4 @@
-"""Holds a training with its evaluation as one object, and the settings of its sessions."""
+"""Defines `Experiment`, which trains and evaluates an estimator, and `RunConfig`, its session settings."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import tensorflow.compat.v1 as tf
 
 
 class RunConfig(tf.estimator.RunConfig):
-    """A `tf.estimator.RunConfig` whose sessions can also be described by single numbers.
+    """A `tf.estimator.RunConfig` with additional arguments for session settings.
 
     Args:
-      num_cores: threads within and between operators; 0 for the number of processors.
+      num_cores: number of threads within and between operators; 0 for the number of processors.
       log_device_placement, gpu_memory_fraction: as in a ConfigProto.
-      session_config: instead of these three.
-      master, evaluation_master, session_creation_timeout_secs: accepted; `TF_CONFIG` describes clusters.
-      Others: as in `tf.estimator.RunConfig`; a checkpoint every 600 seconds unless steps are given.
+      session_config: a ConfigProto that replaces the previous three arguments.
+      master, evaluation_master, session_creation_timeout_secs: no effect; `TF_CONFIG` describes clusters.
+      Others: as in `tf.estimator.RunConfig`. The default is a checkpoint every 600 seconds.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class RunConfig(tf.estimator.RunConfig):
 
 
 class Experiment:
-    """An estimator with its input functions.
+    """An estimator with input functions and settings for training and evaluation.
 
     Args:
       estimator: a `tf.estimator.Estimator`.
       train_input_fn, eval_input_fn: functions without arguments.
-      train_steps, eval_steps: numbers of steps; None for all available.
-      train_monitors, eval_hooks: session hooks.
-      eval_delay_secs, min_eval_frequency, continuous_eval_throttle_secs: when the training is evaluated.
-      export_strategies: exporters.
+      train_steps, eval_steps: number of steps; None runs to the end of the input.
+      train_monitors, eval_hooks: session hooks for training and for evaluation.
+      eval_delay_secs, min_eval_frequency, continuous_eval_throttle_secs: determine when evaluations run.
+      export_strategies: exporters that run after evaluations.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Experiment:
     ):  # fmt: skip
         self._estimator, self._train_input_fn, self._eval_input_fn = estimator, train_input_fn, eval_input_fn
         if eval_metrics:
-            self._estimator = tf.estimator.add_metrics(estimator, _metrics_of(eval_metrics))
+            self._estimator = tf.estimator.add_metrics(estimator, _make_metric_fn(eval_metrics))
         self._train_steps, self._eval_steps = train_steps, eval_steps
         self._train_hooks, self._eval_hooks = list(train_monitors or []), list(eval_hooks or [])
         self._delay_secs, self._throttle_secs = eval_delay_secs, continuous_eval_throttle_secs
@@ -83,12 +83,12 @@ class Experiment:
 
     @property
     def train_steps(self):
-        """Steps of a training."""
+        """Number of training steps; None trains to the end of the input."""
         return self._train_steps
 
     @property
     def eval_steps(self):
-        """Steps of an evaluation."""
+        """Number of evaluation steps; None evaluates to the end of the input."""
         return self._eval_steps
 
     def extend_train_hooks(self, additional_hooks):
@@ -96,7 +96,7 @@ class Experiment:
         self._train_hooks.extend(additional_hooks)
 
     def train(self, delay_secs=None):
-        """Trains up to `train_steps` of the global step."""
+        """Trains until the global step reaches `train_steps`."""
         return self._estimator.train(
             self._train_input_fn, hooks=self._train_hooks, max_steps=self._train_steps, saving_listeners=self._listeners
         )
@@ -106,7 +106,7 @@ class Experiment:
         return self._estimator.evaluate(self._eval_input_fn, self._eval_steps, self._eval_hooks, name=name)
 
     def train_and_evaluate(self):
-        """Trains, and evaluates during the training and at its end: (metrics, results of exporters)."""
+        """Trains and evaluates, during training and at its end; returns (metrics, results of exporters)."""
         train = tf.estimator.TrainSpec(self._train_input_fn, self._train_steps, self._train_hooks)
         evaluation = tf.estimator.EvalSpec(
             self._eval_input_fn, self._eval_steps, hooks=self._eval_hooks, exporters=self._exporters,
@@ -119,12 +119,12 @@ class Experiment:
         return self.train_and_evaluate()
 
     def test(self):
-        """Runs one step of training and one of evaluation."""
+        """Runs one training step and one evaluation step."""
         self._estimator.train(self._train_input_fn, steps=1, hooks=self._train_hooks)
         return self._estimator.evaluate(self._eval_input_fn, 1, self._eval_hooks, name="one_pass")
 
 
-def _metrics_of(specs):
+def _make_metric_fn(specs):
     def metric_fn(labels, predictions, features):
         return {
             name: spec.create_metric_ops(features, labels, predictions)

@@ -7,9 +7,10 @@ def run(experiment_fn, output_dir=None, schedule=None, run_config=None, hparams=
     """Makes an experiment and runs one of its methods.
 
     Args:
-      experiment_fn: `(output_dir)`, or `(run_config, hparams)` if `run_config` is given.
-      output_dir: folder of the model, if `run_config` is not given.
-      schedule: name of the method; default: `train_and_evaluate`.
+      experiment_fn: function that makes the experiment; called with `output_dir`, or with `run_config` and `hparams` if
+        `run_config` is given.
+      output_dir: folder of the model; required without `run_config`.
+      schedule: name of the method to run; default: `train_and_evaluate`.
     """
     if run_config is not None:
         experiment = experiment_fn(run_config, hparams)

@@ -1,4 +1,4 @@
-"""Holds the arguments and results of model functions before `tf.estimator`."""
+"""Defines the arguments and results of model functions of `tf.contrib.learn`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ModeKeys:
 
 
 class PredictionKey:
-    """Names of predictions."""
+    """Keys of the dict of predictions."""
 
     CLASSES, PROBABILITIES, LOGITS = "classes", "probabilities", "logits"
     LOGISTIC, SCORES, TOP_K, GENERIC = "logistic", "scores", "top_k", "output"
 
 
 class ProblemType:
-    """Kinds of problems."""
+    """Kinds of learning problems."""
 
     UNSPECIFIED, CLASSIFICATION, LINEAR_REGRESSION, LOGISTIC_REGRESSION = 0, 1, 2, 3
 
@@ -38,14 +38,14 @@ InputFnOps = collections.namedtuple("InputFnOps", ("features", "labels", "defaul
 
 
 class MetricSpec:
-    """A metric of some predictions, labels and weights: `metric_fn(predictions, labels, weights)`."""
+    """A metric function with the keys of the predictions, labels and weights that it takes."""
 
     def __init__(self, metric_fn, prediction_key=None, label_key=None, weight_key=None):
         self.metric_fn, self.prediction_key = metric_fn, prediction_key
         self.label_key, self.weight_key = label_key, weight_key
 
     def create_metric_ops(self, inputs, labels, predictions):
-        """Returns the result of `metric_fn` for the tensors that the keys name."""
+        """Calls `metric_fn` with the predictions, labels and weights of the given keys; returns the result."""
 
         def pick(values, key):
             if isinstance(values, dict):
@@ -68,7 +68,7 @@ def ModelFnOps(
 
 
 def build_parsing_serving_input_fn(feature_spec, default_batch_size=None):
-    """Returns a function that makes placeholders for serialised tf.Examples and parses them: `InputFnOps`."""
+    """Returns a function that builds placeholders for serialised tf.Examples with a parser, as `InputFnOps`."""
 
     def input_fn():
         examples = tf.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
@@ -78,5 +78,5 @@ def build_parsing_serving_input_fn(feature_spec, default_batch_size=None):
 
 
 def infer_real_valued_columns_from_input(x):
-    """Returns a list with the numeric column of a matrix of features."""
+    """Returns a list with one numeric feature column for a matrix of features."""
     return [tf.feature_column.numeric_column("", shape=(x.shape[1],))]

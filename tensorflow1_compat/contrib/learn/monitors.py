@@ -1,4 +1,4 @@
-"""`tf.contrib.learn.monitors`: monitors, the predecessors of hooks."""
+"""`tf.contrib.learn.monitors`: monitors, which are predecessors of session hooks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ LoggingTrainable = tf.train.LoggingTensorHook
 
 
 def PrintTensor(tensor_names, every_n=100, first_n=1):
-    """Prints tensors at an interval of steps."""
+    """Returns a hook that prints tensors every `every_n` steps."""
     return tf.train.LoggingTensorHook(tensor_names, every_n_iter=every_n)
 
 
 def StepCounter(every_n_steps=100, output_dir=None, summary_writer=None):
-    """Counts steps per second."""
+    """Returns a hook that reports the number of steps per second."""
     return tf.train.StepCounterHook(every_n_steps, output_dir=output_dir, summary_writer=summary_writer)
 
 
 def NanLoss(loss_tensor, every_n_steps=100, fail_on_nan_loss=True):
-    """Stops a training whose loss is not a number."""
+    """Returns a hook that stops the training if the loss is NaN."""
     return tf.train.NanTensorHook(loss_tensor, fail_on_nan_loss)
 
 
 class ValidationMonitor(tf.train.SessionRunHook):
-    """Evaluates an estimator (set by `set_estimator`) at an interval of steps."""
+    """A hook that evaluates an estimator every few steps; `set_estimator` sets the estimator."""
 
     def __init__(
         self, x=None, y=None, input_fn=None, batch_size=None, eval_steps=None, every_n_steps=100, metrics=None,
@@ -60,7 +60,7 @@ class ValidationMonitor(tf.train.SessionRunHook):
 
 
 def replace_monitors_with_hooks(monitors_or_hooks, estimator):
-    """Returns a list of hooks; monitors among them then know their estimator."""
+    """Returns monitors and hooks as a list of hooks; calls `set_estimator` of each monitor."""
     for each in monitors_or_hooks or []:
         if hasattr(each, "set_estimator"):
             each.set_estimator(estimator)

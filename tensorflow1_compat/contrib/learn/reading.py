@@ -1,4 +1,4 @@
-"""Reads batches of serialised examples from files."""
+"""Reads batches of serialised tf.Examples from files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def read_batch_examples(
     file_pattern, batch_size, reader=tf.TFRecordReader, randomize_input=True, num_epochs=None, queue_capacity=10000,
     num_threads=1, read_batch_size=1, parse_fn=None, name=None, seed=None,
 ):  # fmt: skip
-    """Returns batches of serialised examples: a string tensor [batch]."""
+    """Returns a batch of serialised tf.Examples from files: a string tensor [batch]."""
     files = tf.data.Dataset.list_files(file_pattern, shuffle=randomize_input, seed=seed)
     examples = files.flat_map(tf.data.TFRecordDataset)
     if randomize_input:
@@ -25,7 +25,7 @@ def read_batch_features(
     queue_capacity=10000, feature_queue_capacity=100, reader_num_threads=1, num_enqueue_threads=2, parse_fn=None,
     name=None, read_batch_size=None,
 ):  # fmt: skip
-    """Returns batches of parsed examples: a dict of tensors by name."""
+    """Returns a batch of parsed tf.Examples from files: a dict from feature names to tensors."""
     examples = read_batch_examples(
         file_pattern, batch_size, reader, randomize_input, num_epochs, queue_capacity, parse_fn=parse_fn, name=name
     )

@@ -1,4 +1,4 @@
-"""`tf.contrib.legacy_seq2seq`: decoders unrolled over lists of time steps, and models of them."""
+"""`tf.contrib.legacy_seq2seq`: decoders unrolled over lists of time steps, and models that use these decoders."""
 
 from tensorflow1_compat.contrib.legacy_seq2seq.decoders import (
     attention_decoder,

@@ -1,4 +1,4 @@
-"""Decoders over lists of time steps, and their losses."""
+"""Defines decoders over lists of time steps, and losses for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def sequence_loss_by_example(
     """Returns the weighted cross entropy of each sequence.
 
     Args:
-      logits: list over time of [batch, classes].
-      targets, weights: lists over time of [batch].
-      average_across_timesteps: divides by the sum of the weights.
+      logits: list with a tensor [batch, classes] for each time step.
+      targets, weights: lists with a tensor [batch] for each time step.
+      average_across_timesteps: whether to divide by the sum of the weights.
       softmax_loss_function: `(labels=, logits=) -> [batch]`; default: sparse softmax cross entropy.
 
     Returns:
@@ -40,7 +40,7 @@ def sequence_loss(
     logits, targets, weights, average_across_timesteps=True, average_across_batch=True, softmax_loss_function=None,
     name=None,
 ):  # fmt: skip
-    """Sums `sequence_loss_by_example` to a scalar, divided by the batch with `average_across_batch`."""
+    """Returns the sum of `sequence_loss_by_example` over the batch; with `average_across_batch`, the mean."""
     with tf.name_scope(name, "sequence_loss", [*logits, *targets, *weights]):
         cost = tf.reduce_sum(
             sequence_loss_by_example(logits, targets, weights, average_across_timesteps, softmax_loss_function)
@@ -49,7 +49,7 @@ def sequence_loss(
 
 
 def rnn_decoder(decoder_inputs, initial_state, cell, loop_function=None, scope=None):
-    """Runs a cell over a list of inputs; `loop_function(previous output, step)` makes the next input, if given."""
+    """Runs a cell over a list of inputs; `loop_function(previous output, step)`, if given, makes the next input."""
     with tf.variable_scope(scope or "rnn_decoder"):
         state, outputs = initial_state, []
         for step, inputs in enumerate(decoder_inputs):
@@ -64,7 +64,7 @@ def rnn_decoder(decoder_inputs, initial_state, cell, loop_function=None, scope=N
 
 
 def basic_rnn_seq2seq(encoder_inputs, decoder_inputs, cell, dtype=tf.float32, scope=None):
-    """Encodes one list of inputs, decodes another with the same kind of cell: (outputs, state)."""
+    """Encodes a list of inputs and decodes another list with a copy of the cell; returns (outputs, state)."""
     with tf.variable_scope(scope or "basic_rnn_seq2seq"):
         _, state = tf.nn.static_rnn(copy.deepcopy(cell), encoder_inputs, dtype=dtype)
         return rnn_decoder(decoder_inputs, state, cell)
@@ -74,13 +74,13 @@ def attention_decoder(
     decoder_inputs, initial_state, attention_states, cell, output_size=None, num_heads=1, loop_function=None,
     dtype=None, scope=None, initial_state_attention=False,
 ):  # fmt: skip
-    """Runs a cell that attends to `attention_states` [batch, time, depth] at each step: (outputs, state).
+    """Runs a cell that attends to `attention_states` [batch, time, depth] at each step; returns (outputs, state).
 
     Args:
-      decoder_inputs: list of [batch, width].
-      output_size: width of outputs; by default that of the cell.
-      num_heads: attention heads at each step.
-      initial_state_attention: attends once before the first step.
+      decoder_inputs: list with a tensor [batch, width] for each step.
+      output_size: width of outputs; by default the output width of the cell.
+      num_heads: number of attention heads.
+      initial_state_attention: whether to attend to `attention_states` before the first step.
     """
     if not decoder_inputs or num_heads < 1:
         raise ValueError("attention_decoder: expected at least one input and one head.")
@@ -136,10 +136,13 @@ def embedding_rnn_decoder(
     decoder_inputs, initial_state, cell, num_symbols, embedding_size, output_projection=None, feed_previous=False,
     update_embedding_for_previous=True, scope=None,
 ):  # fmt: skip
-    """Runs `rnn_decoder` over symbols (list of int32 [batch]); `feed_previous` feeds back the most likely symbol."""
+    """Runs `rnn_decoder` over symbols, a list of int32 [batch].
+
+    With `feed_previous`, the most likely symbol of a step is the input of the next step.
+    """
     with tf.variable_scope(scope or "embedding_rnn_decoder"):
         table = tf.get_variable("embedding", [num_symbols, embedding_size])
-        again = _feed_back(table, output_projection, update_embedding_for_previous) if feed_previous else None
+        again = _make_feedback(table, output_projection, update_embedding_for_previous) if feed_previous else None
         return rnn_decoder([tf.nn.embedding_lookup(table, each) for each in decoder_inputs], initial_state, cell, again)
 
 
@@ -151,7 +154,7 @@ def embedding_attention_decoder(
     """Runs `attention_decoder` over symbols; see `embedding_rnn_decoder`."""
     with tf.variable_scope(scope or "embedding_attention_decoder", dtype=dtype):
         table = tf.get_variable("embedding", [num_symbols, embedding_size])
-        again = _feed_back(table, output_projection, update_embedding_for_previous) if feed_previous else None
+        again = _make_feedback(table, output_projection, update_embedding_for_previous) if feed_previous else None
         embedded = [tf.nn.embedding_lookup(table, each) for each in decoder_inputs]
         return attention_decoder(
             embedded, initial_state, attention_states, cell, output_size or cell.output_size, num_heads, again,
@@ -159,7 +162,7 @@ def embedding_attention_decoder(
         )  # fmt: skip
 
 
-def _feed_back(table, projection, is_trained):
+def _make_feedback(table, projection, is_trained):
     def next_input(previous, _):
         logits = previous if projection is None else tf.nn.xw_plus_b(previous, projection[0], projection[1])
         embedded = tf.nn.embedding_lookup(table, tf.argmax(logits, 1))

@@ -1,4 +1,4 @@
-"""Models of an encoder and a decoder over lists of time steps."""
+"""Defines models with an encoder and a decoder over lists of time steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tensorflow1_compat.contrib.rnn.wrappers import EmbeddingWrapper, OutputProj
 
 
 def _encode(cell, inputs, symbols, size, dtype):
-    """Runs a copy of the cell over embedded symbols: (outputs, state)."""
+    """Runs a copy of the cell over embedded symbols; returns (outputs, state)."""
     return tf.nn.static_rnn(EmbeddingWrapper(copy.deepcopy(cell), symbols, size), inputs, dtype=dtype)
 
 
-def _decode(feed_previous, decoder):
-    """Calls `decoder(whether symbols are fed back, whether these train the embedding)`: (outputs, state).
+def _decode_with_feedback(feed_previous, decoder):
+    """Calls `decoder(feeds_back, trains_embedding)` and returns its (outputs, state).
 
-    `feed_previous` can be a tensor. The embedding then learns only from given symbols, as in 1.15.
+    `feeds_back` tells whether a step's most likely symbol is the next input. `trains_embedding` tells whether the
+    embedding learns from these symbols; it is False, as in 1.15, if `feed_previous` is a tensor.
     """
     if isinstance(feed_previous, bool):
         return decoder(feed_previous, True)
@@ -37,11 +38,11 @@ def embedding_rnn_seq2seq(
     encoder_inputs, decoder_inputs, cell, num_encoder_symbols, num_decoder_symbols, embedding_size,
     output_projection=None, feed_previous=False, dtype=None, scope=None,
 ):  # fmt: skip
-    """Encodes symbols (list of int32 [batch]), decodes with `embedding_rnn_decoder`: (outputs, state)."""
+    """Encodes symbols (list of int32 [batch]), and decodes with `embedding_rnn_decoder`; returns (outputs, state)."""
     with tf.variable_scope(scope or "embedding_rnn_seq2seq", dtype=dtype) as scope:
         _, state = _encode(cell, encoder_inputs, num_encoder_symbols, embedding_size, scope.dtype)
         cell = OutputProjectionWrapper(cell, num_decoder_symbols) if output_projection is None else cell
-        return _decode(feed_previous, lambda feeds_back, trains: decoders.embedding_rnn_decoder(
+        return _decode_with_feedback(feed_previous, lambda feeds_back, trains: decoders.embedding_rnn_decoder(
             decoder_inputs, state, cell, num_decoder_symbols, embedding_size, output_projection, feeds_back, trains
         ))  # fmt: skip
 
@@ -50,20 +51,20 @@ def embedding_attention_seq2seq(
     encoder_inputs, decoder_inputs, cell, num_encoder_symbols, num_decoder_symbols, embedding_size, num_heads=1,
     output_projection=None, feed_previous=False, dtype=None, scope=None, initial_state_attention=False,
 ):  # fmt: skip
-    """Encodes symbols, decodes with `embedding_attention_decoder` over the encoder's outputs: (outputs, state)."""
+    """Encodes symbols, and decodes with attention over the encoder's outputs; returns (outputs, state)."""
     with tf.variable_scope(scope or "embedding_attention_seq2seq", dtype=dtype) as scope:
         outputs, state = _encode(cell, encoder_inputs, num_encoder_symbols, embedding_size, scope.dtype)
         states, size = tf.stack(outputs, 1), None
         if output_projection is None:
             cell, size = OutputProjectionWrapper(cell, num_decoder_symbols), num_decoder_symbols
-        return _decode(feed_previous, lambda feeds_back, trains: decoders.embedding_attention_decoder(
+        return _decode_with_feedback(feed_previous, lambda feeds_back, trains: decoders.embedding_attention_decoder(
             decoder_inputs, state, states, cell, num_decoder_symbols, embedding_size, num_heads, size,
             output_projection, feeds_back, trains, initial_state_attention=initial_state_attention,
         ))  # fmt: skip
 
 
 def tied_rnn_seq2seq(encoder_inputs, decoder_inputs, cell, loop_function=None, dtype=tf.float32, scope=None):
-    """Works as `basic_rnn_seq2seq`, with the same weights in encoder and decoder."""
+    """Encodes and decodes like `basic_rnn_seq2seq`, but encoder and decoder share their weights."""
     with tf.variable_scope("combined_tied_rnn_seq2seq"):
         scope = scope or "tied_rnn_seq2seq"
         _, state = tf.nn.static_rnn(cell, encoder_inputs, dtype=dtype, scope=scope)
@@ -75,14 +76,14 @@ def embedding_tied_rnn_seq2seq(
     encoder_inputs, decoder_inputs, cell, num_symbols, embedding_size, num_decoder_symbols=None,
     output_projection=None, feed_previous=False, dtype=None, scope=None,
 ):  # fmt: skip
-    """Works as `tied_rnn_seq2seq`, over symbols of one embedding."""
+    """Encodes and decodes like `tied_rnn_seq2seq`, over symbols of one shared embedding."""
     with tf.variable_scope(scope or "embedding_tied_rnn_seq2seq", dtype=dtype) as scope:
         dtype, table = scope.dtype, tf.get_variable("embedding", [num_symbols, embedding_size])
         sources, wanted = ([tf.nn.embedding_lookup(table, each) for each in symbols]
                            for symbols in (encoder_inputs, decoder_inputs))  # fmt: skip
         if output_projection is None:
             cell = OutputProjectionWrapper(cell, num_decoder_symbols or num_symbols)
-        return _decode(feed_previous, lambda feeds_back, trains: tied_rnn_seq2seq(
+        return _decode_with_feedback(feed_previous, lambda feeds_back, trains: tied_rnn_seq2seq(
             sources, wanted, cell, decoders._feed_back(table, output_projection, trains) if feeds_back else None, dtype
         ))  # fmt: skip
 
@@ -94,11 +95,11 @@ def model_with_buckets(
     """Builds one model for sequences of several lengths.
 
     Args:
-      buckets: pairs of lengths (encoder, decoder), ascending.
-      seq2seq: `(encoder inputs, decoder inputs) -> (outputs, state)`, called for each bucket with the same weights.
+      buckets: ascending pairs (encoder length, decoder length).
+      seq2seq: `(encoder inputs, decoder inputs) -> (outputs, state)`, called for each bucket with shared weights.
 
     Returns:
-      (outputs, losses): lists over buckets.
+      (outputs, losses), two lists with an element for each bucket.
     """
     longest_source, longest_target = buckets[-1]
     needed = (

@@ -1,4 +1,4 @@
-"""`tf.contrib.opt`: optimizers of TensorFlow 1.15, with their slots and variable names."""
+"""`tf.contrib.opt`: additional optimizers, with the slots and variable names of TensorFlow 1.15."""
 
 from tensorflow1_compat.contrib.opt.adams import AdaMaxOptimizer, LazyAdamOptimizer, NadamOptimizer
 from tensorflow1_compat.contrib.opt.external import ExternalOptimizerInterface, ScipyOptimizerInterface

@@ -1,4 +1,4 @@
-"""Variants of Adam: lazy for rows without a gradient, with Nesterov's momentum, with the infinity norm."""
+"""Defines variants of Adam: lazy Adam for sparse gradients, Adam with Nesterov's momentum, and AdaMax."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tensorflow1_compat.contrib.opt.updating import UpdatingOptimizer
 
 
 def _corrected_rate(optimizer, var):
-    """Returns Adam's learning rate with both bias corrections, in the variable's type."""
-    numbers = _numbers(optimizer, var)
+    """Returns Adam's learning rate with both bias corrections, in the dtype of the variable."""
+    numbers = _typed_arguments(optimizer, var)
     return numbers["lr"] * tf.sqrt(1 - numbers["beta2_power"]) / (1 - numbers["beta1_power"])
 
 
-def _numbers(optimizer, var):
-    """Returns an optimizer's arguments of `tf.raw_ops.ApplyAdam` by name, in the variable's type."""
+def _typed_arguments(optimizer, var):
+    """Returns the scalar arguments of `tf.raw_ops.ApplyAdam` by name, in the dtype of the variable."""
     return {name: tf.cast(number, var.dtype.base_dtype) for name, number in adam_numbers(optimizer).items()}
 
 
 class LazyAdamOptimizer(tf.train.AdamOptimizer):
-    """Adam that moves only the moments of rows with a gradient.
+    """An Adam optimizer that updates only rows with a gradient, for large embeddings.
 
-    For large embeddings. `AdamOptimizer` decays the moments of all rows at every step, so the results differ.
+    The results differ from `AdamOptimizer`, which decays the moments of all rows at every step.
     """
 
     def _rows(self, var, grad, indices):
-        numbers = _numbers(self, var)
+        numbers = _typed_arguments(self, var)
         beta1, beta2, epsilon = numbers["beta1"], numbers["beta2"], numbers["epsilon"]
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
@@ -46,23 +46,29 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
 
 
 class NadamOptimizer(tf.train.AdamOptimizer):
-    """Adam with Nesterov's momentum."""
+    """An Adam optimizer with Nesterov's momentum."""
 
     def _apply_dense(self, grad, var):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         return tf.raw_ops.ApplyAdam(
-            var=var, m=m, v=v, grad=grad, **_numbers(self, var), use_locking=self._use_locking, use_nesterov=True
+            var=var,
+            m=m,
+            v=v,
+            grad=grad,
+            **_typed_arguments(self, var),
+            use_locking=self._use_locking,
+            use_nesterov=True,
         ).op
 
     def _resource_apply_dense(self, grad, var):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         return tf.raw_ops.ResourceApplyAdam(
-            var=var.handle, m=m.handle, v=v.handle, grad=grad, **_numbers(self, var),
+            var=var.handle, m=m.handle, v=v.handle, grad=grad, **_typed_arguments(self, var),
             use_locking=self._use_locking, use_nesterov=True,
         )  # fmt: skip
 
     def _apply_sparse_shared(self, grad, var, indices, scatter_add):
-        numbers = _numbers(self, var)
+        numbers = _typed_arguments(self, var)
         beta1, beta2, epsilon = numbers["beta1"], numbers["beta2"], numbers["epsilon"]
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_part, v_part = grad * (1 - beta1), tf.square(grad) * (1 - beta2)
@@ -78,10 +84,10 @@ class NadamOptimizer(tf.train.AdamOptimizer):
 
 
 class AdaMaxOptimizer(UpdatingOptimizer):
-    """Adam with the largest recent gradient in place of the second moment.
+    """An Adam optimizer that uses the largest recent gradient in place of the second moment.
 
-    `v = max(beta2 * v, |g|)`, `var -= learning_rate / (1 - beta1^t) * m / (v + epsilon)`. Slots `m` and `v`, the
-    variable `beta1_power`. Rows without a gradient do not change.
+    `v = max(beta2 * v, |g|)`, `var -= learning_rate / (1 - beta1^t) * m / (v + epsilon)`. The slots are `m` and `v`.
+    The optimizer also has the variable `beta1_power`. Rows without a gradient do not change.
     """
 
     def __init__(self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name="AdaMax"):
@@ -99,21 +105,21 @@ class AdaMaxOptimizer(UpdatingOptimizer):
         graph = None if tf.executing_eagerly() else tf.get_default_graph()
         return self._get_non_slot_variable("beta1_power", graph=graph)
 
-    def _numbers(self, var):
+    def _typed_arguments(self, var):
         numbers = (("learning_rate", self._lr), ("beta1", self._beta1), ("beta2", self._beta2),
                    ("epsilon", self._epsilon))  # fmt: skip
         rate, beta1, beta2, epsilon = (self._number(name, number, var) for name, number in numbers)
         return rate / (1 - tf.cast(self._get_beta_accumulators(), var.dtype.base_dtype)), beta1, beta2, epsilon
 
     def _step(self, var, grad):
-        rate, beta1, beta2, epsilon = self._numbers(var)
+        rate, beta1, beta2, epsilon = self._typed_arguments(var)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_new = tf.assign(m, beta1 * m + (1 - beta1) * grad, use_locking=self._use_locking)
         v_new = tf.assign(v, tf.maximum(beta2 * v, tf.abs(grad)), use_locking=self._use_locking)
         return tf.assign_sub(var, rate * m_new / (v_new + epsilon), use_locking=self._use_locking).op
 
     def _sparse_step(self, var, grad, indices):
-        rate, beta1, beta2, epsilon = self._numbers(var)
+        rate, beta1, beta2, epsilon = self._typed_arguments(var)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
         v_rows = tf.maximum(beta2 * tf.gather(v, indices), tf.abs(grad))

@@ -1,4 +1,4 @@
-"""Layer-wise adaptive rate scaling (You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks)."""
+"""Defines the LARS optimizer (You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tensorflow1_compat.contrib.opt.updating import UpdatingOptimizer
 
 
 class LARSOptimizer(UpdatingOptimizer):
-    """Momentum whose rate is scaled for each variable by the ratio of the norms of weights and gradients.
+    """A momentum optimizer that scales each variable's learning rate by the ratio of weight norm to gradient norm.
 
     Args:
       learning_rate: number or tensor.
-      momentum: of the slot `momentum`.
-      weight_decay: added to the gradient, and to its norm.
+      momentum: momentum coefficient.
+      weight_decay: factor of the weights that are added to the gradient, and of their norm in the divisor of the ratio.
       eeta: the trust coefficient.
-      epsilon: added to the divisor.
-      skip_list: parts of variable names (`["bias", "beta"]`); these variables get plain momentum.
-      use_nesterov: Nesterov's momentum.
+      epsilon: added to the divisor of the ratio.
+      skip_list: parts of names (`["bias", "beta"]`); variables with such a name get plain momentum.
+      use_nesterov: whether to use Nesterov's momentum.
 
     Raises:
       ValueError: momentum is negative.
@@ -38,7 +38,7 @@ class LARSOptimizer(UpdatingOptimizer):
             self._zeros_slot(var, "momentum", self._name)
 
     def compute_lr(self, grad, var):
-        """Returns the scaled rate, and the gradient with weight decay."""
+        """Returns the scaled learning rate, and the gradient with weight decay."""
         rate = self._number("learning_rate", self._learning_rate, var)
         if self._skip_list is not None and any(part in var.name for part in self._skip_list):
             return rate, grad
@@ -57,7 +57,7 @@ class LARSOptimizer(UpdatingOptimizer):
         return tf.assign_sub(var, step, use_locking=self._use_locking).op
 
     def _sparse_step(self, var, grad, indices):
-        """Updates rows with plain momentum: the norm of a part says nothing about the layer."""
+        """Updates rows with plain momentum, because the norms of some rows say nothing about the whole layer."""
         rate, momentum = self._number("rate", self._learning_rate, var), self._number("momentum", self._momentum, var)
         slot = self.get_slot(var, "momentum")
         rows = tf.gather(slot, indices) * momentum + grad

@@ -1,4 +1,4 @@
-"""Decay functions for rates that depend on signs (Bello and others: Neural Optimizer Search)."""
+"""Defines decay functions for sign-based optimizers (Bello and others: Neural Optimizer Search)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ def _fraction(step, decay_steps):
 
 
 def _half_wave(turns, stage, zero_after):
-    """Returns half a period of a cosine for each of `turns`, and 0 from `stage` = `zero_after` on."""
+    """Returns a half cosine wave from 1 to 0 for each unit of `turns`; 0 once `stage` reaches `zero_after`."""
     wave = 0.5 * (1 + tf.cos(math.pi * turns))
     return wave if zero_after is None else tf.where(stage >= zero_after, tf.zeros_like(wave), wave)
 
 
 def get_linear_decay_fn(decay_steps):
-    """Returns a function of the step that falls from 1 to 0 in `decay_steps`."""
+    """Returns a function of the step that falls linearly from 1 to 0 in `decay_steps` steps."""
     return lambda step: 1 - _fraction(step, decay_steps)
 
 
 def get_cosine_decay_fn(decay_steps, num_periods=0.5, zero_after=None):
-    """Returns a function of the step: `num_periods` of a cosine between 1 and 0; 0 after `zero_after` periods."""
+    """Returns a function of the step: `num_periods` cosine periods between 1 and 0; 0 after `zero_after` periods."""
 
     def decay(step):
         periods = num_periods * _fraction(step, decay_steps)

@@ -1,4 +1,4 @@
-"""An optimizer whose update is written in plain TensorFlow, once for reference and resource variables."""
+"""Defines a base class for optimizers whose update works for both reference and resource variables."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import tensorflow.compat.v1 as tf
 
 
 class UpdatingOptimizer(tf.train.Optimizer):
-    """An optimizer whose subclasses define a step; `_hyper` holds their numbers as tensors of the graph.
+    """A base class of optimizers that define their update in TensorFlow operators.
 
-    `_step(var, grad)` updates a whole variable, `_sparse_step(var, grad, indices)` rows with unique indices.
-    If a subclass lacks the latter, the gradient is made dense.
+    Subclasses define `_step(var, grad)`, which updates a whole variable, and optionally `_sparse_step(var, grad,
+    indices)`, which updates rows with unique indices. Without `_sparse_step`, sparse gradients are made dense.
     """
 
     def _step(self, var, grad):
@@ -31,6 +31,6 @@ class UpdatingOptimizer(tf.train.Optimizer):
         return self._sparse_step(handle, grad, indices)
 
     def _number(self, name: str, value, var) -> tf.Tensor:
-        """Returns a hyperparameter (a number, tensor or function without arguments) in a variable's type."""
+        """Returns a hyperparameter (a number, tensor or function without arguments) in the dtype of a variable."""
         value = self._call_if_callable(value)
         return tf.cast(tf.convert_to_tensor(value, name=name), var.dtype.base_dtype)

@@ -1,4 +1,4 @@
-"""Weight decay apart from the gradient (Loshchilov and Hutter: Decoupled Weight Decay Regularization)."""
+"""Defines decoupled weight decay (Loshchilov and Hutter: Decoupled Weight Decay Regularization)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import tensorflow.compat.v1 as tf
 
 
 class DecoupledWeightDecayExtension:
-    """Put first among a class's bases, before an optimizer: weights shrink by `weight_decay * var` at each step.
+    """A mixin that subtracts `weight_decay * var` from weights at each step; list it before the optimizer class.
 
-    The decay is not multiplied by the learning rate. For a sparse gradient, only the rows with a gradient shrink.
+    The decay is not multiplied by the learning rate. With a sparse gradient, only rows with a gradient decay.
 
     Args:
       weight_decay: number, tensor, or function without arguments.
-      *args, **kwargs: of the optimizer.
+      *args, **kwargs: arguments of the optimizer.
     """
 
     def __init__(self, weight_decay, *args, **kwargs):
@@ -22,19 +22,19 @@ class DecoupledWeightDecayExtension:
 
     def minimize(self, loss, global_step=None, var_list=None, *args, decay_var_list=None, **kwargs):
         """Works as the optimizer's own method; `decay_var_list` are the variables that shrink (default: all)."""
-        self._remember(decay_var_list)
+        self._set_decayed_variables(decay_var_list)
         return super().minimize(loss, global_step, var_list, *args, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=None):
         """Works as the optimizer's own method; `decay_var_list` are the variables that shrink (default: all)."""
         if decay_var_list is not None or self._decayed_names is None:
-            self._remember(decay_var_list)
+            self._set_decayed_variables(decay_var_list)
         return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
-    def _remember(self, decay_var_list):
+    def _set_decayed_variables(self, decay_var_list):
         self._decayed_names = None if decay_var_list is None else {var.name for var in decay_var_list}
 
-    def _decay(self, var, indices=None):
+    def _decay_weights(self, var, indices=None):
         if self._decayed_names is not None and var.name not in self._decayed_names:
             return tf.no_op()
         rate = self._weight_decay() if callable(self._weight_decay) else self._weight_decay
@@ -45,24 +45,24 @@ class DecoupledWeightDecayExtension:
         return tf.group(tf.scatter_sub(var, indices, rate * rows, use_locking=self._use_locking))
 
     def _apply_dense(self, grad, var):
-        with tf.control_dependencies([self._decay(var)]):
+        with tf.control_dependencies([self._decay_weights(var)]):
             return super()._apply_dense(grad, var)
 
     def _resource_apply_dense(self, grad, var):
-        with tf.control_dependencies([self._decay(var)]):
+        with tf.control_dependencies([self._decay_weights(var)]):
             return super()._resource_apply_dense(grad, var)
 
     def _apply_sparse(self, grad, var):
-        with tf.control_dependencies([self._decay(var, grad.indices)]):
+        with tf.control_dependencies([self._decay_weights(var, grad.indices)]):
             return super()._apply_sparse(grad, var)
 
     def _resource_apply_sparse(self, grad, var, indices):
-        with tf.control_dependencies([self._decay(var, indices)]):
+        with tf.control_dependencies([self._decay_weights(var, indices)]):
             return super()._resource_apply_sparse(grad, var, indices)
 
 
 def extend_with_decoupled_weight_decay(base_optimizer):
-    """Extends an optimizer class; the argument `weight_decay` comes before the optimizer's own arguments."""
+    """Returns a subclass with weight decay; `weight_decay` is the first argument, before the optimizer's arguments."""
 
     class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension, base_optimizer):
         __doc__ = DecoupledWeightDecayExtension.__doc__
@@ -74,7 +74,7 @@ def extend_with_decoupled_weight_decay(base_optimizer):
 
 
 class AdamWOptimizer(DecoupledWeightDecayExtension, tf.train.AdamOptimizer):
-    """Adam with decoupled weight decay."""
+    """An Adam optimizer with decoupled weight decay."""
 
     def __init__(
         self, weight_decay, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name="AdamW"
@@ -86,7 +86,7 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, tf.train.AdamOptimizer):
 
 
 class MomentumWOptimizer(DecoupledWeightDecayExtension, tf.train.MomentumOptimizer):
-    """Momentum with decoupled weight decay."""
+    """A momentum optimizer with decoupled weight decay."""
 
     def __init__(self, weight_decay, learning_rate, momentum, use_locking=False, name="MomentumW", use_nesterov=False):
         super().__init__(

@@ -1,4 +1,4 @@
-"""Optimizers around another one: average weights, clip weights, alternate between losses."""
+"""Defines optimizers that wrap another optimizer: average weights, clip weights, alternate between losses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 from npu_bridge.base.tf_internals.contrib import updates_itself
 
 
-class OptimizerAround(tf.train.Optimizer):
-    """An optimizer that delegates gradients and slots to an inner one."""
+class WrappingOptimizer(tf.train.Optimizer):
+    """An optimizer that delegates gradients and slots to an inner optimizer."""
 
     def __init__(self, optimizer, use_locking, name):
         super().__init__(use_locking, name)
@@ -29,14 +29,14 @@ class OptimizerAround(tf.train.Optimizer):
         return self._optimizer.get_slot_names(*args, **kwargs)
 
 
-class MovingAverageOptimizer(OptimizerAround):
-    """Keeps moving averages of the weights during a training.
+class MovingAverageOptimizer(WrappingOptimizer):
+    """An optimizer that keeps moving averages of the weights during training.
 
     Args:
       opt: the optimizer that trains.
-      average_decay: of `tf.train.ExponentialMovingAverage`.
-      num_updates: step count with which the decay starts lower.
-      sequential_update: averages after the update; otherwise in parallel with it.
+      average_decay: decay of `tf.train.ExponentialMovingAverage`.
+      num_updates: number of updates so far, which lowers the decay of the first steps.
+      sequential_update: whether to average after each update, rather than in parallel with it.
 
     Graph: `<variable>/ExponentialMovingAverage` for each trained variable.
     """
@@ -48,7 +48,7 @@ class MovingAverageOptimizer(OptimizerAround):
         self._swapped_variable_name_map = None
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """Applies the gradients with the inner optimizer, and updates the averages."""
+        """Applies gradients with the inner optimizer, and updates the moving averages."""
         grads_and_vars = list(grads_and_vars)
         train_op = self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
         trained = [var for grad, var in grads_and_vars if grad is not None]
@@ -58,13 +58,13 @@ class MovingAverageOptimizer(OptimizerAround):
         return tf.group(train_op, averages, name="train_with_avg")
 
     def swapping_saver(self, var_list=None, name="swapping_saver", **kwargs):
-        """Returns a Saver that swaps names: averages get the names of the weights, and weights those of the averages.
+        """Returns a Saver that saves averages under the names of weights, and weights under the names of averages.
 
         Raises:
-          RuntimeError: before `apply_gradients` or `minimize`.
+          RuntimeError: `apply_gradients` or `minimize` was not called before.
         """
         if self._swapped_variable_name_map is None:
-            raise RuntimeError("MovingAverageOptimizer: swapping_saver() comes after apply_gradients() or minimize().")
+            raise RuntimeError("MovingAverageOptimizer: call apply_gradients() or minimize() before swapping_saver().")
         by_name = dict(var_list) if isinstance(var_list, dict) else {
             var.op.name: var for var in (var_list or tf.global_variables())
         }  # fmt: skip
@@ -80,12 +80,12 @@ class MovingAverageOptimizer(OptimizerAround):
         return self._optimizer.variables()
 
 
-class VariableClippingOptimizer(OptimizerAround):
-    """Clips weights to a norm after each update.
+class VariableClippingOptimizer(WrappingOptimizer):
+    """An optimizer that clips weights to a norm after each update.
 
     Args:
       opt: the optimizer that trains.
-      vars_to_clip_dims: variable -> list of the axes over which its norm is taken.
+      vars_to_clip_dims: variable -> list of the axes over which the variable's norm is computed.
       max_norm: the largest allowed norm of a weight.
     """
 
@@ -99,7 +99,7 @@ class VariableClippingOptimizer(OptimizerAround):
         self._axes = {var.name: axes for var, axes in clipped}
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """Applies the gradients with the inner optimizer, then clips."""
+        """Applies gradients with the inner optimizer, then clips the weights."""
         grads_and_vars = list(grads_and_vars)
         with tf.name_scope(name, self._name):
             update = self._optimizer.apply_gradients(grads_and_vars, global_step=global_step)
@@ -114,13 +114,13 @@ class VariableClippingOptimizer(OptimizerAround):
         return tf.assign(var, tf.clip_by_norm(tf.identity(var), self._max_norm, axes), use_locking=self._use_locking).op
 
 
-class MultitaskOptimizerWrapper(OptimizerAround):
-    """Keeps a variable and its slots unchanged in steps in which its whole gradient is zero.
+class MultitaskOptimizerWrapper(WrappingOptimizer):
+    """An optimizer that does not update a variable and its slots in steps in which the variable's gradient is zero.
 
-    For trainings that alternate between losses: momentum would otherwise move the weights of the other losses.
+    Use it to alternate between losses: momentum would otherwise change weights that the current loss does not use.
 
     Raises:
-      TypeError: `opt` is not an optimizer, or delegates updates to another one.
+      TypeError: `opt` is not an optimizer, or delegates updates to another optimizer.
     """
 
     def __init__(self, opt):
@@ -130,13 +130,13 @@ class MultitaskOptimizerWrapper(OptimizerAround):
             outer = type(opt).__name__
             raise TypeError(
                 f"MultitaskOptimizerWrapper: expected an optimizer that updates variables itself; got {outer}, which "
-                f"has another one do it. Put the wrapper inside: {outer}(MultitaskOptimizerWrapper(opt))."
+                f"calls another optimizer. Put the wrapper inside: {outer}(MultitaskOptimizerWrapper(opt))."
             )
         super().__init__(opt, False, "MultitaskOptimizerWrapper")
         self._opt = opt
         for kind in ("_apply_dense", "_resource_apply_dense", "_apply_sparse_duplicate_indices",
                      "_resource_apply_sparse_duplicate_indices"):  # fmt: skip
-            setattr(opt, kind, types.MethodType(_unless_all_zero(getattr(opt, kind)), opt))
+            setattr(opt, kind, types.MethodType(_skip_zero_gradients(getattr(opt, kind)), opt))
 
     def apply_gradients(self, *args, **kwargs):
         """Calls the inner optimizer."""
@@ -152,17 +152,17 @@ class MultitaskOptimizerWrapper(OptimizerAround):
         return getattr(self._opt, name)
 
 
-def _unless_all_zero(update):
-    def gated(self, grad, *args, **kwargs):
+def _skip_zero_gradients(update):
+    def update_unless_zero(self, grad, *args, **kwargs):
         values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
         is_used = tf.reduce_any(tf.not_equal(values, 0))
         return tf.cond(is_used, lambda: tf.group(update(grad, *args, **kwargs)), tf.no_op)
 
-    return gated
+    return update_unless_zero
 
 
 def clip_gradients_by_global_norm(gradients_variables, clip_norm=20.0):
-    """Clips gradients by their global norm: ((gradient, variable) pairs, norm); a gradient None stays None."""
+    """Clips gradients by their global norm; returns (pairs, norm) with (gradient, variable) pairs. None stays None."""
     gradients, variables = zip(*gradients_variables)
     clipped, norm = tf.clip_by_global_norm(gradients, clip_norm)
     return list(zip(clipped, variables)), norm

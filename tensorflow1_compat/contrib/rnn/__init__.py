@@ -1,4 +1,4 @@
-"""`tf.contrib.rnn`: cells, wrappers and loops of recurrent networks, with the variable names of TensorFlow 1.15."""
+"""`tf.contrib.rnn`: RNN cells, cell wrappers and loops, with the variable names of TensorFlow 1.15."""
 
 import tensorflow.compat.v1 as tf
 from tensorflow.compat.v1.nn import (

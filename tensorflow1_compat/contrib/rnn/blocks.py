@@ -1,20 +1,21 @@
-"""LSTM and GRU cells that had a kernel for a whole step; these kernels lack a gradient here, so operators replace them.
+"""Defines LSTM and GRU block cells.
 
-The kernel for a whole sequence of LSTM steps has a gradient, and is used.
+TensorFlow 1.15 computed a step of these cells in one kernel. These kernels have no gradient in TensorFlow 2, so single
+operators replace them. The kernel for a whole sequence of LSTM steps has a gradient, and is used.
 """
 
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
-from tensorflow1_compat.contrib.rnn.cells import _OneState, _TwoStates
+from tensorflow1_compat.contrib.rnn.cells import _OneStateCell, _TwoStateCell
 from tensorflow1_compat.contrib.rnn.loops import FusedRNNCell
 
 LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 
 
 class _LSTMBlock:
-    """The variables of an LSTM cell: `kernel`, `bias` and optional peepholes."""
+    """A mixin with the variables of an LSTM cell: `kernel`, `bias` and optional peepholes."""
 
     def _set(self, num_units, forget_bias, cell_clip, use_peephole):
         self._num_units, self._forget_bias, self._use_peephole = num_units, forget_bias, use_peephole
@@ -32,14 +33,15 @@ class _LSTMBlock:
         self.built = True
 
 
-class LSTMBlockCell(_LSTMBlock, _TwoStates):
-    """`BasicLSTMCell` with peepholes: variables `kernel` [input + units, 4 * units] and `bias`, gates i, c, f, o.
+class LSTMBlockCell(_LSTMBlock, _TwoStateCell):
+    """An LSTM cell with optional peepholes.
+
+    Its variables are `kernel` [input + units, 4 * units] and `bias`, with the gates in the order i, c, f, o.
 
     Args:
       num_units: width of the state.
-      cell_clip: bound of the cell state, or None.
       cell_clip: bound of the cell state; None for no bound.
-      use_peephole: the gates also read the cell state (`w_i_diag`, `w_f_diag`, `w_o_diag`).
+      use_peephole: whether the gates also read the cell state (variables `w_i_diag`, `w_f_diag`, `w_o_diag`).
     """
 
     def __init__(
@@ -67,14 +69,18 @@ class LSTMBlockCell(_LSTMBlock, _TwoStates):
 
 
 class LSTMBlockWrapper(tf.layers.Layer, FusedRNNCell):
-    """A fused cell over LSTM states; `_call_cell(inputs, c, h, dtype, sequence_length)` computes all steps."""
+    """A base class of fused LSTM cells; `_call_cell(inputs, c, h, dtype, sequence_length)` computes all steps."""
 
     @property
     def num_units(self):
         raise NotImplementedError
 
     def call(self, inputs, initial_state=None, dtype=None, sequence_length=None):
-        """Returns (outputs [time, batch, units], final (c, h)); inputs [time, batch, width] or a list over time."""
+        """Runs all steps of inputs [time, batch, width] or a list over time.
+
+        Returns:
+          (outputs [time, batch, units], final state (c, h)).
+        """
         is_list = isinstance(inputs, list)
         inputs = tf.stack(inputs) if is_list else inputs
         dtype = dtype or inputs.dtype
@@ -97,7 +103,7 @@ class LSTMBlockWrapper(tf.layers.Layer, FusedRNNCell):
 
 
 class LSTMBlockFusedCell(_LSTMBlock, LSTMBlockWrapper):
-    """`LSTMBlockCell` over all time steps in one operator."""
+    """An LSTM like `LSTMBlockCell` that runs all time steps in one operator."""
 
     def __init__(
         self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, reuse=None, dtype=None,
@@ -123,7 +129,7 @@ def _block_lstm(
     seq_len_max, x, w, b, cs_prev=None, h_prev=None, wci=None, wcf=None, wco=None, forget_bias=1.0, cell_clip=-1,
     use_peephole=False, name=None,
 ):  # fmt: skip
-    """Runs all steps of an LSTM over `x` [time, batch, width], or a list over time: (i, cs, f, o, ci, co, h)."""
+    """Runs an LSTM over `x` [time, batch, width] or a list over time; returns (i, cs, f, o, ci, co, h) of all steps."""
     x = tf.stack(x) if isinstance(x, (list, tuple)) else x
     units = tf.compat.dimension_value(w.shape[1]) // 4
     start, peephole = tf.zeros([tf.shape(x)[1], units], x.dtype), tf.zeros([units], x.dtype)
@@ -135,8 +141,8 @@ def _block_lstm(
     )  # fmt: skip
 
 
-class GRUBlockCell(_OneState):
-    """`GRUCell` with its variables named `w_ru`, `b_ru` (gates r, u) and `w_c`, `b_c`."""
+class GRUBlockCell(_OneStateCell):
+    """A GRU cell with variables named `w_ru`, `b_ru` (gates r, u) and `w_c`, `b_c`."""
 
     def __init__(self, num_units=None, cell_size=None, reuse=None, name="gru_cell"):
         super().__init__(_reuse=reuse, name=name)
@@ -164,6 +170,6 @@ class GRUBlockCell(_OneState):
 
 
 class GRUBlockCellV2(GRUBlockCell):
-    """`GRUBlockCell` with the variable names of `GRUCell`."""
+    """A GRU cell like `GRUBlockCell`, with the variable names of `GRUCell`."""
 
     _names = ("gates/kernel", "gates/bias", "candidate/kernel", "candidate/bias")

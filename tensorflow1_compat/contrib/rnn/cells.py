@@ -1,4 +1,4 @@
-"""Cells that `tf.nn.rnn_cell` lacks, with their variables' names."""
+"""Defines RNN cells that `tf.nn.rnn_cell` lacks, with the variable names of TensorFlow 1.15."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ RNNCell = tf.nn.rnn_cell.RNNCell
 LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 
 
-class _OneState(RNNCell):
-    """A cell of `_num_units` with an output as wide as its state."""
+class _OneStateCell(RNNCell):
+    """A base class of cells whose state and output both have `_num_units` values."""
 
     @property
     def state_size(self):
@@ -20,8 +20,8 @@ class _OneState(RNNCell):
         return self._num_units
 
 
-class _TwoStates(RNNCell):
-    """A cell of `_num_units` with the states of an LSTM, and an optional projection to `_num_proj` values."""
+class _TwoStateCell(RNNCell):
+    """A base class of cells with the two states of an LSTM and an optional projection to `_num_proj` values."""
 
     _num_proj = None
 
@@ -35,7 +35,7 @@ class _TwoStates(RNNCell):
 
 
 def _layer_norm(tensor, scope, gain, shift):
-    """Applies a layer norm over the last axis, with the variables `<scope>/gamma` and `<scope>/beta`."""
+    """Applies layer normalisation over the last axis, with the variables `<scope>/gamma` and `<scope>/beta`."""
     width = tensor.shape[-1:]
     with tf.variable_scope(scope):
         gamma = tf.get_variable("gamma", width, tensor.dtype, initializer=tf.constant_initializer(gain))
@@ -45,15 +45,18 @@ def _layer_norm(tensor, scope, gain, shift):
     return tf.nn.batch_normalization(tensor, mean, variance, beta, gamma, epsilon)
 
 
-class LayerNormBasicLSTMCell(_TwoStates):
-    """LSTM with layer norm (Ba and others) and dropout of the candidate (Semeniuta and others); gates i, j, f, o.
+class LayerNormBasicLSTMCell(_TwoStateCell):
+    """An LSTM cell with layer normalisation (Ba and others) and dropout of the candidate (Semeniuta and others).
+
+    The gates are in the order i, j, f, o.
 
     Args:
       num_units: width of the state.
       forget_bias: added to the forget gate.
-      norm_gain, norm_shift: initial values of the norms' `gamma` and `beta`.
-      layer_norm: uses layer norms, and then no bias.
-      dropout_keep_prob: share of the candidate that is kept; 1.0 for no dropout. `dropout_prob_seed`: its seed.
+      norm_gain, norm_shift: initial values of `gamma` and `beta` of the normalisations.
+      layer_norm: whether to use layer normalisation, which replaces the bias.
+      dropout_keep_prob: share of the candidate that is kept; 1.0 for no dropout.
+      dropout_prob_seed: seed of the dropout.
 
     Graph: `kernel`, `bias` or `input/`, `transform/`, `forget/`, `output/`, `state/` + `gamma`, `beta`.
     """
@@ -89,8 +92,8 @@ class LayerNormBasicLSTMCell(_TwoStates):
         return h, LSTMStateTuple(c, h)
 
 
-class CoupledInputForgetGateLSTMCell(_TwoStates):
-    """LSTM whose input gate is one minus its forget gate; gates j, f, o in `W_<shard>` and `B`."""
+class CoupledInputForgetGateLSTMCell(_TwoStateCell):
+    """An LSTM cell whose input gate is 1 minus the forget gate; gates j, f, o in variables `W_<shard>` and `B`."""
 
     def __init__(
         self, num_units, use_peepholes=False, initializer=None, num_proj=None, proj_clip=None, num_unit_shards=1,
@@ -116,7 +119,7 @@ class CoupledInputForgetGateLSTMCell(_TwoStates):
 
     def _step(self, inputs, c, h):
         units, both = self._num_units, tf.concat([inputs, h], 1)
-        gates = tf.matmul(both, _sharded("W", [both.shape[-1], 3 * units], both.dtype, self._shards))
+        gates = tf.matmul(both, _make_sharded_matrix("W", [both.shape[-1], 3 * units], both.dtype, self._shards))
         bias = tf.get_variable("B", [3 * units], both.dtype, initializer=tf.zeros_initializer())
         if not self._has_norm:
             gates = tf.nn.bias_add(gates, bias)
@@ -134,22 +137,22 @@ class CoupledInputForgetGateLSTMCell(_TwoStates):
             o += tf.get_variable("W_O_diag", [units], both.dtype) * c
         h = tf.sigmoid(o) * self._activation(c)
         if self._num_proj is not None:
-            h = tf.matmul(h, _sharded("W_P", [units, self._num_proj], both.dtype, self._projection_shards))
+            h = tf.matmul(h, _make_sharded_matrix("W_P", [units, self._num_proj], both.dtype, self._projection_shards))
             if self._proj_clip is not None:
                 h = tf.clip_by_value(h, -self._proj_clip, self._proj_clip)
         return h, LSTMStateTuple(c, h) if self._is_tuple else tf.concat([c, h], 1)
 
 
-def _sharded(name, shape, dtype, shards):
-    """Returns a matrix whose rows are in variables of similar sizes, `<name>_0` and so on."""
+def _make_sharded_matrix(name, shape, dtype, shards):
+    """Returns a matrix whose rows are split over variables of similar sizes, `<name>_0` and so on."""
     rows = tf.compat.dimension_value(shape[0])
     sizes = [rows // shards + (place < rows % shards) for place in range(shards)]
     parts = [tf.get_variable(f"{name}_{place}", [size, *shape[1:]], dtype) for place, size in enumerate(sizes)]
     return parts[0] if shards == 1 else tf.concat(parts, 0)
 
 
-class NASCell(_TwoStates):
-    """The cell found by Zoph and Le (Neural Architecture Search with Reinforcement Learning).
+class NASCell(_TwoStateCell):
+    """The RNN cell found by Zoph and Le (Neural Architecture Search with Reinforcement Learning).
 
     Graph: `kernel` [input, 8 * units], `recurrent_kernel` [output, 8 * units], `bias`, `projection_weights`.
     """
@@ -190,8 +193,8 @@ class NASCell(_TwoStates):
         return m, LSTMStateTuple(c, m)
 
 
-class UGRNNCell(_OneState):
-    """A cell with one gate for update and reset (Collins and others): `kernel` and `bias`, gate and candidate g, c."""
+class UGRNNCell(_OneStateCell):
+    """An RNN cell with one gate for update and reset (Collins and others), with variables `kernel` and `bias`."""
 
     def __init__(self, num_units, initializer=None, forget_bias=1.0, activation=tf.tanh, reuse=None):
         super().__init__(_reuse=reuse)
@@ -210,8 +213,8 @@ class UGRNNCell(_OneState):
         return new, new
 
 
-class SRUCell(_OneState):
-    """Simple recurrent unit (Lei and Zhang): `kernel` [input, 4 * units], `bias` [2 * units]."""
+class SRUCell(_OneStateCell):
+    """A simple recurrent unit (Lei and Zhang), with variables `kernel` [input, 4 * units] and `bias` [2 * units]."""
 
     def __init__(self, num_units, activation=None, reuse=None, name=None, **kwargs):
         super().__init__(_reuse=reuse, name=name, **kwargs)
@@ -231,8 +234,11 @@ class SRUCell(_OneState):
         return reset * self._activation(c) + (1 - reset) * shortcut, c
 
 
-class IndRNNCell(_OneState):
-    """Units that read only their own past (Li and others): `kernel_w`, `kernel_u`, `bias`."""
+class IndRNNCell(_OneStateCell):
+    """An independently recurrent cell (Li and others): each unit reads only its own last output.
+
+    The variables are `kernel_w`, `kernel_u` and `bias`.
+    """
 
     def __init__(self, num_units, activation=None, reuse=None, name=None, dtype=None):
         super().__init__(_reuse=reuse, name=name, dtype=dtype)
@@ -253,15 +259,17 @@ class IndRNNCell(_OneState):
 
 
 class ConvLSTMCell(RNNCell):
-    """LSTM of convolutions (Shi and others); gates input, candidate, forget, output in `kernel` and `biases`.
+    """A convolutional LSTM cell (Shi and others).
+
+    `kernel` and `biases` hold the gates in the order input, candidate, forget, output.
 
     Args:
-      conv_ndims: 1, 2 or 3.
-      input_shape: of one input without the batch: [..., channels].
-      output_channels: of the state and the output.
-      kernel_shape: sizes of the convolution, which preserves the shape.
-      skip_connection: appends the input's channels to those of the output.
-      initializers: of `kernel` (an initializer) or by name (a dict).
+      conv_ndims: number of dimensions of the convolution: 1, 2 or 3.
+      input_shape: shape of one input without the batch: [..., channels].
+      output_channels: number of channels of the state and the output.
+      kernel_shape: sizes of the convolution window; the convolution preserves the shape.
+      skip_connection: whether to append the input's channels to the output.
+      initializers: initializer of `kernel`, or a dict of initializers by variable name.
     """
 
     def __init__(
@@ -301,21 +309,21 @@ class ConvLSTMCell(RNNCell):
 
 
 class Conv1DLSTMCell(ConvLSTMCell):
-    """`ConvLSTMCell` over one axis."""
+    """A `ConvLSTMCell` with one-dimensional convolutions."""
 
     def __init__(self, name="conv_1d_lstm_cell", **kwargs):
         super().__init__(conv_ndims=1, name=name, **kwargs)
 
 
 class Conv2DLSTMCell(ConvLSTMCell):
-    """`ConvLSTMCell` over two axes."""
+    """A `ConvLSTMCell` with two-dimensional convolutions."""
 
     def __init__(self, name="conv_2d_lstm_cell", **kwargs):
         super().__init__(conv_ndims=2, name=name, **kwargs)
 
 
 class Conv3DLSTMCell(ConvLSTMCell):
-    """`ConvLSTMCell` over three axes."""
+    """A `ConvLSTMCell` with three-dimensional convolutions."""
 
     def __init__(self, name="conv_3d_lstm_cell", **kwargs):
         super().__init__(conv_ndims=3, name=name, **kwargs)

@@ -1,4 +1,4 @@
-"""The affine map inside old cells."""
+"""Defines the affine map that RNN cells of TensorFlow 1 contain."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import tensorflow.compat.v1 as tf
 
 
 class _Linear:
-    """`concat(args) @ kernel + bias`; creates the variables `kernel` and `bias` in the current scope.
+    """An affine map `concat(args) @ kernel + bias` with the variables `kernel` and `bias` in the current scope.
 
     Args:
-      args: a 2-D tensor or a list of them, as in later calls.
+      args: a 2-D tensor or a list of 2-D tensors, with the same shapes as in later calls.
       output_size: width of the result.
       build_bias: adds a bias.
       bias_initializer, kernel_initializer: default: zeros, and the scope's.
@@ -45,5 +45,5 @@ class _Linear:
 
 
 def _linear(args, output_size, bias, bias_initializer=None, kernel_initializer=None):
-    """Makes a `_Linear` and calls it."""
+    """Makes a `_Linear` for `args`, and returns its result for `args`."""
     return _Linear(args, output_size, bias, bias_initializer, kernel_initializer)(args)

@@ -1,4 +1,4 @@
-"""Stacks bidirectional layers, and runs cells over all time steps at once."""
+"""Stacks bidirectional RNN layers, and runs cells over all time steps in one call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def transpose_batch_time(x):
 
 
 def reversed_in_time(tensor, lengths, time_axis=0):
-    """Reverses each sequence of a tensor whose first two axes are time and batch."""
+    """Reverses each sequence of a tensor along time; padding after a sequence's length stays in place."""
     if lengths is None:
         return tf.reverse(tensor, [time_axis])
     return tf.reverse_sequence(tensor, lengths, time_axis, batch_axis=1 - time_axis)
@@ -25,14 +25,15 @@ def stack_bidirectional_rnn(
     cells_fw, cells_bw, inputs, initial_states_fw=None, initial_states_bw=None, dtype=None, sequence_length=None,
     scope=None,
 ):  # fmt: skip
-    """Stacks bidirectional layers, unrolled.
+    """Runs a stack of bidirectional RNN layers, unrolled over lists of time steps.
 
     Args:
       cells_fw, cells_bw: lists of cells, one for each layer.
       inputs: list of [batch, width], one for each time step.
 
     Returns:
-      (outputs: list of [batch, both widths], final states forward, final states backward: lists over layers).
+      (outputs, final states of the forward cells, final states of the backward cells). Outputs are a list of
+      [batch, forward width + backward width], one for each time step; the states are lists over layers.
     """
 
     def run_layer(*arguments, **states):
@@ -40,7 +41,7 @@ def stack_bidirectional_rnn(
             *arguments, sequence_length=sequence_length, dtype=dtype, scope=tf.get_variable_scope(), **states
         )
 
-    return _stacked(
+    return _run_stack(
         "stack_bidirectional_rnn", run_layer, cells_fw, cells_bw, inputs, initial_states_fw, initial_states_bw, scope
     )
 
@@ -49,14 +50,15 @@ def stack_bidirectional_dynamic_rnn(
     cells_fw, cells_bw, inputs, initial_states_fw=None, initial_states_bw=None, dtype=None, sequence_length=None,
     parallel_iterations=None, time_major=False, scope=None, swap_memory=False,
 ):  # fmt: skip
-    """Stacks bidirectional layers.
+    """Runs a stack of bidirectional RNN layers.
 
     Args:
       cells_fw, cells_bw: lists of cells, one for each layer.
       inputs: [batch, time, width] ([time, batch, width] with `time_major`).
 
     Returns:
-      (outputs [batch, time, both widths], final states forward, final states backward: tuples over layers).
+      (outputs, final states of the forward cells, final states of the backward cells). Outputs are
+      [batch, time, forward width + backward width]; the states are tuples over layers.
 
     Graph: variables below `stack_bidirectional_rnn/cell_<layer>/bidirectional_rnn/`.
     """
@@ -69,11 +71,11 @@ def stack_bidirectional_dynamic_rnn(
         return tf.concat(outputs, 2), state_fw, state_bw
 
     where = "stack_bidirectional_dynamic_rnn"
-    return _stacked(where, run_layer, cells_fw, cells_bw, inputs, initial_states_fw, initial_states_bw, scope)
+    return _run_stack(where, run_layer, cells_fw, cells_bw, inputs, initial_states_fw, initial_states_bw, scope)
 
 
-def _stacked(where, run_layer, cells_fw, cells_bw, layer, initial_states_fw, initial_states_bw, scope):
-    """Stacks layers; `run_layer` returns a layer's outputs and its two final states."""
+def _run_stack(where, run_layer, cells_fw, cells_bw, layer, initial_states_fw, initial_states_bw, scope):
+    """Runs each layer on the outputs of the layer before; `run_layer` returns outputs and two final states."""
     are_lists = isinstance(cells_fw, list) and isinstance(cells_bw, list)
     if not are_lists or len(cells_fw) != len(cells_bw) or not cells_fw:
         raise ValueError(f"{where}: cells_fw and cells_bw must be lists of the same length, at least 1.")
@@ -92,7 +94,7 @@ def _stacked(where, run_layer, cells_fw, cells_bw, layer, initial_states_fw, ini
 
 
 class FusedRNNCell(abc.ABC):
-    """A cell that is called with all time steps: inputs [time, batch, width]."""
+    """A base class of cells whose call processes all time steps of inputs [time, batch, width]."""
 
     @abc.abstractmethod
     def __call__(self, inputs, initial_state=None, dtype=None, sequence_length=None, scope=None):
@@ -100,7 +102,7 @@ class FusedRNNCell(abc.ABC):
 
 
 class FusedRNNCellAdaptor(FusedRNNCell):
-    """Makes a plain cell callable with all time steps."""
+    """A fused cell that runs a plain cell over all time steps."""
 
     def __init__(self, cell, use_dynamic_rnn=False):
         self._cell, self._is_dynamic = cell, use_dynamic_rnn
@@ -121,19 +123,19 @@ class FusedRNNCellAdaptor(FusedRNNCell):
 
 
 class TimeReversedFusedRNN(FusedRNNCell):
-    """Runs another fused cell over each sequence in reverse."""
+    """A fused cell that runs another fused cell over each sequence in reverse."""
 
     def __init__(self, cell):
         self._cell = cell
 
-    def _reversed(self, tensor, sequence_length):
+    def _reverse(self, tensor, sequence_length):
         if isinstance(tensor, list):
-            return tf.unstack(self._reversed(tf.stack(tensor), sequence_length))
+            return tf.unstack(self._reverse(tf.stack(tensor), sequence_length))
         return reversed_in_time(tensor, sequence_length)
 
     def __call__(self, inputs, initial_state=None, dtype=None, sequence_length=None, scope=None):
         outputs, state = self._cell(
-            self._reversed(inputs, sequence_length), initial_state=initial_state, dtype=dtype,
+            self._reverse(inputs, sequence_length), initial_state=initial_state, dtype=dtype,
             sequence_length=sequence_length, scope=scope,
         )  # fmt: skip
-        return self._reversed(outputs, sequence_length), state
+        return self._reverse(outputs, sequence_length), state

@@ -1,6 +1,6 @@
-"""Cells around cells: projections, embeddings, highways, attention over a window.
+"""Defines cells that wrap other cells: projections, embeddings, highways, attention over a window.
 
-Also `tf.contrib.rnn.python.ops.core_rnn_cell`, with the affine map inside cells.
+This module is also `tf.contrib.rnn.python.ops.core_rnn_cell`, with the affine map inside cells.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from tensorflow1_compat.contrib.rnn.linear import _Linear, _linear
 RNNCell = tf.nn.rnn_cell.RNNCell
 
 
-def _projected(tensor, width, activation):
-    """Applies a dense layer with the variables `kernel` and `bias` of the scope."""
+def _project(tensor, width, activation):
+    """Applies a dense layer whose variables are `kernel` and `bias` in the current scope."""
     result = _linear(tensor, width, bias=True)
     return activation(result) if activation else result
 
 
 def check_cell(where, cell):
-    """Raises TypeError for an object without a cell's methods, whatever its class."""
+    """Raises TypeError for an object that lacks the methods of an RNN cell."""
     is_stateful = hasattr(cell, "zero_state") or hasattr(cell, "get_initial_state")
     if not (hasattr(cell, "output_size") and hasattr(cell, "state_size") and is_stateful and callable(cell)):
         raise TypeError(f"{where}: cell must be an RNNCell; got {cell!r} of type {type(cell).__name__}.")
 
 
-class _Wrapper(RNNCell):
-    """A cell with the sizes of another cell."""
+class _WrappingCell(RNNCell):
+    """A base class of cells with the state size and output size of an inner cell."""
 
     def __init__(self, cell, reuse=None):
         super().__init__(_reuse=reuse)
@@ -46,8 +46,8 @@ class _Wrapper(RNNCell):
             return self._cell.zero_state(batch_size, dtype)
 
 
-class InputProjectionWrapper(_Wrapper):
-    """A cell around another one that projects the input to `num_proj` values."""
+class InputProjectionWrapper(_WrappingCell):
+    """A cell that projects its input to `num_proj` values before an inner cell reads them."""
 
     def __init__(self, cell, num_proj, activation=None, input_size=None, reuse=None):
         super().__init__(cell, reuse)
@@ -55,11 +55,11 @@ class InputProjectionWrapper(_Wrapper):
 
     def call(self, inputs, state):
         """Returns (output, new state)."""
-        return self._cell(_projected(inputs, self._num_proj, self._activation), state)
+        return self._cell(_project(inputs, self._num_proj, self._activation), state)
 
 
-class OutputProjectionWrapper(_Wrapper):
-    """Projects a cell's output to `output_size` values."""
+class OutputProjectionWrapper(_WrappingCell):
+    """A cell that projects an inner cell's output to `output_size` values."""
 
     def __init__(self, cell, output_size, activation=None, reuse=None):
         super().__init__(cell, reuse)
@@ -74,11 +74,11 @@ class OutputProjectionWrapper(_Wrapper):
     def call(self, inputs, state):
         """Returns (output, new state)."""
         output, state = self._cell(inputs, state)
-        return _projected(output, self._output_size, self._activation), state
+        return _project(output, self._output_size, self._activation), state
 
 
-class EmbeddingWrapper(_Wrapper):
-    """A cell around another one that looks up integer inputs [batch] or [batch, 1] in the variable `embedding`."""
+class EmbeddingWrapper(_WrappingCell):
+    """A cell that looks up integer inputs [batch] or [batch, 1] in the variable `embedding` for an inner cell."""
 
     def __init__(self, cell, embedding_classes, embedding_size, initializer=None, reuse=None):
         super().__init__(cell, reuse)
@@ -96,9 +96,10 @@ class EmbeddingWrapper(_Wrapper):
         return self._cell(tf.nn.embedding_lookup(table, tf.reshape(inputs, [-1])), state)
 
 
-class HighwayWrapper(_Wrapper):
-    """A cell that mixes the output of another cell with its input, by a learned gate (Srivastava and others: Highway
-    Networks)."""
+class HighwayWrapper(_WrappingCell):
+    """A cell that mixes an inner cell's output with the input by a learned gate.
+
+    Srivastava and others: Highway Networks."""
 
     def __init__(self, cell, couple_carry_transform_gates=True, carry_bias_init=1.0):
         super().__init__(cell)
@@ -121,8 +122,8 @@ class HighwayWrapper(_Wrapper):
         return inputs * carry + output * transform
 
 
-class CompiledWrapper(_Wrapper):
-    """A cell, not compiled: here XLA compiles only whole graphs."""
+class CompiledWrapper(_WrappingCell):
+    """A cell that calls an inner cell without compiling it, because XLA here compiles only whole graphs."""
 
     def __init__(self, cell, compile_stateful=False):
         super().__init__(cell)
@@ -131,11 +132,11 @@ class CompiledWrapper(_Wrapper):
         return self._cell(inputs, state, scope=scope)
 
 
-class AttentionCellWrapper(_Wrapper):
-    """A cell with attention over its last `attn_length` states.
+class AttentionCellWrapper(_WrappingCell):
+    """A cell that attends to the last `attn_length` states of an inner cell.
 
-    State: (the cell's state, attention [batch, attn_size], window [batch, attn_size * attn_length]), side by side
-    without `state_is_tuple`.
+    The state is a tuple (inner cell's state, attention [batch, attn_size], window [batch, attn_size * attn_length]);
+    without `state_is_tuple`, the concatenation of these.
     """
 
     def __init__(

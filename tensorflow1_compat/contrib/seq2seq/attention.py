@@ -1,4 +1,4 @@
-"""Attention mechanisms, and the cell that uses them."""
+"""Defines attention mechanisms."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 import tensorflow.compat.v1 as tf
 
 
-def _prepared(memory, lengths):
-    """Returns memory with zeros after each sequence's end."""
+def _prepare_memory(memory, lengths):
+    """Returns memory as tensors, with zeros after each sequence's end."""
     memory = tf.nest.map_structure(lambda each: tf.convert_to_tensor(each, name="memory"), memory)
     if lengths is None:
         return memory
@@ -22,10 +22,12 @@ def _prepared(memory, lengths):
 
 
 class AttentionMechanism:
-    """The keys and values of a memory; a call with a query and the last state returns alignments and the next state.
+    """A base class of attention mechanisms over a memory.
+
+    A call with a query and the last state returns alignments and the next state.
 
     Attributes:
-      keys: [batch, time, units], the memory through `memory_layer`.
+      keys: [batch, time, units], the output of `memory_layer` for the memory.
       values: [batch, time, depth], the memory.
     """
 
@@ -41,7 +43,7 @@ class AttentionMechanism:
         self._mask_value = -math.inf if score_mask_value is None else score_mask_value
         self._probability_fn = probability_fn
         with tf.name_scope(name, "BaseAttentionMechanismInit", tf.nest.flatten(memory)):
-            self._values = _prepared(memory, self._lengths)
+            self._values = _prepare_memory(memory, self._lengths)
             self._keys = memory_layer(self._values) if memory_layer is not None else self._values
         self._batch_size = tf.compat.dimension_value(self._keys.shape[0]) or tf.shape(self._keys)[0]
         self._alignments_size = tf.compat.dimension_value(self._keys.shape[1]) or tf.shape(self._keys)[1]
@@ -79,7 +81,7 @@ class AttentionMechanism:
         return tf.zeros([batch_size, self._alignments_size], dtype)
 
     def initial_state(self, batch_size, dtype):
-        """Returns the first state: the first alignments."""
+        """Returns the initial state, which consists of the initial alignments."""
         return self.initial_alignments(batch_size, dtype)
 
     def _masked(self, score):
@@ -105,20 +107,20 @@ def _dense(num_units, name, dtype):
     return tf.layers.Dense(num_units, name=name, use_bias=False, dtype=dtype)
 
 
-def _alone(probability_fn):
-    """Makes a function of scores one of scores and the last state."""
+def _ignoring_state(probability_fn):
+    """Makes a function of scores accept the last state as a second argument, which it ignores."""
     function = probability_fn or tf.nn.softmax
     return lambda score, _: function(score)
 
 
 class LuongAttention(AttentionMechanism):
-    """Multiplicative attention (Luong and others); `scale` adds the variable `attention_g`.
+    """Multiplicative attention (Luong and others).
 
     Args:
       num_units: depth of queries and keys.
-      memory: [batch, time, depth].
-      memory_sequence_length: integers [batch]; later entries are ignored.
-      probability_fn: scores -> alignments; default: softmax.
+      memory: the memory to attend to, [batch, time, depth].
+      memory_sequence_length: integers [batch]; attention ignores entries after this length.
+      probability_fn: function from scores to alignments; default: softmax.
     """
 
     _scope = "luong_attention"
@@ -128,7 +130,9 @@ class LuongAttention(AttentionMechanism):
         dtype=None, custom_key_value_fn=None, name="LuongAttention",
     ):  # fmt: skip
         layer = _dense(num_units, "memory_layer", dtype or tf.float32)
-        super().__init__(None, memory, _alone(probability_fn), memory_sequence_length, layer, score_mask_value, name)
+        super().__init__(
+            None, memory, _ignoring_state(probability_fn), memory_sequence_length, layer, score_mask_value, name
+        )
         self._num_units, self._scale = num_units, scale
         if custom_key_value_fn is not None:
             self._keys, self._values = custom_key_value_fn(self._keys, self._values)
@@ -144,9 +148,11 @@ class LuongAttention(AttentionMechanism):
 
 
 class BahdanauAttention(AttentionMechanism):
-    """Additive attention (Bahdanau and others): `query_layer/kernel`, `memory_layer/kernel`, `attention_v`.
+    """Additive attention (Bahdanau and others).
 
-    Args: see `LuongAttention`; `normalize` adds `attention_g` and `attention_b`.
+    The variables are `query_layer/kernel`, `memory_layer/kernel` and `attention_v`.
+
+    Args: see `LuongAttention`. `normalize` adds the variables `attention_g` and `attention_b`.
     """
 
     _scope = "bahdanau_attention"
@@ -157,7 +163,7 @@ class BahdanauAttention(AttentionMechanism):
     ):  # fmt: skip
         dtype = dtype or tf.float32
         super().__init__(
-            _dense(num_units, "query_layer", dtype), memory, _alone(probability_fn), memory_sequence_length,
+            _dense(num_units, "query_layer", dtype), memory, _ignoring_state(probability_fn), memory_sequence_length,
             _dense(num_units, "memory_layer", dtype), score_mask_value, name,
         )  # fmt: skip
         self._num_units, self._normalize = num_units, normalize
@@ -177,13 +183,16 @@ class BahdanauAttention(AttentionMechanism):
 
 
 def safe_cumprod(x, *args, **kwargs):
-    """Returns the cumulative product of values clipped to [tiny, 1], by sums of logs."""
+    """Returns the cumulative product of values, clipped to [tiny, 1], computed as a sum of logs."""
     x = tf.convert_to_tensor(x)
     return tf.exp(tf.cumsum(tf.log(tf.clip_by_value(x, x.dtype.as_numpy_dtype(1e-30), 1)), *args, **kwargs))
 
 
 def monotonic_attention(p_choose_i, previous_attention, mode):
-    """Returns expected attention that only moves forward (Raffel and others): `mode` is recursive, parallel or hard."""
+    """Returns the expected alignments of monotonic attention (Raffel and others).
+
+    `mode` is "recursive", "parallel" or "hard".
+    """
     p = tf.convert_to_tensor(p_choose_i)
     if mode == "recursive":
         shifted = tf.concat([tf.ones_like(p[:, :1]), 1 - p[:, :-1]], 1)
@@ -199,7 +208,7 @@ def monotonic_attention(p_choose_i, previous_attention, mode):
     raise ValueError(f"monotonic_attention: mode must be 'recursive', 'parallel' or 'hard'; got {mode!r}.")
 
 
-def _monotonic(score, previous, sigmoid_noise, mode, seed=None):
+def _monotonic_alignments(score, previous, sigmoid_noise, mode, seed=None):
     if sigmoid_noise > 0:
         score += sigmoid_noise * tf.random_normal(tf.shape(score), dtype=score.dtype, seed=seed)
     p = tf.cast(score > 0, score.dtype) if mode == "hard" else tf.sigmoid(score)
@@ -207,12 +216,12 @@ def _monotonic(score, previous, sigmoid_noise, mode, seed=None):
 
 
 class _Monotonic:
-    """Scores with the variable `attention_score_bias`; the first alignment is on the first entry."""
+    """A mixin of monotonic attention: adds the variable `attention_score_bias` to scores; starts at the first entry."""
 
     def _prepare(self, sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode):
         self._bias_init = score_bias_init
         self._probability_fn = functools.partial(
-            _monotonic, sigmoid_noise=sigmoid_noise, mode=mode, seed=sigmoid_noise_seed
+            _monotonic_alignments, sigmoid_noise=sigmoid_noise, mode=mode, seed=sigmoid_noise_seed
         )
 
     def _score(self, query):
@@ -226,7 +235,7 @@ class _Monotonic:
 
 
 class BahdanauMonotonicAttention(_Monotonic, BahdanauAttention):
-    """`BahdanauAttention` that only moves forward."""
+    """A monotonic `BahdanauAttention`, which only moves forward in the memory."""
 
     _scope = "bahdanau_monotonic_attention"
 
@@ -241,7 +250,7 @@ class BahdanauMonotonicAttention(_Monotonic, BahdanauAttention):
 
 
 class LuongMonotonicAttention(_Monotonic, LuongAttention):
-    """`LuongAttention` that only moves forward."""
+    """A monotonic `LuongAttention`, which only moves forward in the memory."""
 
     _scope = "luong_monotonic_attention"
 

@@ -1,4 +1,4 @@
-"""The cell that attends to a memory."""
+"""Defines `AttentionWrapper`, a cell that attends to a memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorflow1_compat.contrib.seq2seq.attention import (
 
 
 def hardmax(logits, name=None):
-    """Returns the one-hot code of the largest entry along the last axis."""
+    """Returns the one-hot encoding of the position of the largest entry along the last axis."""
     return tf.one_hot(tf.argmax(logits, -1), tf.shape(logits)[-1], dtype=logits.dtype, name=name)
 
 
@@ -30,7 +30,7 @@ class AttentionWrapperState(
         ("cell_state", "attention", "time", "alignments", "alignment_history", "attention_state"),
     )
 ):
-    """State of an `AttentionWrapper`."""
+    """The state of an `AttentionWrapper`."""
 
     def clone(self, **kwargs):
         """Returns a copy with some fields replaced, such as `cell_state`."""
@@ -47,17 +47,17 @@ def _compute_attention(mechanism, cell_output, attention_state, attention_layer)
 
 
 class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
-    """A cell that attends to a memory at each step.
+    """An RNN cell that attends to a memory at each step.
 
     Args:
-      cell: the cell; it gets the inputs and the last attention.
-      attention_mechanism: one, or a list.
-      attention_layer_size: width of `attention_layer` (a number, or a list of them); None: attention is the context.
-      alignment_history: keeps the alignments of all steps in the state, a TensorArray.
-      cell_input_fn: `(inputs, attention) -> cell's inputs`; default: side by side.
-      output_attention: whether the output is the attention; else the cell's output.
-      initial_cell_state: for `zero_state`.
-      attention_layer: instead of `attention_layer_size`.
+      cell: the inner cell, which reads the inputs and the last attention.
+      attention_mechanism: an `AttentionMechanism` or a list of them.
+      attention_layer_size: width of the attention layer, one for each mechanism; None uses the context as attention.
+      alignment_history: whether the state keeps the alignments of all steps in a TensorArray.
+      cell_input_fn: `(inputs, attention) -> inputs of the inner cell`; default: concatenation.
+      output_attention: whether the output is the attention; False outputs the inner cell's output.
+      initial_cell_state: state of the inner cell that `zero_state` returns.
+      attention_layer: a layer that replaces `attention_layer_size`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
         )  # fmt: skip
 
     def zero_state(self, batch_size, dtype):
-        """Returns the first state."""
+        """Returns the initial state: zeros, or `initial_cell_state` for the inner cell."""
         with tf.name_scope(type(self).__name__ + "ZeroState"):
             start = self._initial_cell_state
             if start is None:

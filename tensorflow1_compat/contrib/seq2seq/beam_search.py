@@ -1,4 +1,4 @@
-"""Beam search."""
+"""Defines beam search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FinalBeamSearchDecoderOutput = collections.namedtuple(
 
 
 def tile_batch(t, multiplier, name=None):
-    """Repeats each entry of a batch `multiplier` times in a row: [batch * multiplier, ...], through a structure."""
+    """Repeats each batch entry `multiplier` times in a row, for all tensors of a nested structure."""
 
     def tiled(tensor):
         tensor = tf.convert_to_tensor(tensor)
@@ -38,12 +38,12 @@ def tile_batch(t, multiplier, name=None):
 
 
 def gather_tree(step_ids, parent_ids, max_sequence_lengths, end_token, name=None):
-    """Returns full sequences of beams from the ids and parents of their steps.
+    """Returns the full sequence of each beam from the ids and parent beams of all steps.
 
     Args:
       step_ids, parent_ids: int32 [time, batch, beams].
       max_sequence_lengths: int32 [batch].
-      end_token: int32 scalar; all entries after it, and after the length, become `end_token`.
+      end_token: int32 scalar, which fills a sequence after its first `end_token` and after its length.
 
     Returns:
       int32 [time, batch, beams].
@@ -72,7 +72,7 @@ def gather_tree(step_ids, parent_ids, max_sequence_lengths, end_token, name=None
 
 
 def gather_tree_from_array(t, parent_ids, sequence_length):
-    """Selects each beam's full sequence from [time, batch, beams, ...] (or [time, batch * beams, ...])."""
+    """Returns each beam's full sequence from step values [time, batch, beams, ...] or [time, batch * beams, ...]."""
     time, batch, beams = (tf.shape(parent_ids)[axis] for axis in range(3))
     own = tf.broadcast_to(tf.range(beams)[None, None], [time, batch, beams])
     lengths = tf.cast(tf.reduce_max(sequence_length, axis=1), tf.int32)
@@ -85,8 +85,8 @@ def gather_tree_from_array(t, parent_ids, sequence_length):
     return found
 
 
-def _attention(cell_state):
-    """Returns an `AttentionWrapper`'s alignments: [batch, beams, time], those of several mechanisms side by side."""
+def _attention_alignments(cell_state):
+    """Returns the alignments of an `AttentionWrapper`, [batch, beams, time]; several mechanisms are concatenated."""
     if not hasattr(cell_state, "alignments"):
         raise ValueError("BeamSearchDecoder: coverage_penalty_weight needs a cell that is an AttentionWrapper.")
     alignments = tf.nest.flatten(cell_state.alignments)
@@ -94,18 +94,19 @@ def _attention(cell_state):
 
 
 class BeamSearchDecoder(Decoder):
-    """Keeps the `beam_width` most likely sequences at each step.
+    """A decoder that keeps the `beam_width` most likely sequences at each step.
 
     Args:
-      cell: an RNN cell; its memory, if any, tiled with `tile_batch`.
-      embedding: a table or a function of ids.
-      start_tokens: int32 [batch]; end_token: int32 scalar.
-      initial_state: the cell's state, tiled to [batch * beam_width, ...].
-      beam_width: number of sequences.
+      cell: an RNN cell; the memory of an attention cell must be tiled with `tile_batch`.
+      embedding: an embedding table, or a function from ids to embeddings.
+      start_tokens: int32 [batch].
+      end_token: int32 scalar.
+      initial_state: the initial state of the cell, tiled to [batch * beam_width, ...].
+      beam_width: number of sequences to keep.
       output_layer: computes logits from outputs.
       length_penalty_weight: exponent of `(5 + length) / 6`, by which scores are divided.
       coverage_penalty_weight: factor of the sum of `log(min(attention, 1))` that is added to scores of ended sequences;
-      needs an `AttentionWrapper` as cell.
+        the cell must then be an `AttentionWrapper`.
 
     `dynamic_decode` returns `FinalBeamSearchDecoderOutput(predicted_ids [batch, time, beams], ...)`.
     """
@@ -169,7 +170,7 @@ class BeamSearchDecoder(Decoder):
         state = BeamSearchDecoderState(
             self._initial_cell_state, only_first, self._finished,
             tf.zeros([self._batch_size, self._beam_width], tf.int64),
-            tf.zeros_like(_attention(self._initial_cell_state)) if self._coverage_weight else (),
+            tf.zeros_like(_attention_alignments(self._initial_cell_state)) if self._coverage_weight else (),
         )  # fmt: skip
         return self._finished, self._start_inputs, state
 
@@ -203,7 +204,7 @@ class BeamSearchDecoder(Decoder):
             scores = total / tf.pow((5.0 + tf.cast(lengths, dtype)) / 6.0, tf.cast(self._length_penalty_weight, dtype))
         coverage = ()
         if self._coverage_weight:
-            seen = _attention(cell_state) * tf.cast(tf.logical_not(state.finished), dtype)[:, :, None]
+            seen = _attention_alignments(cell_state) * tf.cast(tf.logical_not(state.finished), dtype)[:, :, None]
             coverage = state.accumulated_attention_probs + seen
             penalty = tf.reduce_sum(tf.log(tf.minimum(coverage, 1.0)), 2) * tf.cast(state.finished, dtype)
             scores += (penalty * tf.cast(self._coverage_weight, dtype))[:, :, None]
@@ -211,7 +212,7 @@ class BeamSearchDecoder(Decoder):
         best.set_shape([None, beams])
         ids, parents = tf.cast(places % vocabulary, tf.int32), tf.cast(places // vocabulary, tf.int32)
 
-        def of_parents(tensor):
+        def gather_from_parents(tensor):
             if isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, None, 1):
                 return tensor
             moved = tf.gather(tensor, parents, batch_dims=1)
@@ -223,14 +224,14 @@ class BeamSearchDecoder(Decoder):
         new_probs = tf.gather(tf.reshape(total, [batch, -1]), places, batch_dims=1)
         new_probs.set_shape(state.log_probs.shape)
         new_state = BeamSearchDecoderState(
-            tf.nest.map_structure(of_parents, cell_state), new_probs,
+            tf.nest.map_structure(gather_from_parents, cell_state), new_probs,
             tf.logical_or(was_finished, tf.equal(ids, self._end_token)), new_lengths,
-            tf.nest.map_structure(of_parents, coverage),
+            tf.nest.map_structure(gather_from_parents, coverage),
         )  # fmt: skip
         return BeamSearchDecoderOutput(best, ids, parents), new_state
 
     def finalize(self, outputs, final_state, sequence_lengths):
-        """Returns the sequences of the final beams, best first."""
+        """Returns the full sequences of the final beams, the best beam first."""
         longest = tf.cast(tf.reduce_max(final_state.lengths, axis=1), tf.int32)
         predicted = gather_tree(outputs.predicted_ids, outputs.parent_ids, longest, self._end_token)
         return FinalBeamSearchDecoderOutput(predicted, outputs), final_state

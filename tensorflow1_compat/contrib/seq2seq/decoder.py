@@ -1,4 +1,4 @@
-"""Decoders, and the loop that runs them."""
+"""Defines decoders, and the loop that runs a decoder."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ BasicDecoderOutput = collections.namedtuple("BasicDecoderOutput", ("rnn_output",
 
 
 class Decoder(abc.ABC):
-    """The interface of decoders, for `dynamic_decode`."""
+    """The interface of decoders that `dynamic_decode` runs."""
 
     @property
     @abc.abstractmethod
     def batch_size(self):
-        """int32 scalar."""
+        """The batch size, an int32 scalar."""
 
     @property
     @abc.abstractmethod
     def output_size(self):
-        """Shapes of an output without the batch, in its structure."""
+        """The shapes of a step's outputs without the batch, in the structure of the outputs."""
 
     @property
     @abc.abstractmethod
     def output_dtype(self):
-        """Types of an output, in its structure."""
+        """The dtypes of a step's outputs, in the structure of the outputs."""
 
     @abc.abstractmethod
     def initialize(self, name=None):
@@ -50,12 +50,12 @@ class Decoder(abc.ABC):
 
     @property
     def tracks_own_finished(self):
-        """Whether `step` returns the sequences finished so far, in any order."""
+        """Whether `step` itself reports all finished sequences; False lets `dynamic_decode` remember them."""
         return False
 
 
 class BasicDecoder(Decoder):
-    """A cell, a helper, and an optional layer that computes logits from outputs.
+    """A decoder made of a cell, a helper, and an optional layer that computes logits from outputs.
 
     Outputs are `BasicDecoderOutput(rnn_output, sample_id)`.
     """
@@ -107,9 +107,9 @@ def dynamic_decode(
 
     Args:
       decoder: a `Decoder`.
-      output_time_major: outputs as [time, batch, ...]; else [batch, time, ...].
-      impute_finished: zeros after a sequence's end, and its last state as the final one.
-      maximum_iterations: the most steps.
+      output_time_major: whether outputs are [time, batch, ...] rather than [batch, time, ...].
+      impute_finished: whether a finished sequence keeps its state and has zero outputs.
+      maximum_iterations: maximum number of steps.
 
     Returns:
       (outputs, final state, lengths: int32 [batch]).
@@ -147,7 +147,8 @@ def dynamic_decode(
             if impute_finished:
                 outputs = tf.nest.map_structure(lambda out, zero: rows_where(finished, zero, out), outputs, zeros)
                 next_state = tf.nest.pack_sequence_as(state, [
-                    _kept(finished, new, old) for new, old in zip(tf.nest.flatten(next_state), tf.nest.flatten(state))
+                    _freeze_state(finished, new, old)
+                    for new, old in zip(tf.nest.flatten(next_state), tf.nest.flatten(state))
                 ])  # fmt: skip
             arrays = [array.write(time, out) for array, out in zip(arrays, tf.nest.flatten(outputs))]
             if limit is not None:
@@ -168,8 +169,8 @@ def dynamic_decode(
         return outputs, state, lengths
 
 
-def _kept(finished, new, old):
-    """Keeps a state unchanged after its sequence has ended; scalars and TensorArrays always change."""
+def _freeze_state(finished, new, old):
+    """Returns the old state for finished sequences and the new state for others; scalars and TensorArrays are new."""
     if isinstance(old, tf.TensorArray) or new.shape.rank == 0:
         return new
     return rows_where(finished, old, new)

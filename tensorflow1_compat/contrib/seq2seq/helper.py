@@ -1,4 +1,4 @@
-"""Helpers: they choose a decoder's samples and its next inputs."""
+"""Defines helpers, which choose the samples and the next inputs of a decoder."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _transpose_batch_time, _unstack_ta = transpose_batch_time, unstack_ta
 
 
 class Helper(abc.ABC):
-    """The interface of helpers: `initialize`, `sample`, `next_inputs`, and the shape and type of samples."""
+    """The interface of helpers: `initialize`, `sample`, `next_inputs`, and the shape and dtype of samples."""
 
     @property
     @abc.abstractmethod
     def batch_size(self):
-        """int32 scalar."""
+        """The batch size, an int32 scalar."""
 
     @property
     @abc.abstractmethod
     def sample_ids_shape(self):
-        """Shape of a sample without the batch."""
+        """The shape of a sample without the batch."""
 
     @property
     @abc.abstractmethod
     def sample_ids_dtype(self):
-        """Type of samples."""
+        """The dtype of samples."""
 
     @abc.abstractmethod
     def initialize(self, name=None):
@@ -37,7 +37,7 @@ class Helper(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, time, outputs, state, name=None):
-        """Returns samples of this step."""
+        """Returns the samples of this step."""
 
     @abc.abstractmethod
     def next_inputs(self, time, outputs, state, sample_ids, name=None):
@@ -45,7 +45,7 @@ class Helper(abc.ABC):
 
 
 def categorical_sample(logits, dtype=tf.int32, sample_shape=(), seed=None):
-    """Draws classes by logits [batch, classes]: `sample_shape` + [batch]."""
+    """Draws classes from logits [batch, classes]; returns a tensor of shape `sample_shape` + [batch]."""
     shape = tf.concat([tf.cast(sample_shape, tf.int32), tf.shape(logits)[:1]], 0)
     count = int(np.prod(sample_shape))
     drawn = tf.reshape(tf.transpose(tf.random.categorical(logits, count, seed=seed, dtype=tf.int32)), shape)
@@ -54,7 +54,7 @@ def categorical_sample(logits, dtype=tf.int32, sample_shape=(), seed=None):
 
 
 def bernoulli_sample(probs=None, logits=None, dtype=tf.int32, sample_shape=(), seed=None):
-    """Draws 1 with a probability, else 0: `sample_shape` + the shape of `probs` or `logits`."""
+    """Draws 1 with the given probability, else 0; returns shape `sample_shape` + the shape of `probs` or `logits`."""
     probs = tf.sigmoid(logits) if probs is None else tf.convert_to_tensor(probs)
     shape = tf.concat([tf.cast(sample_shape, tf.int32), tf.shape(probs)], 0)
     drawn = tf.random_uniform(shape, dtype=probs.dtype, seed=seed) < probs
@@ -63,7 +63,7 @@ def bernoulli_sample(probs=None, logits=None, dtype=tf.int32, sample_shape=(), s
 
 
 class CustomHelper(Helper):
-    """A helper made of three functions, which are its arguments."""
+    """A helper whose methods call the functions given as arguments."""
 
     def __init__(self, initialize_fn, sample_fn, next_inputs_fn, sample_ids_shape=None, sample_ids_dtype=None):
         self._initialize_fn, self._sample_fn, self._next_inputs_fn = initialize_fn, sample_fn, next_inputs_fn
@@ -100,8 +100,8 @@ class CustomHelper(Helper):
         return self._next_inputs_fn(time=time, outputs=outputs, state=state, sample_ids=sample_ids)
 
 
-class _MostLikely(Helper):
-    """A helper whose samples are the most likely outputs; subclasses set `_batch_size`."""
+class _MostLikelyHelper(Helper):
+    """A base class of helpers whose samples are the most likely classes; subclasses set `_batch_size`."""
 
     @property
     def batch_size(self):
@@ -120,11 +120,11 @@ class _MostLikely(Helper):
         return tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
 
-class TrainingHelper(_MostLikely):
-    """Feeds the true inputs; samples are the most likely outputs.
+class TrainingHelper(_MostLikelyHelper):
+    """A helper that feeds the true inputs; samples are the most likely classes.
 
     Args:
-      inputs: structure of [batch, time, ...] ([time, batch, ...] with `time_major`).
+      inputs: a tensor or nested structure of [batch, time, ...], or of [time, batch, ...] with `time_major`.
       sequence_length: int32 [batch].
     """
 
@@ -142,7 +142,7 @@ class TrainingHelper(_MostLikely):
 
     @property
     def inputs(self):
-        """The inputs as given."""
+        """The `inputs` argument."""
         return self._inputs
 
     @property
@@ -166,7 +166,7 @@ class TrainingHelper(_MostLikely):
 
 
 class ScheduledEmbeddingTrainingHelper(TrainingHelper):
-    """Feeds embeddings of its own samples with a probability, else the true inputs; samples are -1 for true inputs."""
+    """A helper that feeds the embedding of a sample with a given probability, else the true input (sample id -1)."""
 
     def __init__(
         self, inputs, sequence_length, embedding, sampling_probability, time_major=False, seed=None,
@@ -190,7 +190,7 @@ class ScheduledEmbeddingTrainingHelper(TrainingHelper):
 
 
 class ScheduledOutputTrainingHelper(TrainingHelper):
-    """Feeds its own outputs with a probability, else the true inputs; appends `auxiliary_inputs` to both."""
+    """A helper that feeds the last output with a given probability, else the true input; appends `auxiliary_inputs`."""
 
     def __init__(
         self, inputs, sequence_length, sampling_probability, time_major=False, seed=None, next_inputs_fn=None,
@@ -205,7 +205,7 @@ class ScheduledOutputTrainingHelper(TrainingHelper):
         self._probability, self._seed, self._next_inputs_fn = sampling_probability, seed, next_inputs_fn
 
     def sample(self, time, outputs, state, name=None):
-        """Implements `Helper.sample`; 1 if the next input is the output."""
+        """Implements `Helper.sample`: a sample is 1 if the next input is the output."""
         return tf.cast(tf.random_uniform([self.batch_size], seed=self._seed) < self._probability, tf.int32)
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
@@ -217,11 +217,11 @@ class ScheduledOutputTrainingHelper(TrainingHelper):
         return finished, rows_where(tf.cast(sample_ids, tf.bool), own, inputs), state
 
 
-class GreedyEmbeddingHelper(_MostLikely):
-    """Feeds the embedding of the most likely output, up to `end_token`.
+class GreedyEmbeddingHelper(_MostLikelyHelper):
+    """A helper that feeds the embedding of the most likely class, until `end_token`.
 
     Args:
-      embedding: a table, or a function of ids.
+      embedding: an embedding table, or a function from ids to embeddings.
       start_tokens: int32 [batch].
       end_token: int32 scalar.
     """
@@ -247,7 +247,7 @@ class GreedyEmbeddingHelper(_MostLikely):
 
 
 class SampleEmbeddingHelper(GreedyEmbeddingHelper):
-    """Feeds the embedding of an output drawn with its probability at a temperature."""
+    """A helper that feeds the embedding of a class drawn from the outputs' softmax at a temperature."""
 
     def __init__(self, embedding, start_tokens, end_token, softmax_temperature=None, seed=None):
         super().__init__(embedding, start_tokens, end_token)
@@ -260,7 +260,7 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
 
 
 class InferenceHelper(CustomHelper):
-    """Feeds the results of `sample_fn(outputs)`, until `end_fn(samples)`."""
+    """A helper that feeds the results of `sample_fn(outputs)` until `end_fn(samples)` is true."""
 
     def __init__(self, sample_fn, sample_shape, sample_dtype, start_inputs, end_fn, next_inputs_fn=None):
         start = tf.convert_to_tensor(start_inputs)

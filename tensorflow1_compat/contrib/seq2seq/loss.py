@@ -1,4 +1,4 @@
-"""The cross entropy of sequences."""
+"""Defines the cross entropy of sequences."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ def sequence_loss(
     logits, targets, weights, average_across_timesteps=True, average_across_batch=True, sum_over_timesteps=False,
     sum_over_batch=False, softmax_loss_function=None, name=None,
 ):  # fmt: skip
-    """Returns the weighted cross entropy.
+    """Returns the weighted cross entropy of a batch of sequences.
 
     Args:
       logits: [batch, time, classes].
-      targets: whole numbers [batch, time].
+      targets: integers [batch, time].
       weights: float [batch, time].
-      average_across_timesteps, average_across_batch: divide by the weights' sum over these axes.
-      sum_over_timesteps, sum_over_batch: sum over these axes and divide by the number of weights above 0.
-      softmax_loss_function: `(labels=, logits=) -> loss of each`; default: sparse softmax cross entropy.
+      average_across_timesteps, average_across_batch: whether to divide the sum over time, or over the batch, by the sum
+        of the weights.
+      sum_over_timesteps, sum_over_batch: whether to divide the sum over time, or over the batch, by the number of
+        weights above 0.
+      softmax_loss_function: `(labels=, logits=) -> losses`; default: sparse softmax cross entropy.
 
     Returns:
-      A scalar; [batch], [time] or [batch, time] where an axis is neither averaged nor summed.
+      A scalar; [batch], [time] or [batch, time] if one or both axes are neither averaged nor summed.
     """
     if logits.shape.rank != 3 or targets.shape.rank != 2 or weights.shape.rank != 2:
         raise ValueError("sequence_loss: expected logits of rank 3, targets and weights of rank 2; got "

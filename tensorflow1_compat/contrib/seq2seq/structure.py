@@ -1,4 +1,4 @@
-"""Functions for nested tensors that decoders and helpers share."""
+"""Defines functions for nested tensors that decoders and helpers share."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import tensorflow.compat.v1 as tf
 
 
 def lookup_in(embedding):
-    """Returns a function from ids to embeddings: a function unchanged, or a lookup in a table."""
+    """Returns a function from ids to embeddings, given such a function or an embedding table."""
     return embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
 
 
 def unstack_ta(tensor):
-    """Returns a TensorArray of a tensor's entries along its first axis."""
+    """Returns a TensorArray with the entries of a tensor along its first axis."""
     array = tf.TensorArray(tensor.dtype, size=tf.shape(tensor)[0], element_shape=tensor.shape[1:])
     return array.unstack(tensor)
 
 
 def rows_where(condition, chosen, other):
-    """Returns rows of `chosen` where the condition [batch] holds, else rows of `other`."""
+    """Returns the rows of `chosen` where `condition` [batch] is true, else the rows of `other`."""
     rank = chosen.shape.rank
     shape = tf.concat([tf.shape(condition), tf.ones([max(rank - 1, 0)], tf.int32)], 0)
     mask = tf.reshape(condition, shape) if rank else condition

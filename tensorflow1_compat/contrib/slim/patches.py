@@ -1,4 +1,4 @@
-"""Gives TF-Slim 1.1 the names that TensorFlow 2.15 keeps elsewhere, in TF-Slim's own modules."""
+"""Adds names that TensorFlow 2.15 has moved to the modules of TF-Slim 1.1."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 from npu_bridge.base.tf_internals.contrib import modules_of_layers, modules_with_fewer_names, variable_scope_module
 
 
-class _WithNames(types.ModuleType):
-    """A module of TensorFlow with additional names; the module itself does not change."""
+class _ModuleWithNames(types.ModuleType):
+    """A proxy of a TensorFlow module with additional names; the TensorFlow module does not change."""
 
     def __init__(self, module: types.ModuleType, names: dict) -> None:
         super().__init__(module.__name__, module.__doc__)
@@ -23,18 +23,22 @@ class _WithNames(types.ModuleType):
 
 
 def _gradient_of_a_lower_bound(op, grad):
-    """Returns the gradients of `maximum(inputs, bound)`, in which low inputs can still grow; None for the bound."""
+    """Returns the gradients of `maximum(inputs, bound)`; None for the bound.
+
+    Inputs below the bound get a gradient only if it increases them.
+    """
     moves = (op.inputs[0] >= op.inputs[1]) | (grad < 0)
     return tf.cast(moves, grad.dtype) * grad, None
 
 
 def apply() -> None:
-    """Gives the modules of TF-Slim their missing names; TensorFlow's modules do not change."""
+    """Adds missing names to the modules of TF-Slim; the modules of TensorFlow do not change."""
     with contextlib.suppress(KeyError):  # registered by an earlier call
         tf.RegisterGradient("GDNLowerBound")(_gradient_of_a_lower_bound)  # TF-Slim's `gdn` looks it up by name
     missing = {**modules_with_fewer_names(), variable_scope_module(): ()}
     completed = {
-        module: _WithNames(module, {name: getattr(tf, name) for name in names}) for module, names in missing.items()
+        module: _ModuleWithNames(module, {name: getattr(tf, name) for name in names})
+        for module, names in missing.items()
     }
     completed.update(modules_of_layers())
     completed[variable_scope_module()].__dict__["variable"] = tf.Variable

@@ -1,3 +1,3 @@
-"""`tf.contrib.tensorboard`."""
+"""`tf.contrib.tensorboard`: settings for plugins of TensorBoard."""
 
 from tensorflow1_compat.contrib.tensorboard import plugins

@@ -1,4 +1,4 @@
-"""Traces of session runs: `tf.contrib.tfprof.ProfileContext`."""
+"""Traces session runs: `tf.contrib.tfprof.ProfileContext`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from npu_bridge.base.tf_internals.contrib import write_profile
 
 
 class ProfileContext:
-    """Traces some session runs in a `with` block, and profiles them.
+    """A context manager that traces and profiles selected session runs in its block.
 
     Args:
       profile_dir: folder for `profile_<step>` files.
-      trace_steps: numbers of the traced runs; by default only those requested by `trace_next_step`.
-      dump_steps: numbers of the runs after which the traces so far are written.
-      enabled: False for a context that does nothing.
+      trace_steps: numbers of the runs to trace; by default only runs after `trace_next_step` are traced.
+      dump_steps: numbers of the runs after which all traces so far are written.
+      enabled: False makes the context do nothing.
     """
 
     def __init__(self, profile_dir, trace_steps=None, dump_steps=None, enabled=True, debug=False):
         self._folder, self._is_enabled = profile_dir, enabled
         self._trace, self._dump = set(trace_steps or ()), set(dump_steps or ())
         self._step, self._wants_next, self._dumps_next, self._profiler = 0, False, False, None
-        self._asked = []
+        self._auto_profiles = []
 
     @property
     def profiler(self):
-        """A `tf.profiler.Profiler` of the default graph, with the traces so far."""
+        """A `tf.profiler.Profiler` of the default graph with all traces so far."""
         if not self._is_enabled:
-            raise ValueError("ProfileContext: it is not enabled.")
+            raise ValueError("ProfileContext: there is no profiler with enabled=False.")
         if self._profiler is None:
             self._profiler = tf.profiler.Profiler(tf.get_default_graph())
         return self._profiler
@@ -41,24 +41,24 @@ class ProfileContext:
         self._wants_next = True
 
     def dump_next_step(self):
-        """Traces the next run and writes it."""
+        """Traces the next run, and writes all traces so far."""
         self._wants_next = self._dumps_next = True
 
     def add_auto_profiling(self, cmd, options, profile_steps):
-        """Prints a profile (`cmd` and `options` as in `tf.profiler.profile`) after the runs with these numbers."""
-        self._asked.append((cmd, options, set(profile_steps)))
+        """Prints a profile after each run in `profile_steps`; `cmd` and `options` are as in `tf.profiler.profile`."""
+        self._auto_profiles.append((cmd, options, set(profile_steps)))
         self._trace |= set(profile_steps)
 
     def __enter__(self):
         if self._is_enabled:
-            _watch().entered.append(self)
+            _profile_engine().entered.append(self)
         return self
 
     def __exit__(self, *_):
         if self._is_enabled:
-            _watch().entered.remove(self)
+            _profile_engine().entered.remove(self)
 
-    def _traced(self, run, session, fetches, feed_dict, options, run_metadata):
+    def _run_traced(self, run, session, fetches, feed_dict, options, run_metadata):
         step, self._step = self._step, self._step + 1
         if step not in self._trace | self._dump and not self._wants_next:
             return run(session, fetches, feed_dict, options, run_metadata)
@@ -68,7 +68,7 @@ class ProfileContext:
         if self._profiler is None:
             self._profiler = tf.profiler.Profiler(session.graph)
         self._profiler.add_step(step, run_metadata)
-        for cmd, profile_options, steps in self._asked:
+        for cmd, profile_options, steps in self._auto_profiles:
             if step in steps:
                 profile = {
                     "op": self._profiler.profile_operations, "scope": self._profiler.profile_name_scope,
@@ -82,8 +82,8 @@ class ProfileContext:
         return values
 
 
-class _Watch(SessionEngine):
-    """Passes runs to the open contexts."""
+class _ProfileEngine(SessionEngine):
+    """A session engine that passes session runs to the open profile contexts."""
 
     def __init__(self):
         self.entered = []
@@ -91,13 +91,13 @@ class _Watch(SessionEngine):
     def run(self, session, *asked):
         run = self.inner.run
         for context in self.entered:
-            run = functools.partial(context._traced, run)
+            run = functools.partial(context._run_traced, run)
         return run(session, *asked)
 
 
 @functools.cache
-def _watch():
-    """Returns the watch of this process."""
-    watch = _Watch()
+def _profile_engine():
+    """Returns the session engine of this process for profile contexts; installs it at the first call."""
+    watch = _ProfileEngine()
     add_engine(None, watch)
     return watch

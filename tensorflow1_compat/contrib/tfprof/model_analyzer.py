@@ -1,4 +1,4 @@
-"""`tf.contrib.tfprof.model_analyzer`: counts of parameters and operations of a graph."""
+"""`tf.contrib.tfprof.model_analyzer`: counts the parameters and operations of a graph."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Profiler, profile, advise = tf.profiler.Profiler, tf.profiler.profile, tf.profil
 def print_model_analysis(
     graph, run_meta=None, op_log=None, tfprof_cmd="scope", tfprof_options=TRAINABLE_VARS_PARAMS_STAT_OPTIONS
 ):
-    """Prints and returns the quantities that the options name: `total_parameters`, `total_float_ops` and more.
+    """Prints and returns the quantities that the options select: `total_parameters`, `total_float_ops` and more.
 
     Args:
       graph: the graph.
-      run_meta: RunMetadata with times and memory; only needed for these.
-      op_log: not used; the graph knows its operations.
-      tfprof_cmd: scope, graph, code or op.
-      tfprof_options: of this module, or a dictionary.
+      run_meta: RunMetadata; only needed for times and memory.
+      op_log: not used.
+      tfprof_cmd: "scope", "graph", "code" or "op".
+      tfprof_options: one of the option constants of this module, or a dictionary.
     """
     return tf.profiler.profile(graph, run_meta=run_meta, op_log=op_log, cmd=tfprof_cmd, options=tfprof_options)

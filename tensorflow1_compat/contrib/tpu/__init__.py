@@ -1,4 +1,4 @@
-"""`tf.contrib.tpu`: estimators and optimizers written for TPUs train on the existing devices."""
+"""`tf.contrib.tpu`: estimators and optimizers for TPUs, which here train on the existing devices."""
 
 import logging
 
@@ -28,10 +28,10 @@ AsyncCheckpointSaverHook = background_saver_hook()
 
 
 class TPUEstimator(tf.estimator.tpu.TPUEstimator):
-    """`tf.estimator.tpu.TPUEstimator` on the existing devices, whatever `use_tpu` says.
+    """A `tf.estimator.tpu.TPUEstimator` that uses the existing devices even with `use_tpu=True`.
 
-    `input_fn(params)` and `model_fn(..., params)` find the mode's batch size in `params["batch_size"]`; `eval_metrics`
-    and host calls of a `TPUEstimatorSpec` are computed as on a CPU.
+    `input_fn(params)` and `model_fn(..., params)` get the batch size of the mode in `params["batch_size"]`. The
+    `eval_metrics` and host calls of a `TPUEstimatorSpec` are computed as with `use_tpu=False`.
 
     Args: as in TensorFlow 1.15. `config` can be any `tf.estimator.RunConfig`.
     """
@@ -54,7 +54,7 @@ class TPUEstimator(tf.estimator.tpu.TPUEstimator):
 
 
 def _with_tpu_config(config):
-    """Returns a RunConfig of this module with the settings of another RunConfig."""
+    """Converts a `tf.estimator.RunConfig` to a RunConfig of this module with the same settings."""
     fields = (
         "model_dir", "tf_random_seed", "save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs",
         "session_config", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps",
@@ -63,9 +63,9 @@ def _with_tpu_config(config):
 
 
 class CrossShardOptimizer(_CrossShardOptimizer):
-    """Trains with the inner optimizer: there is one shard here, whose gradients are their own mean.
+    """An optimizer that calls the inner optimizer unchanged, because this package trains one shard in each process.
 
-    Ranks of a job are not shards: the distribution of the script's own NPU optimizer reduces over ranks.
+    The ranks of a job are not shards: the script's NPU optimizer averages gradients over ranks.
     """
 
     def compute_gradients(self, loss, var_list=None, **kwargs):

@@ -1,4 +1,4 @@
-"""`tf.contrib.tpu.python.ops.tpu_ops`: operations around computations on TPUs, for one shard."""
+"""`tf.contrib.tpu.python.ops.tpu_ops`: operations for computations on TPUs, implemented for one shard."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ import tensorflow.compat.v1 as tf
 
 
 def cross_replica_sum(x, group_assignment=None, name=None):
-    """Returns the sum over all shards: with one shard, the tensor."""
+    """Returns the sum over all shards, which with one shard is the tensor itself."""
     return tf.identity(x, name=name or "CrossReplicaSum")
 
 
 def all_to_all(x, concat_dimension, split_dimension, split_count, group_assignment=None, name=None):
-    """Returns the pieces of all shards: with one shard, the tensor."""
+    """Exchanges pieces between shards; with one shard, returns the tensor itself."""
     return tf.identity(x, name=name or "AllToAll")
 
 
 def collective_permute(x, source_target_pairs, name=None):
-    """Returns the value of another shard: with one shard, the tensor."""
+    """Returns the value of another shard; with one shard, returns the tensor itself."""
     return tf.identity(x, name=name or "CollectivePermute")
 
 
 def initialize_system(embedding_config=None, job=None, compilation_failure_closes_chips=True, **_):
-    """Returns an op that initialises TPUs; here it returns an empty string."""
+    """Returns an empty string tensor in place of an operation that initialises TPUs."""
     return tf.constant(b"", name="ConfigureDistributedTPU")
 
 
 def shutdown_system(job=None):
-    """Returns an op that shuts TPUs down; here it does nothing."""
+    """Returns an operation without effect in place of an operation that shuts TPUs down."""
     return tf.no_op(name="ShutdownDistributedTPU")
 
 
 def core(num):
-    """Returns the device of a TPU's core; here any device."""
+    """Returns "", which allows any device, in place of the name of a TPU core."""
     return ""
 
 
 def outside_compilation(computation, *args, **kwargs):
-    """Calls `computation(*args, **kwargs)`: nothing is compiled here."""
+    """Calls `computation(*args, **kwargs)`; nothing is compiled."""
     return computation(*args, **kwargs)
 
 
-def _listed(outputs):
+def _as_list(outputs):
     if outputs is None:
         return []
     return [outputs] if tf.is_tensor(outputs) or isinstance(outputs, tf.Operation) else list(outputs)
 
 
 def rewrite(computation, inputs=None, infeed_queue=None, device_assignment=None, name=None, **_):
-    """Returns the list of outputs of `computation(*inputs)`; its operations run before any of its tensors."""
-    outputs = _listed(computation(*(tf.convert_to_tensor(each) for each in inputs or [])))
+    """Returns a list of the tensors that `computation(*inputs)` returns; they wait for operations that it returns."""
+    outputs = _as_list(computation(*(tf.convert_to_tensor(each) for each in inputs or [])))
     operations = [each for each in outputs if isinstance(each, tf.Operation)]
     tensors = [tf.convert_to_tensor(each) for each in outputs if not isinstance(each, tf.Operation)]
     if not tensors:
@@ -58,7 +58,7 @@ def rewrite(computation, inputs=None, infeed_queue=None, device_assignment=None,
 
 
 def replicate(computation, inputs=None, infeed_queue=None, device_assignment=None, name=None, **_):
-    """Returns the outputs of the computation for each list of inputs, in order."""
+    """Calls the computation for each list of inputs; returns the lists of outputs in order."""
     return [rewrite(computation, each) for each in (inputs or [[]])]
 
 
@@ -71,7 +71,8 @@ def shard(
     Args:
       computation: function of one part of each input.
       inputs: tensors, each split into `num_shards` along its axis of `input_shard_axes` (default 0).
-      outputs_from_all_shards: concatenates outputs along `output_shard_axes`; otherwise returns the first shard's.
+      outputs_from_all_shards: whether to concatenate outputs along `output_shard_axes`; False returns only the outputs
+        of the first shard.
     """
     inputs = [tf.convert_to_tensor(each) for each in inputs or []]
     axes = input_shard_axes or [0] * len(inputs)
@@ -93,5 +94,5 @@ def shard(
 
 
 def batch_parallel(computation, inputs=None, num_shards=1, infeed_queue=None, device_assignment=None, name=None, **_):
-    """Calls `shard` along the batch of every input and output."""
+    """Calls `shard` with every input and output split along its first axis, the batch."""
     return shard(computation, inputs, num_shards)

@@ -1,4 +1,4 @@
-"""Batches similar examples by queues: `bucket`, `bucket_by_sequence_length`."""
+"""Batches similar examples through queues: `bucket`, `bucket_by_sequence_length`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ def bucket(
     tensors, which_bucket, batch_size, num_buckets, num_threads=1, capacity=32, bucket_capacities=None, shapes=None,
     dynamic_pad=False, allow_smaller_final_batch=False, keep_input=True, shared_name=None, name=None,
 ):  # fmt: skip
-    """Returns batches of examples from one bucket each.
+    """Returns batches of examples; all examples of a batch are from one bucket.
 
     Args:
       tensors: a list or dict of an example's tensors, also SparseTensors.
-      which_bucket: int32 scalar, from 0 to `num_buckets` - 1.
-      batch_size: a number, or a list with one for each bucket.
-      num_threads: threads that put examples into buckets.
-      capacity: number of waiting batches; also of waiting examples in a bucket, unless `bucket_capacities` says it.
-      shapes: of the tensors; default: their static shapes.
-      dynamic_pad: pads examples to the largest of a batch; otherwise their shapes must be known.
-      allow_smaller_final_batch: returns the remaining examples in a last, smaller batch.
+      which_bucket: the example's bucket, an int32 scalar from 0 to `num_buckets` - 1.
+      batch_size: batch size, or a list with the batch size of each bucket.
+      num_threads: number of threads that put examples into buckets.
+      capacity: capacity of the queue of batches; also of each bucket's queue, unless `bucket_capacities` is given.
+      shapes: shapes of the tensors; default: their static shapes.
+      dynamic_pad: whether to pad examples to the largest in the batch; otherwise all shapes must be known.
+      allow_smaller_final_batch: whether to return remaining examples in a last, smaller batch.
       keep_input: bool scalar; False discards the example.
 
     Returns:
-      (number of the bucket, batched tensors in the structure of `tensors`).
+      (bucket of the batch, batched tensors in the structure of `tensors`).
 
     Graph: queue runners in `tf.GraphKeys.QUEUE_RUNNERS`.
     """
@@ -83,8 +83,8 @@ def bucket_by_sequence_length(
     """Returns batches of sequences of similar lengths.
 
     Args:
-      input_length: int32 scalar.
-      bucket_boundaries: ascending lengths at which the next bucket begins.
+      input_length: length of the example's sequence, an int32 scalar.
+      bucket_boundaries: ascending list of the shortest length in each bucket after the first.
       others: see `bucket`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Places variables on parameter servers: strategies for `tf.train.replica_device_setter(ps_strategy=)`."""
+"""Defines strategies that place variables on parameter servers, for `tf.train.replica_device_setter(ps_strategy=)`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class RandomStrategy:
-    """Chooses a random task; the same tasks for the same seed."""
+    """A placement strategy that chooses random tasks; the same seed gives the same choices."""
 
     def __init__(self, num_ps_tasks, seed=0):
         self._num_tasks, self._random = num_ps_tasks, np.random.RandomState(seed)
@@ -16,7 +16,7 @@ class RandomStrategy:
 
 
 class GreedyLoadBalancingStrategy:
-    """Chooses the task with the least load so far; `load_fn(op)` returns the load of an op."""
+    """A placement strategy that chooses the task with the least load so far; `load_fn(op)` returns an op's load."""
 
     def __init__(self, num_tasks, load_fn):
         self._load_fn, self._loads = load_fn, np.zeros(num_tasks)
@@ -28,7 +28,7 @@ class GreedyLoadBalancingStrategy:
 
 
 def byte_size_load_fn(op):
-    """Returns the bytes of an op's only output, whose shape must be known."""
+    """Returns the size in bytes of an op's only output, whose shape must be known."""
     output = op.outputs[0]
     if len(op.outputs) != 1 or not output.shape.is_fully_defined():
         raise ValueError(f"byte_size_load_fn: {op.name} needs one output of a known shape; got {op.outputs}.")

@@ -1,4 +1,4 @@
-"""Hyperparameters with types: `tf.contrib.training.HParams`."""
+"""Defines typed hyperparameters: `tf.contrib.training.HParams`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _ASSIGNMENT = re.compile(
 )
 
 
-def _parsed(text: str, kind: type, name: str):
-    """Parses a word as a value of a type."""
+def _parse(text: str, kind: type, name: str):
+    """Parses a text as a value of a type; raises ValueError if that fails."""
     text = text.strip()
     try:
         if kind is bool:
@@ -23,7 +23,7 @@ def _parsed(text: str, kind: type, name: str):
         raise ValueError(f"HParams: Could not parse {name}={text!r} as {kind.__name__}.") from None
 
 
-def _fitting(value, kind: type, name: str):
+def _convert(value, kind: type, name: str):
     """Converts a value to a hyperparameter's type; raises ValueError if the conversion loses information."""
     if value is None or kind is type(None) or isinstance(value, kind) and kind not in (int, float, bool, str, bytes):
         return value
@@ -41,23 +41,23 @@ def _fitting(value, kind: type, name: str):
     return kind(value)
 
 
-def _twice(name: str) -> ValueError:
+def _duplicate_error(name: str) -> ValueError:
     return ValueError(f"HParams: Multiple assignments to variable '{name}' in one text.")
 
 
 def parse_values(values: str, type_map: dict, ignore_unknown: bool = False) -> dict:
-    """Reads `"name=value,list=[1,2],list[1]=3"`.
+    """Parses a text such as `"name=value,list=[1,2],list[1]=3"`.
 
     Args:
       values: the text.
-      type_map: name -> type of the value, or of a list's elements.
-      ignore_unknown: ignores names that `type_map` lacks.
+      type_map: name -> type of the value, or type of the elements of a list.
+      ignore_unknown: whether to ignore names that `type_map` lacks.
 
     Returns:
       name -> value, list, or {index: value}.
 
     Raises:
-      ValueError: the text, a name or a value does not fit, or a name occurs twice.
+      ValueError: the text is malformed, a name is unknown or occurs twice, or a value has the wrong type.
     """
     found: dict = {}
     position = 0
@@ -77,26 +77,26 @@ def parse_values(values: str, type_map: dict, ignore_unknown: bool = False) -> d
                 raise ValueError(f"HParams: Assignment of a list to a list index. {name}[{index}] takes one value.")
             places = found.setdefault(name, {})
             if not isinstance(places, dict) or int(index) in places:
-                raise _twice(f"{name}[{index}]" if isinstance(places, dict) else name)
-            places[int(index)] = _parsed(match["value"], kind, name)
+                raise _duplicate_error(f"{name}[{index}]" if isinstance(places, dict) else name)
+            places[int(index)] = _parse(match["value"], kind, name)
             continue
         if name in found:
-            raise _twice(name)
+            raise _duplicate_error(name)
         if match["list"] is not None:
             words = [word for word in match["list"].split(",") if word.strip()]
-            found[name] = [_parsed(word, kind, name) for word in words]
+            found[name] = [_parse(word, kind, name) for word in words]
         else:
-            found[name] = _parsed(match["value"], kind, name)
+            found[name] = _parse(match["value"], kind, name)
     return found
 
 
 class HParams:
-    """Hyperparameters as attributes, each with the type of its initial value.
+    """A set of hyperparameters as attributes, each with the type of its initial value.
 
     Args:
-      hparam_def: not available (a protocol buffer of 1.15); pass the values by name.
-      model_structure: any object, kept for the caller.
-      **kwargs: names and values; the elements of a list have one type.
+      hparam_def: not supported (a protocol buffer of 1.15); pass the values by name.
+      model_structure: any object, which `get_model_structure` returns.
+      **kwargs: names and values; all elements of a list must have one type.
     """
 
     _HAS_DYNAMIC_ATTRIBUTES = True
@@ -110,7 +110,7 @@ class HParams:
             self.add_hparam(name, value)
 
     def add_hparam(self, name, value):
-        """Adds a hyperparameter; raises ValueError for a name in use or an empty list."""
+        """Adds a hyperparameter; raises ValueError if the name is in use or the value is an empty list."""
         if getattr(self, name, None) is not None:
             raise ValueError(f"HParams: the name {name!r} is taken.")
         if isinstance(value, (list, tuple)):
@@ -122,11 +122,11 @@ class HParams:
         setattr(self, name, value)
 
     def set_hparam(self, name, value):
-        """Sets a hyperparameter; raises ValueError for a value of another kind."""
+        """Sets a hyperparameter; raises ValueError for a value of another type."""
         kind, is_list = self._hparam_types[name]
         if isinstance(value, list) != is_list and not (is_list and isinstance(value, tuple)):
             raise ValueError(f"HParams: Must {'' if is_list else 'not '}pass a list for {name}; got {value!r}.")
-        setattr(self, name, [_fitting(each, kind, name) for each in value] if is_list else _fitting(value, kind, name))
+        setattr(self, name, [_convert(each, kind, name) for each in value] if is_list else _convert(value, kind, name))
 
     def del_hparam(self, name):
         """Removes a hyperparameter."""
@@ -177,15 +177,15 @@ class HParams:
             if is_list != isinstance(default, list):
                 raise ValueError(f"HParams: {key} is {'a list' if is_list else 'a single value'}; default {default!r}.")
             for each in default if is_list else [default]:
-                _fitting(each, kind, key)
+                _convert(each, kind, key)
         return getattr(self, key)
 
     def set_model_structure(self, model_structure):
-        """Keeps an object for the caller."""
+        """Stores an object for `get_model_structure`."""
         self._model_structure = model_structure
 
     def get_model_structure(self):
-        """Returns the object kept for the caller."""
+        """Returns the object given to the constructor or to `set_model_structure`."""
         return self._model_structure
 
     def __contains__(self, key):

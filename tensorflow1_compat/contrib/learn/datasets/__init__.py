@@ -1,4 +1,4 @@
-"""`tf.contrib.learn.datasets`: data sets as arrays."""
+"""`tf.contrib.learn.datasets`: data sets as numpy arrays."""
 
 from tensorflow1_compat.contrib.learn.datasets import base, mnist
 
@@ -6,7 +6,7 @@ Dataset, Datasets = base.Dataset, base.Datasets
 
 
 def load_dataset(name, size="small", test_with_fake_data=False):
-    """Loads a data set by its name: "mnist"."""
+    """Loads the data set with a name; only "mnist" is available."""
     if name != "mnist":
         raise ValueError(f"load_dataset: {name!r} is not available here. Expected 'mnist'.")
     return mnist.load_mnist()

@@ -18,20 +18,20 @@ Datasets = collections.namedtuple("Datasets", ("train", "validation", "test"))
 
 
 def load_csv_with_header(filename, target_dtype, features_dtype, target_column=-1):
-    """Reads a file whose first line starts with (samples, features) into a `Dataset`."""
+    """Reads a CSV file of numbers into a `Dataset`; skips its first line."""
     with tf.gfile.Open(filename) as file:
         lines = csv.reader(file)
         next(lines)
-        return _split(lines, target_dtype, features_dtype, target_column)
+        return _read_rows(lines, target_dtype, features_dtype, target_column)
 
 
 def load_csv_without_header(filename, target_dtype, features_dtype, target_column=-1):
-    """Reads a file of numbers into a `Dataset`."""
+    """Reads a CSV file of numbers without a header line into a `Dataset`."""
     with tf.gfile.Open(filename) as file:
-        return _split(csv.reader(file), target_dtype, features_dtype, target_column)
+        return _read_rows(csv.reader(file), target_dtype, features_dtype, target_column)
 
 
-def _split(lines, target_dtype, features_dtype, target_column):
+def _read_rows(lines, target_dtype, features_dtype, target_column):
     data, target = [], []
     for row in lines:
         target.append(row.pop(target_column))
@@ -40,7 +40,7 @@ def _split(lines, target_dtype, features_dtype, target_column):
 
 
 def maybe_download(filename, work_directory, source_url):
-    """Returns the path of a file; downloads it if it is not in the folder."""
+    """Returns the path of a file; downloads the file if the folder lacks it."""
     tf.gfile.MakeDirs(work_directory)
     path = os.path.join(work_directory, filename)
     if not tf.gfile.Exists(path):

@@ -43,14 +43,15 @@ def extract_labels(f, one_hot=False, num_classes=10):
 
 
 class DataSet:
-    """Images and labels in batches, shuffled anew for each epoch.
+    """A data set of images and labels that returns batches, and shuffles again for each epoch.
 
     Args:
       images: uint8 [n, rows, columns, 1]; with `reshape`, batches are [n, rows * columns].
       labels: [n] or [n, classes].
-      fake_data, one_hot: serves made-up examples, with one-hot labels.
-      dtype: uint8, or float32 for values in [0, 1].
-      seed: of the shuffling.
+      fake_data: whether to return constant examples instead of the given ones.
+      one_hot: whether the labels of fake examples are one-hot.
+      dtype: uint8 for values in 0..255, or float32 for values in [0, 1].
+      seed: seed for shuffling.
     """
 
     def __init__(self, images, labels, fake_data=False, one_hot=False, dtype=tf.float32, reshape=True, seed=None):
@@ -82,7 +83,7 @@ class DataSet:
         self._images, self._labels = self._images[order], self._labels[order]
 
     def next_batch(self, batch_size, fake_data=False, shuffle=True):
-        """Returns (images, labels) of the next examples; a batch can span two epochs."""
+        """Returns (images, labels) of the next `batch_size` examples; a batch can span two epochs."""
         if fake_data or self._is_fake:
             label = [1] + [0] * 9 if self._one_hot else 0
             return [[1] * 784 for _ in range(batch_size)], [label for _ in range(batch_size)]
@@ -105,13 +106,13 @@ def read_data_sets(
     train_dir, fake_data=False, one_hot=False, dtype=tf.float32, reshape=True, validation_size=5000, seed=None,
     source_url=DEFAULT_SOURCE_URL,
 ):  # fmt: skip
-    """Returns `Datasets(train, validation, test)` of the four files in a folder; downloads missing files.
+    """Returns `Datasets(train, validation, test)` from the four MNIST files in a folder; downloads missing files.
 
     Args:
       train_dir: the folder.
-      fake_data: made-up examples; no file is read.
-      one_hot: labels as [n, 10].
-      validation_size: number of examples for validation, the first ones of the training.
+      fake_data: whether to return constant examples without reading files.
+      one_hot: whether labels are one-hot, [n, 10].
+      validation_size: number of training examples, from the first one on, that become the validation set.
       others: see `DataSet`.
     """
     if fake_data:
@@ -136,5 +137,5 @@ def read_data_sets(
 
 
 def load_mnist(train_dir="MNIST-data"):
-    """Calls `read_data_sets` with the usual folder."""
+    """Calls `read_data_sets`, by default for the folder `MNIST-data`."""
     return read_data_sets(train_dir)

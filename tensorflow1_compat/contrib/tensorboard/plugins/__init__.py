@@ -1,3 +1,3 @@
-"""`tf.contrib.tensorboard.plugins`."""
+"""`tf.contrib.tensorboard.plugins`: settings for the embedding projector."""
 
 from tensorflow1_compat.contrib.tensorboard.plugins import projector

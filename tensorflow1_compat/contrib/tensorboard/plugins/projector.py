@@ -1,4 +1,4 @@
-"""`tf.contrib.tensorboard.plugins.projector`: it moved to TensorBoard."""
+"""`tf.contrib.tensorboard.plugins.projector`, which is now part of TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorboard.plugins.projector import EmbeddingInfo, ProjectorConfig
 
 
 def visualize_embeddings(summary_writer, config):
-    """Writes the projector's settings (a ProjectorConfig) into a writer's folder."""
+    """Writes the settings of the embedding projector (a ProjectorConfig) to the folder of a summary writer."""
     folder = summary_writer if isinstance(summary_writer, str) else summary_writer.get_logdir()
     folder = folder.decode() if isinstance(folder, bytes) else folder
     tf.gfile.MakeDirs(folder)
