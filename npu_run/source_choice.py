@@ -104,7 +104,7 @@ class SourceChoice(NamedTuple):
         if found == 1:
             child.replace_python(roots)
         elif older and rank == 0:
-            for use, remark in era.switched(older):
+            for use, remark in era.describe_switches(older):
                 echo(f"npu-run: {use.place}: {remark}; --as-installed leaves it as it is", err=True)
         return True
 

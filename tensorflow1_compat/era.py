@@ -1,4 +1,4 @@
-"""Tells whether a script is written for TensorFlow 1 or 2, from what it imports and calls."""
+"""Determines whether a script is written for TensorFlow 1 or 2, from the names that it imports and calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensorflow1_compat.reading import METHODS_OF_LEGACY, FileFacts, Use
 from tensorflow1_compat.reading_tree import read_tree
 from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
-__all__ = ["Evidence", "evidence_in", "evidence_of", "switched"]
+__all__ = ["Evidence", "evidence_in", "evidence_of", "describe_switches"]
 
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
@@ -55,13 +55,13 @@ _HELPERS_OF_1 = tuple(
 
 
 class Evidence(NamedTuple):
-    """The names that show a script's era.
+    """The names in a script that show for which version of TensorFlow it is written.
 
     Attributes:
       of_1: names that only TensorFlow 1 has, with their first use.
-      of_2: names that only TensorFlow 2 has, likewise.
-      old_of_2: names of earlier versions of TensorFlow 2, Keras, numpy or Python.
-      switches_to_2: the script requests TensorFlow 2 on NPUs.
+      of_2: names that only TensorFlow 2 has, with their first use.
+      old_of_2: names that only earlier versions of TensorFlow 2, Keras, numpy or Python have, with their first use.
+      switches_to_2: whether the script requests TensorFlow 2 on NPUs.
     """
 
     of_1: dict[str, Use]
@@ -71,9 +71,10 @@ class Evidence(NamedTuple):
 
     @property
     def deciding(self) -> dict[str, Use]:
-        """The first name for "keras" and for "tensorflow" that only an older version has; others are used as installed.
+        """The packages, "keras" or "tensorflow", that the script needs in an older version.
 
-        A name that both versions have decides nothing. If Keras 2 is `keras` itself, each name decides for both.
+        Each package is mapped to the first name that only its older version has. If the installed package `keras` is
+        Keras 2, a name of either package counts for both.
         """
         found: dict[str, Use] = {}
         for use in self.old_of_2.values():
@@ -87,7 +88,7 @@ class Evidence(NamedTuple):
 
     @property
     def older(self) -> list[str]:
-        """The packages that the script needs in an older version."""
+        """The names of packages that the script needs in an older version."""
         return list(self.deciding)
 
     @property
@@ -96,8 +97,8 @@ class Evidence(NamedTuple):
         return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)
 
 
-def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
-    """Returns the names that decided, each with a clause about the Keras that the script therefore gets.
+def describe_switches(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
+    """Returns each name that shows an older Keras, with a clause about the Keras that the script gets.
 
     Args:
       older: `Evidence.deciding`.
@@ -106,24 +107,24 @@ def switched(older: Mapping[str, Use]) -> list[tuple[Use, str]]:
     for package, use in older.items():
         by_use.setdefault(use, []).append("keras" if package == "keras" else "tf.keras")
     return [
-        (use, f"{_said(use)} is of an older Keras alone, so that {' and '.join(names)} here means {_MEANING[names[0]]}")
+        (use, f"only an older Keras has {_describe(use)}, so {' and '.join(names)} means {_MEANING[names[0]]}")
         for use, names in by_use.items()
     ]
 
 
-def _said(use: Use) -> str:
+def _describe(use: Use) -> str:
     if use.name == METHODS_OF_LEGACY:
         return "an optimizer with _resource_apply_dense"
     return use.name if use.call is None or _is_old(use) else f"a keyword of {use.name}"
 
 
 def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
-    """Reads a script and the modules that it imports from its tree, without running anything."""
+    """Reads a script and the user's modules that it imports, without running them; returns the evidence."""
     return evidence_in(read_tree(script, roots))
 
 
 def evidence_in(files: Iterable[FileFacts]) -> Evidence:
-    """Returns the evidence for each era in the files of a script."""
+    """Returns the evidence in the files of a script."""
     of_1: dict[str, Use] = {}
     of_2: dict[str, Use] = {}
     old_of_2: dict[str, Use] = {}
@@ -161,7 +162,7 @@ def evidence_in(files: Iterable[FileFacts]) -> Evidence:
 
 
 def _is_plain(use: Use) -> bool:
-    """Returns whether a name is taken from the imported `tf`, other than to read its version."""
+    """Returns whether a use reads a name of `import tensorflow as tf` other than the version of TensorFlow."""
     versions = ("tensorflow.compat", "tensorflow.__", "tensorflow.version")
     return use.alias == "tensorflow" and not use.name.startswith(versions)
 
@@ -174,22 +175,22 @@ def _has_old_keywords(use: Use) -> bool:
 
 
 def _is_old(use: Use) -> bool:
-    """Returns whether a name, or its module, has moved; `tensorflow.compat.v2` for `tensorflow` does not count."""
+    """Returns whether only an older version of TensorFlow 2, Keras, numpy or Python has the used name."""
     if use.name == METHODS_OF_LEGACY:  # TensorFlow 1's classes and explicitly legacy ones still have them
         return not use.alias.startswith(_VERSION_1) and "legacy" not in use.alias
     old = _OLD_BESIDE_NUMPY_2 if numpy_version() >= (2, 0) else _OLD_OF_2
     found = use.name
     while found and found not in old:
         found = found.rpartition(".")[0]
-    if not found or not _is_there(found):
+    if not found or not _is_still_installed(found):
         return bool(found)
-    # Both have the module: the name taken from it decides, if only one of them has that name.
-    return not _is_there(use.name) and is_installed(OF_2.modules.get(found, found) + use.name[len(found) :])
+    # Both versions have the module: the name counts as old if only the older module has it.
+    return not _is_still_installed(use.name) and is_installed(OF_2.modules.get(found, found) + use.name[len(found) :])
 
 
 @functools.cache
-def _is_there(name: str) -> bool:
-    """Returns whether the installed Keras also has a name of an older one."""
+def _is_still_installed(name: str) -> bool:
+    """Returns whether the installed Keras still has a name of an older Keras."""
     for start, place in _INSTALLED.items():
         if name.startswith(start):
             return is_installed(place + name[len(start) :])
@@ -197,7 +198,7 @@ def _is_there(name: str) -> bool:
 
 
 def _era_of(name: str) -> int:
-    """Returns 1 or 2 for a name of one era, else 0."""
+    """Returns 1 or 2 for a name that only TensorFlow 1 or only TensorFlow 2 has, else 0."""
     if name in _HELPERS_OF_1 or name.startswith(_MODULES_OF_1):
         return 1
     for prefix in _VERSION_1:

@@ -1,6 +1,6 @@
 """Holds data for `era.py`: names that only TensorFlow 1 or only TensorFlow 2 has, by namespace.
 
-Exactly one of `tensorflow.compat.v1` and `tensorflow` has each name in TensorFlow 2.15; a test compares.
+In TensorFlow 2.15 each of these names exists in either `tensorflow.compat.v1` or `tensorflow`; a test checks this.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ __all__ = ["ONLY_1", "ONLY_2"]
 
 
 def _by_namespace(text: str) -> dict[str, frozenset[str]]:
-    """Groups names by their module below `tf`; a word with a colon names the module of the next ones."""
+    """Groups names by module; a word that ends with a colon is the module, below `tf`, of the words after it."""
     found: dict[str, set[str]] = {}
     for word in text.split():
         if word.endswith(":"):

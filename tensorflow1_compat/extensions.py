@@ -1,4 +1,4 @@
-"""Lets compiled modules of the user's tree, such as those of Cython, find numpy's old names, too."""
+"""Gives numpy's old names to compiled modules of the user's tree, such as Cython modules."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _OLD_NAMES = {
 class UserExtensionLoader(importlib.machinery.ExtensionFileLoader):
     """A loader of compiled modules of the user's tree.
 
-    Their imports cannot be replaced. So numpy itself has its old names while a module is loaded; afterwards the
-    module's references to numpy become the proxy that source files get.
+    Imports in compiled modules cannot be replaced. So this loader adds the old names to numpy itself while a module is
+    loaded; afterwards it makes the module refer to the proxy of numpy that source files get.
     """
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        with self._old_names():
+        with self._with_old_names():
             return super().create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        with self._old_names() as numpy:
+        with self._with_old_names() as numpy:
             super().exec_module(module)
         for name, value in list(vars(module).items()):
             if value is numpy is not None:
                 vars(module)[name] = proxies.proxy("numpy")
 
     @contextlib.contextmanager
-    def _old_names(self) -> Iterator[types.ModuleType | None]:
-        """Gives numpy its removed names inside the block; yields numpy, or None for a module without numpy."""
+    def _with_old_names(self) -> Iterator[types.ModuleType | None]:
+        """Adds removed names to numpy inside the block; yields numpy, or None if the module does not use numpy."""
         if b"numpy" not in self.get_data(self.path) or proxies.is_plain("numpy"):
             yield None
             return

@@ -1,4 +1,4 @@
-"""Finds the names that a script uses and those that cannot work, without running it, for `npu-run check`."""
+"""Finds, without running a script, the names that it uses and the names that cannot work, for `npu-run check`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import path_here
-from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, switched
-from tensorflow1_compat.installed import find_missing, names_beside
+from tensorflow1_compat.era import Evidence, describe_switches, evidence_in, evidence_of
+from tensorflow1_compat.installed import find_missing, names_near
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.reach import reached_from
 from tensorflow1_compat.reading import ANY, SET, FileFacts, Use, read_file
 from tensorflow1_compat.reading_tree import added_by, read_tree
-from tensorflow1_compat.signatures import complaint_about
+from tensorflow1_compat.signatures import describe_call_error
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree
 
@@ -62,15 +62,15 @@ _AT_THE_TOP = ("README", "LICENSE", "REQUIREMENTS")  # of a project: folders bes
 
 
 class Finding(NamedTuple):
-    """One finding.
+    """One finding about a script.
 
     Attributes:
       kind: "cannot work", "needed", "ranks", "ignored", "healed", "contrib", "option" or "npu".
-      what: the name.
-      remark: its meaning here, or the cure.
-      place: its first use.
-      effect: "changes numbers" if the training gets other numbers because of it than on an NPU, or in float32; for
-      "ranks", the severity in a job of several ranks.
+      what: the name, such as a function, an option or a package.
+      remark: the meaning of the name in this package, or the cure.
+      place: the first use of the name.
+      effect: "changes numbers" if the results differ from an NPU's or from float32, else "harmless". For the kind
+        "ranks": the severity in a job of several ranks.
     """
 
     kind: str
@@ -81,22 +81,22 @@ class Finding(NamedTuple):
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the script cannot work unchanged."""
+        """Whether the finding stops the script until the user changes something."""
         return self.kind in FATAL
 
     @property
     def severity(self) -> str:
-        """The effect on the script: stops it, changes numbers, or is harmless."""
+        """The effect on the script: "stops it", "changes numbers" or "harmless"."""
         return "stops it" if self.is_fatal else self.effect
 
 
 class Survey(NamedTuple):
-    """A script and the modules of its tree that it imports.
+    """The result of reading a script and the user's modules that it imports.
 
     Attributes:
-      era: 1 or 2, the TensorFlow that it is written for.
+      era: 1 or 2, the version of TensorFlow for which the script is written.
       files: number of files read.
-      findings: each name once, by its first use.
+      findings: the findings, only the first for each name.
     """
 
     era: int
@@ -111,30 +111,34 @@ def survey(
     is_switched: bool = True,
     more: Callable[[Sequence[FileFacts], int], Iterable[Finding]] = lambda files, era: (),
 ) -> Survey:
-    """Reads a script and its modules.
+    """Reads a script and its modules without running them; returns the findings.
 
     Args:
-      script: its path.
-      roots: its source tree.
+      script: path of the script.
+      roots: folders of the user's modules.
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
-      is_switched: whether a script of an older TensorFlow 2 gets that version's names.
-      more: returns further findings in all files, for TensorFlow 1 or 2.
+      is_switched: whether a script of an older TensorFlow 2 gets the names of the older version.
+      more: a function from the files and the version of TensorFlow, 1 or 2, to further findings.
     """
     files = list(read_tree(script, roots))
     evidence: Evidence = evidence_in(files)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     found: dict[tuple[str, str], Finding] = {}
-    of_files = ((*_of_syntax(facts), *_of_names(facts, era)) for facts in files)
+    of_files = ((*_find_syntax_errors(facts), *_find_names(facts, era)) for facts in files)
     all_roots = [*roots, *added_by(script)]
-    of_all = (*_of_packages(files, all_roots), *_of_unbuilt(files, all_roots), *_of_variables(files))
-    of_era = _of_older(evidence) if era == 2 and is_switched else ()
-    for finding in _where_reached(files, itertools.chain(of_era, more(files, era), *of_files, of_all)):
+    of_all = (
+        *_find_missing_packages(files, all_roots),
+        *_find_uncompiled_modules(files, all_roots),
+        *_find_unset_variables(files),
+    )
+    of_era = _find_older_packages(evidence) if era == 2 and is_switched else ()
+    for finding in _downgrade_unreached(files, itertools.chain(of_era, more(files, era), *of_files, of_all)):
         found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
 
 
-def _where_reached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yields the findings; those in functions that nothing calls are not fatal."""
+def _downgrade_unreached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yields the findings; makes fatal findings harmless if they are in functions that no code calls."""
     definitions = {facts.path: facts.definitions for facts in files}
     reached = reached_from(list(definitions.values()))
     for finding in findings:
@@ -145,7 +149,7 @@ def _where_reached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> I
             yield finding._replace(kind="ignored", remark=f"nothing here calls {around}; {finding.remark}")
 
 
-def _of_syntax(facts: FileFacts) -> Iterator[Finding]:
+def _find_syntax_errors(facts: FileFacts) -> Iterator[Finding]:
     if facts.error is not None:
         place = Place(facts.path, facts.error.lineno or 1)
         is_old = isinstance(facts.error, TabError) or _OF_PYTHON_2.search(f"{facts.error.msg}: {facts.error.text}")
@@ -153,18 +157,18 @@ def _of_syntax(facts: FileFacts) -> Iterator[Finding]:
         yield Finding("cannot work", f"syntax of {place}", f"{facts.error.msg}{remark}", place)
 
 
-def _of_older(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the packages that the script gets in an older version."""
-    for use, remark in switched(evidence.deciding):
+def _find_older_packages(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding for each package that the script gets in an older version."""
+    for use, remark in describe_switches(evidence.deciding):
         yield Finding("healed", "older Keras", remark, use.place)
 
 
-def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:
+def _find_names(facts: FileFacts, era: int) -> Iterator[Finding]:
     for use in facts.uses:
         if use.name.startswith(_OWN) and not use.name.startswith(_TENSORFLOW):
-            yield from _of_our_name(use)
+            yield from _check_package_name(use)
         elif era == 1 and use.name.startswith(_TENSORFLOW):
-            yield from _of_tensorflow_name(use)
+            yield from _check_tensorflow_name(use)
         elif era == 1 and use.name.startswith(f"{removed_names.OF_OLD}."):
             remark = "its replacement is used where it is gone"
             yield Finding("healed", f"{use.name.replace('.', ' ')}", remark, use.place)
@@ -175,23 +179,23 @@ def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:
                     yield Finding("healed", use.name, remark, use.place)
 
 
-def _of_our_name(use: Use) -> Iterator[Finding]:
+def _check_package_name(use: Use) -> Iterator[Finding]:
     missing = find_missing(use.name)
     if missing is not None and not use.is_guarded:
         module, _, leaf = missing.rpartition(".")
-        remark = did_you_mean(leaf, names_beside(missing), "No similar name exists here.")
+        remark = did_you_mean(leaf, names_near(missing), "No similar name exists here.")
         yield Finding("cannot work", missing, f"{module} has no name {leaf!r}. {remark}", use.place)
     else:
         yield Finding("npu", use.name, "", use.place)
 
 
-def _of_tensorflow_name(use: Use) -> Iterator[Finding]:
+def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
     missing = find_missing(use.name)
     short = shortened(missing or use.name)
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
-        yield Finding(kind, short, advice_for(missing, names_beside(missing)), use.place)
-    elif (complaint := _complaint_about(use)) is not None:
+        yield Finding(kind, short, advice_for(missing, names_near(missing)), use.place)
+    elif (complaint := _describe_call_error(use)) is not None:
         yield Finding("cannot work", f"{short}(...)", f"it {complaint}", use.place)
     elif use.name in NAMES:
         yield Finding("contrib", short, f"is {NAMES[use.name].replace(':', '.')} here", use.place)
@@ -199,14 +203,14 @@ def _of_tensorflow_name(use: Use) -> Iterator[Finding]:
         yield Finding("contrib", ".".join(short.split(".")[:4]), "", use.place)
 
 
-def _complaint_about(use: Use) -> str | None:
-    """Returns why a call cannot work; None for a call inside `try`, which can fail."""
-    return None if use.call is None or use.is_guarded else complaint_about(use.name, use.call)
+def _describe_call_error(use: Use) -> str | None:
+    """Returns why a call cannot work; None if it can, or inside `try`, where a call is allowed to fail."""
+    return None if use.call is None or use.is_guarded else describe_call_error(use.name, use.call)
 
 
-def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
-    """Yields imported packages that are not found: they are not installed, or Python does not search their folder."""
-    adds_folders = any(map(_changes_path, files))
+def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
+    """Yields a finding for each imported package that is not installed, or in a folder that Python does not search."""
+    adds_folders = any(map(_mentions_path, files))
     own, *others = map(os.path.realpath, roots)
     searched = {own, *(root for root in others if not own.startswith(os.path.join(root, "")))}
     for facts in files:
@@ -214,7 +218,7 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
             package = use.name.partition(".")[0]
             if not use.is_import or use.is_guarded:
                 continue
-            folder = "" if _is_installed(package) else _folder_with(use.name, roots)
+            folder = "" if _is_installed(package) else _folder_that_holds(use.name, roots)
             if folder is None:
                 # Anyone could offer a package under an unknown name.
                 is_known = package in _INSTALLED_AS or package in _KNOWN_TO_WORK or package in _KNOWN
@@ -225,30 +229,30 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
                 place = path_here(folder)
                 remark = f"it is in {place}, where Python does not look: start with PYTHONPATH={place}"
                 yield Finding("needed", f"package {package}", remark, use.place)
-            elif (helper := _folder_of_helper(package, tuple(roots))) is not None:
+            elif (helper := _folder_of_old_package(package, tuple(roots))) is not None:
                 remark = f"it is written for TensorFlow 1: start with npu-run --tree {path_here(helper)}"
                 yield Finding("needed", f"package {package}", remark, use.place)
 
 
-def _changes_path(facts: FileFacts) -> bool:
-    """Returns whether a file might change the list of folders in which Python finds modules."""
+def _mentions_path(facts: FileFacts) -> bool:
+    """Returns whether a file mentions `sys.path`, and so can change where Python finds modules."""
     with open_file(facts.path, errors="replace") as file:
         return "sys.path" in file.read()
 
 
-def _of_unbuilt(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
-    """Yields imported modules of Cython of which only the source exists."""
+def _find_uncompiled_modules(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
+    """Yields a finding for each imported Cython module that is not compiled."""
     uses = [use for facts in files for use in facts.uses if use.is_import and not use.is_guarded]
     if any(use.name.partition(".")[0] == "pyximport" for use in uses):
-        return  # it builds them
+        return  # pyximport compiles the modules
     for use in uses:
-        if (source := _unbuilt_source(use.name, roots)) is not None:
+        if (source := _uncompiled_source(use.name, roots)) is not None:
             remark = "only its source is there: build it with Cython, as the project says or with `cythonize -i`"
             yield Finding("needed", f"module {source}", remark, use.place)
 
 
-def _unbuilt_source(name: str, roots: Sequence[str]) -> str | None:
-    """Returns the `.pyx` file of a dotted name, if it is not compiled and Python has nothing else of that name."""
+def _uncompiled_source(name: str, roots: Sequence[str]) -> str | None:
+    """Returns the `.pyx` file of a module that is neither compiled nor exists in another form; else None."""
     for folder in roots:
         for part in name.split("."):
             at = os.path.join(folder, part)
@@ -262,8 +266,8 @@ def _unbuilt_source(name: str, roots: Sequence[str]) -> str | None:
 
 
 @functools.cache
-def _folder_of_helper(package: str, roots: Sequence[str]) -> str | None:
-    """Returns the folder of an installed package that is itself written for TensorFlow 1; None for all others."""
+def _folder_of_old_package(package: str, roots: Sequence[str]) -> str | None:
+    """Returns the folder of an installed package if the package is written for TensorFlow 1; else None."""
     spec = importlib.util.find_spec(package) if package not in _KNOWN_TO_WORK else None
     if spec is None or not spec.origin or not spec.submodule_search_locations or package in sys.stdlib_module_names:
         return None
@@ -295,8 +299,8 @@ def _is_installed(package: str) -> bool:
     return spec is not None and not (is_added and any(place.startswith(current) for place in places))
 
 
-def _folder_with(name: str, roots: Sequence[str]) -> str | None:
-    """Returns the folder of the project that holds the package or module of a dotted name; None if none does."""
+def _folder_that_holds(name: str, roots: Sequence[str]) -> str | None:
+    """Returns the folder of the project that contains the package or module of a dotted name; None if none does."""
     package, *inner = name.split(".")
     folders = [folder for root in roots for folder in _modules_below(root).get(package, ())]
     for folder in folders:  # several can have a package of that name
@@ -313,7 +317,7 @@ def _is_in(name: str, package: str) -> bool:
 
 @functools.cache
 def _modules_below(root: str) -> dict[str, list[str]]:
-    """Maps the names of folders and files around a script to their places: in its folder, below and beside it."""
+    """Maps the names of folders and modules to their parent folders, for folders in, below and beside a root."""
     found: dict[str, list[str]] = {}
     is_top = any(name.upper().startswith(_AT_THE_TOP) for name in os.listdir(root))
     for folder, depth in [(root, _DEEPEST), (os.path.dirname(root), 2)][: 1 if is_top else 2]:
@@ -326,8 +330,11 @@ def _modules_below(root: str) -> dict[str, list[str]]:
     return found
 
 
-def _of_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:
-    """Yields environment variables that are read without a default and that neither a launcher nor the project sets."""
+def _find_unset_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:
+    """Yields a finding for each environment variable that is read without a default and not set.
+
+    Variables that the launcher or the project sets are left out.
+    """
     set_by_project = {name for facts in files for name, line in facts.variables.items() if line == SET}
     if ANY in set_by_project:
         return

@@ -17,17 +17,19 @@ _SAVE_TIME = (
 
 
 def TransformGraph(input_graph_def, inputs, outputs, transforms):
-    """Reduces a graph to the nodes that its outputs need; transforms that only save time are skipped, with a message.
+    """Reduces a graph to the nodes that its outputs need.
+
+    Transforms that only save time are skipped with a message.
 
     Args:
-      input_graph_def: GraphDef, frozen.
+      input_graph_def: a frozen GraphDef.
       inputs: names of fed nodes or tensors.
       outputs: names of fetched nodes or tensors.
-      transforms: names, with arguments in parentheses.
+      transforms: names of transforms, with arguments in parentheses.
     Returns:
-      Another GraphDef.
+      A new GraphDef.
     Raises:
-      NotImplementedError: a transform that changes what the graph computes (quantize_weights and its relatives).
+      NotImplementedError: a transform would change the results of the graph, such as quantize_weights.
     """
     graph = tf.GraphDef.FromString(input_graph_def.SerializeToString())
     for transform in transforms:

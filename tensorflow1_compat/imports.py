@@ -1,6 +1,6 @@
-"""Executes the imports of the user's files: each function returns the objects that a statement binds.
+"""Executes the imports in the user's files: each function returns the objects that an import statement binds.
 
-A module of the user's tree with the same name (a folder `keras` beside the script) comes first.
+A module of the user's tree, such as a folder `keras` beside the script, has priority over a module of the same name.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ __all__ = [
 
 
 def load(name: str) -> Any:
-    """Executes `import name as ...`."""
+    """Executes `import name as ...`; returns the module."""
     if proxies.is_plain(name):
         return importlib.import_module(name)
     return proxies.proxy(name)
 
 
 def load_root(name: str) -> Any:
-    """Executes `import name`, which binds the first part of the name."""
+    """Executes `import name`; returns the module of the name's first part."""
     load(name)
     root = name.partition(".")[0]
     return sys.modules[root] if proxies.is_plain(root) else proxies.proxy(root)
 
 
 def take(module: str, *names: str) -> tuple[Any, ...]:
-    """Executes `from module import names`."""
+    """Executes `from module import names`; returns the values of the names."""
     try:
         source = load(module)
-        return tuple([_take(source, module, name) for name in names])
+        return tuple([_take_name(source, module, name) for name in names])
     except ImportError as error:
         if getattr(error, "is_described", False):
             error.__traceback__ = None  # internal frames only confuse the reader
@@ -52,40 +52,40 @@ def take(module: str, *names: str) -> tuple[Any, ...]:
 
 
 def take_all(module: str) -> None:
-    """Executes `from module import *` in the namespace of the caller."""
+    """Executes `from module import *` in the caller's namespace."""
     source = load(module)
     namespace = sys._getframe(1).f_globals
     if isinstance(source, proxies.ModuleProxy):
         namespace.update(source.public_names())
         # Removed names only if the file mentions them, since each one is reported.
-        gone = proxies.removed_from(module) & _said_in(sys._getframe(1).f_code)
+        gone = proxies.removed_from(module) & _names_mentioned_in(sys._getframe(1).f_code)
         namespace.update({name: source.take(name) for name in gone - namespace.keys()})
         return
     names = getattr(source, "__all__", None)
     for name in names if names is not None else [name for name in dir(source) if not name.startswith("_")]:
-        namespace[name] = _take(source, module, name)
+        namespace[name] = _take_name(source, module, name)
 
 
 def import_by_call(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-    """Executes `__import__` for the user's files."""
+    """Replaces `__import__` in the user's files."""
     if level or name.partition(".")[0] not in proxies.ROOTS:
         return __import__(name, globals, locals, fromlist, level)
     return load(name) if fromlist else load_root(name)
 
 
 def import_module(name: str, package: str | None = None) -> Any:
-    """Executes `importlib.import_module` for the user's files."""
+    """Replaces `importlib.import_module` in the user's files."""
     if name.partition(".")[0] in proxies.ROOTS:
         return load(name)
     return importlib.import_module(name, package)
 
 
-def _said_in(code: types.CodeType) -> set[str]:
+def _names_mentioned_in(code: types.CodeType) -> set[str]:
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return set(code.co_names).union(*map(_said_in, inner))
+    return set(code.co_names).union(*map(_names_mentioned_in, inner))
 
 
-def _take(source: Any, module: str, name: str) -> Any:
+def _take_name(source: Any, module: str, name: str) -> Any:
     if isinstance(source, proxies.ModuleProxy):
         return source.take(name)
     try:

@@ -1,4 +1,4 @@
-"""Finds modules inside TensorFlow 1.15 by rules, for names without an entry in the tables."""
+"""Finds replacements of TensorFlow 1.15's internal modules by rules, for names without an entry in the tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorflow1_compat.tables import MODULES
 
-__all__ = ["SPLIT", "inner_module", "module_around", "moved"]
+__all__ = ["SPLIT", "inner_module", "module_around", "find_in_split_modules"]
 
 _CONTRIB = "tensorflow.contrib"
 
@@ -59,10 +59,10 @@ _inner = frozenset(_INNER.split())
 
 
 def inner_module(name: str) -> str | None:
-    """Returns the module of `tensorflow1_compat.contrib` for an inner module of contrib; None if it was not a module.
+    """Returns the module of this package that replaces an internal module of `tf.contrib`; None for other names.
 
-    `nn.python.ops.alpha_dropout` is a module, and `nn.alpha_dropout` a function. Only for
-    `framework.python.ops.arg_scope`, which is in the tables, does 1.15 return the function.
+    For example, `nn.python.ops.alpha_dropout` is a module, but `nn.alpha_dropout` is a function. The one exception in
+    1.15 is `framework.python.ops.arg_scope`, a function, which is in the tables.
     """
     parts = name.split(".")
     if not name.startswith(f"{_CONTRIB}.") or len(parts) < 4 or parts[-1] not in _inner:
@@ -73,14 +73,18 @@ def inner_module(name: str) -> str | None:
 
 
 def module_around(name: str) -> str:
-    """Returns the module of `tensorflow1_compat.contrib` for a name anywhere below `tensorflow.contrib.X`."""
+    """Returns the module of this package that replaces `tensorflow.contrib.X`, for any name below `X`."""
     parts = name.split(".")
     of_contrib = ".".join(parts[:3])
     return MODULES.get(of_contrib, f"tensorflow1_compat.contrib.{parts[2]}")
 
 
-def moved(base: str, name: str) -> Any:
-    """Finds a name of a module such as `tensorflow.python.ops.variables` in its parts; else raises AttributeError."""
+def find_in_split_modules(base: str, name: str) -> Any:
+    """Returns the value of a name in one of the modules into which TensorFlow has split `base`.
+
+    Raises:
+      AttributeError: none of the modules into which `base` was split has the name.
+    """
     for part in SPLIT.get(base.removeprefix("tensorflow.python."), "").split():
         module = importlib.import_module(f"tensorflow.python.{part}")
         if name in vars(module):

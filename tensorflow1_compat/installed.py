@@ -1,7 +1,7 @@
-"""Tells from the installed files whether a dotted old name exists here; TensorFlow is not started.
+"""Determines from the installed files whether a dotted old name exists, without importing TensorFlow.
 
 The files of TensorFlow's interface are lists of imports; other modules are searched for top-level definitions. If a
-file could define more names than are visible (stars, `__getattr__`), every name counts as found.
+file can define names that its text does not show (star imports, `__getattr__`), every name counts as found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "is_installed",
     "locate",
     "locate_inside",
-    "names_beside",
+    "names_near",
 ]
 
 _API = {
@@ -47,12 +47,12 @@ _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.ExceptHandler)
 
 
 class Located(NamedTuple):
-    """The place where a name is defined, if modules show it.
+    """The module in which the search for a dotted name ended.
 
     Attributes:
-      module: the module.
-      inside: the rest of the name, inside that module.
-      missing: the shortest part of the name that is not there, or None.
+      module: name of the module.
+      inside: the rest of the name, inside the module.
+      missing: the shortest prefix of the name that does not exist, or None.
     """
 
     module: str
@@ -61,34 +61,37 @@ class Located(NamedTuple):
 
 
 def find_missing(name: str) -> str | None:
-    """Returns the shortest part of a name that does not exist; None if the name exists or cannot be followed."""
-    return _follow(name).missing
+    """Returns the shortest prefix of a dotted name that does not exist; None if the name exists or can exist."""
+    return _locate_part_by_part(name).missing
 
 
-def names_beside(missing: str) -> frozenset[str]:
-    """Returns the names of the module in which a missing name was looked for."""
-    return _names_of(_follow(missing).module)
+def names_near(missing: str) -> frozenset[str]:
+    """Returns all names of the module that should contain a missing name."""
+    return _names_of(_locate_part_by_part(missing).module)
 
 
 def locate(name: str) -> Located | None:
-    """Returns where a name is defined; None if it is missing."""
-    found = _follow(name)
+    """Returns the place where a name of a script is defined; None if the name does not exist."""
+    found = _locate_part_by_part(name)
     return None if found.missing else found
 
 
 def locate_inside(name: str) -> Located | None:
-    """Works as `locate`, for a name as installed files write it: there, `keras` is the installed one."""
+    """Returns the place where a name in an installed file is defined; None if no such module exists.
+
+    Unlike `locate`, takes names as they are: `keras` is the installed Keras.
+    """
     if name.startswith("tensorflow.compat.v1."):
         return locate(name)
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
-        if _file_of(module := ".".join(parts[:length])):
+        if _file_of_module(module := ".".join(parts[:length])):
             return Located(module, tuple(parts[length:]))
     return None
 
 
 def is_installed(name: str) -> bool:
-    """Returns whether the installed files have a name, so that a script can mean the installed one."""
+    """Returns whether the installed packages have a name, without any replacement."""
     found = locate_inside(name)
     if found is None or not found.inside:
         return found is not None
@@ -96,7 +99,7 @@ def is_installed(name: str) -> bool:
 
 
 @functools.cache
-def _follow(name: str) -> Located:
+def _locate_part_by_part(name: str) -> Located:
     for same in OF_1.same:
         if name == same or name.startswith(f"{same}."):
             name = "tensorflow" + name[len(same) :]
@@ -107,16 +110,16 @@ def _follow(name: str) -> Located:
         old, rest = ".".join(parts[: number + 1]), tuple(parts[number:])
         if old in NAMES:
             place, _, inside = NAMES[old].partition(":")
-            if inside or _file_of(place) is None:
+            if inside or _file_of_module(place) is None:
                 return Located(place, (*filter(None, inside.split(".")), *rest[1:]))
             real = place
         elif old in MODULES or old in _API:
             real = _API.get(old) or _API.get(MODULES[old]) or MODULES[old]
-        elif (below := f"{real}.{parts[number]}") and _file_of(below):
+        elif (below := f"{real}.{parts[number]}") and _file_of_module(below):
             real = below
-        elif parts[0] == "keras" and _file_of(f"{KERAS}.src.{'.'.join(parts[1 : number + 1])}"):
+        elif parts[0] == "keras" and _file_of_module(f"{KERAS}.src.{'.'.join(parts[1 : number + 1])}"):
             real = f"{KERAS}.src.{'.'.join(parts[1 : number + 1])}"
-        elif old.startswith(INSIDES) and _file_of(old):
+        elif old.startswith(INSIDES) and _file_of_module(old):
             real = old
         elif _is_below(old, MODULES) and parts[number] not in _names_of(real):
             continue
@@ -136,7 +139,7 @@ def _follow(name: str) -> Located:
 
 
 def _is_of_version_2(parts: list[str]) -> bool:
-    """Returns whether only TensorFlow 2 has a name below a module of `tf`: scripts get it from there."""
+    """Returns whether TensorFlow 2 has a name, which a script of TensorFlow 1 then gets from TensorFlow 2."""
     return len(parts) > 2 and parts[0] == "tensorflow" and parts[2] in _names_of(f"tensorflow._api.v2.{parts[1]}")
 
 
@@ -145,8 +148,8 @@ def _is_below(name: str, table: dict[str, str]) -> bool:
 
 
 @functools.cache
-def _file_of(module: str) -> str | None:
-    """Returns the file of a module, found without importing its packages; None without one."""
+def _file_of_module(module: str) -> str | None:
+    """Returns the file of a module, without importing the module's packages; None if no file is found."""
     parts = module.split(".")
     try:
         spec = importlib.util.find_spec(parts[0])
@@ -169,21 +172,24 @@ def _file_of(module: str) -> str | None:
 
 @functools.cache
 def _names_of(module: str) -> frozenset[str]:
-    """Returns the names that a module defines at its top, also in conditions; with `*` if there might be more."""
-    return frozenset(_index_of(module))
+    """Returns the names that a module defines at its top level, also in conditions.
+
+    The result includes "*" if the module can define names that its text does not show.
+    """
+    return frozenset(_definitions_by_name(module))
 
 
 def defined_in(module: str, name: str) -> list[ast.FunctionDef | ast.ClassDef | ast.Assign | str | None]:
-    """Returns the definitions of a name at the top of a module: syntax nodes, or the full name it is imported from.
+    """Returns the definitions of a name at the top level of a module.
 
-    None stands for a definition in another way.
+    Each is a syntax node, the full name of an imported object, or None for any other kind of definition.
     """
-    return list(_index_of(module).get(name, ()))
+    return list(_definitions_by_name(module).get(name, ()))
 
 
 @functools.cache
-def _index_of(module: str) -> dict[str, list[Any]]:
-    path = _file_of(module)
+def _definitions_by_name(module: str) -> dict[str, list[Any]]:
+    path = _file_of_module(module)
     if path is None or not path.endswith(".py"):
         return {_ANYTHING: []}
     with open_file(path, "rb") as file:
@@ -197,7 +203,7 @@ def _index_of(module: str) -> dict[str, list[Any]]:
     adds_names = (b"globals()" in source or b".__all__ = " in source) and not module.startswith("tensorflow._api.")
     found: dict[str, list[Any]] = {_ANYTHING: []} if adds_names else {}
     for top in tree.body:
-        defined = [pair for node in search([top], _parts) for pair in _definitions(node, package)]
+        defined = [pair for node in search([top], _nested_statements) for pair in _definitions(node, package)]
         for name, _ in [] if isinstance(top, _COMPOUND) else defined:
             found.pop(name, None)  # a later definition counts, unless both are in branches
         for name, what in defined:
@@ -205,12 +211,12 @@ def _index_of(module: str) -> dict[str, list[Any]]:
     return found
 
 
-def _parts(node: ast.AST) -> Iterable[ast.AST]:
+def _nested_statements(node: ast.AST) -> Iterable[ast.AST]:
     return ast.iter_child_nodes(node) if isinstance(node, _COMPOUND) else ()
 
 
 def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
-    """Yields names that a statement defines, each with its entry for `defined_in`."""
+    """Yields the names that a statement defines, each with its definition as in `defined_in`."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
         yield node.name, node
     elif isinstance(node, ast.Import):
@@ -233,7 +239,7 @@ def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
 def exported_by(module: str) -> list[str]:
     """Returns the names that `from module import *` binds."""
     found = locate(module)
-    index = _index_of(found.module if found and not found.inside else module)
+    index = _definitions_by_name(found.module if found and not found.inside else module)
     for node in index.get("__all__", ()):
         try:
             return list(ast.literal_eval(node.value))

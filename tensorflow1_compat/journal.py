@@ -1,4 +1,4 @@
-"""Notes the old names and behaviours that a script uses: prints each once, and keeps it for the migration report."""
+"""Records the old names and behaviours that a script uses: prints each once, and keeps it for the migration report."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 from npu_bridge.base.terminal import echo, path_here
 
-__all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
+__all__ = ["Entry", "Place", "find_user_place", "entries", "note", "say_once", "silence"]
 
 # Modules below `contrib` count as callers.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _MODULES = ("proxies.py", "imports.py", "journal.py", "missing.py", os.path.join("old_python", ""))
-_NOT_ASKING = (*(os.path.join(_FOLDER, name) for name in _MODULES), "<frozen")
+_NOT_OF_USER = (*(os.path.join(_FOLDER, name) for name in _MODULES), "<frozen")
 _ENTRIES: dict[tuple[str, str], Entry] = {}
 # A byte for each printed line, by its checksum, in memory that forked children share.
-_SAID = mmap.mmap(-1, mmap.PAGESIZE)
-_SPEAKS = True
+_PRINTED = mmap.mmap(-1, mmap.PAGESIZE)
+_PRINTS = True
 
 
 class Place(NamedTuple):
-    """The place in the user's files that uses a name."""
+    """A place in the user's files: file and line."""
 
     file: str
     line: int
@@ -34,13 +34,13 @@ class Place(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One thing that a script used.
+    """A record of an old name or behaviour that a script used.
 
     Attributes:
       kind: "name", "friction", "missing" or "ignored".
-      what: the name.
-      remark: its replacement, or another explanation.
-      place: its first use.
+      what: the name or behaviour.
+      remark: the replacement, or another explanation.
+      place: the first use.
     """
 
     kind: str
@@ -49,35 +49,35 @@ class Entry(NamedTuple):
     place: Place
 
 
-def asked_from(frame: types.FrameType | None = None) -> Place:
-    """Returns the nearest caller outside this package and Python's import system."""
+def find_user_place(frame: types.FrameType | None = None) -> Place:
+    """Returns the place of the nearest caller outside this package and Python's import system."""
     frame = frame or sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_ASKING):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_OF_USER):
         frame = frame.f_back
     return Place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def note(kind: str, what: str, remark: str = "") -> None:
-    """Notes the first use of a name."""
+    """Records the first use of a name; later uses have no effect."""
     if (kind, what) not in _ENTRIES:
-        _ENTRIES[kind, what] = Entry(kind, what, remark, asked_from(sys._getframe(1)))
+        _ENTRIES[kind, what] = Entry(kind, what, remark, find_user_place(sys._getframe(1)))
 
 
 def say_once(what: str, remark: str) -> None:
-    """Notes a replaced name or behaviour, and prints a line about its first use on rank 0's standard error."""
+    """Records a replaced name or behaviour; at its first use prints a line to standard error, on rank 0 only."""
     note("friction", what, remark)
-    place = zlib.crc32(what.encode()) % len(_SAID)
-    if _SPEAKS and not _SAID[place]:
-        _SAID[place] = 1
-        echo(f"npu-run: {asked_from(sys._getframe(1))}: {what}: {remark}", err=True)
+    place = zlib.crc32(what.encode()) % len(_PRINTED)
+    if _PRINTS and not _PRINTED[place]:
+        _PRINTED[place] = 1
+        echo(f"npu-run: {find_user_place(sys._getframe(1))}: {what}: {remark}", err=True)
 
 
 def entries() -> list[Entry]:
-    """Returns all notes, in the order of first use."""
+    """Returns all recorded entries, in the order of first use."""
     return list(_ENTRIES.values())
 
 
 def silence() -> None:
-    """Prints nothing from now on: for ranks above 0, and for child processes, whose parent has printed the lines."""
-    global _SPEAKS
-    _SPEAKS = False
+    """Stops printing, in ranks above 0 and in child processes, whose parent has printed the lines."""
+    global _PRINTS
+    _PRINTS = False

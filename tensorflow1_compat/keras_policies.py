@@ -10,11 +10,11 @@ global_policy, set_policy = tf.keras.mixed_precision.global_policy, tf.keras.mix
 
 
 class Policy(tf.keras.mixed_precision.Policy):
-    """The dtypes of a layer: "float32", "mixed_float16" or "mixed_bfloat16".
+    """A dtype policy of Keras layers.
 
     Args:
-      name: one of these.
-      loss_scale: "auto", "dynamic", a number or None: kept for the script, see `LossScaleOptimizer`.
+      name: "float32", "mixed_float16" or "mixed_bfloat16".
+      loss_scale: "auto", "dynamic", a number or None; only kept as an attribute: see `LossScaleOptimizer`.
     """
 
     def __init__(self, name, loss_scale="auto"):
@@ -23,7 +23,7 @@ class Policy(tf.keras.mixed_precision.Policy):
 
 
 def LossScaleOptimizer(optimizer, loss_scale="dynamic"):
-    """Adds loss scaling to a Keras optimizer: dynamic, or fixed at a number (`loss_scale` can be a tf.LossScale)."""
+    """Adds loss scaling to a Keras optimizer; `loss_scale` is "dynamic", a constant number or a tf.LossScale."""
     if hasattr(loss_scale, "initial_loss_scale"):
         loss_scale = "dynamic"
     if loss_scale == "dynamic":

@@ -1,4 +1,4 @@
-"""Makes the error message for a name that does not exist here."""
+"""Makes the error message for a name that does not exist in this package or the installed TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ __all__ = ["advice_for", "describe", "import_error", "shortened"]
 
 
 def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
-    """Returns a message of three sentences: which file uses which name, the replacement, where to report.
+    """Records a missing name; returns a message with the use of the name, a replacement, and where to report.
 
     Args:
-      name: the old name with its module, `tensorflow.contrib.layers.foo`.
-      neighbours: names of the same module.
-      tables: further places in which the name is looked for.
+      name: the old name with its module, such as `tensorflow.contrib.layers.foo`.
+      neighbours: other names of the same module.
+      tables: further names among which a replacement is searched.
     """
     advice = advice_for(name, neighbours, tables)
     journal.note("missing", name, advice)
     return (
-        f"{journal.asked_from()}: {shortened(name)} is not available under npu-run. {advice} If the script needs it, "
-        f"please open an issue of the npu_bridge project."
+        f"{journal.find_user_place()}: {shortened(name)} is not available under npu-run. {advice} If the script needs "
+        f"it, please open an issue of the npu_bridge project."
     )
 
 
 def import_error(
     name: str, neighbours: Iterable[str], tables: Tables, kind: type[ImportError] = ImportError
 ) -> ImportError:
-    """Returns the error to raise for an import; it has the attribute `is_described`."""
+    """Returns the error to raise for an import of a missing name, with the attribute `is_described`."""
     error = kind(describe(name, neighbours, tables), name=name)
     error.is_described = True
     return error
 
 
 def shortened(name: str) -> str:
-    """Returns a name as scripts write it."""
+    """Returns a full name as scripts write it, such as `tf.nn.relu`."""
     for long in ("npu_bridge.npu_init.tf.", "tensorflow."):
         if name.startswith(long):
             return f"tf.{name[len(long) :]}"

@@ -1,6 +1,7 @@
 """Adds attributes that tensors, graphs and models had in older versions of TensorFlow and Keras.
 
-They are set on the real classes, so all code sees them; attributes that a class has stay, except one check of Keras.
+The attributes are set on the real classes, so all code sees them. Existing attributes of a class are kept, except for
+one check in Keras.
 """
 
 from __future__ import annotations
@@ -12,58 +13,58 @@ from typing import Any
 from npu_bridge.base.after_import import when_loaded
 from npu_bridge.base.tf_internals.names import KERAS
 
-__all__ = ["give", "give_those_of_2"]
+__all__ = ["add_attributes", "add_attributes_of_2"]
 
 
-def give() -> None:
-    """Adds the attributes of TensorFlow 1.15; those of Keras once Keras has been loaded."""
+def add_attributes() -> None:
+    """Adds the attributes of TensorFlow 1.15; adds attributes of Keras once Keras is loaded."""
     import tensorflow.compat.v1 as tf
 
-    give_those_of_2()
-    _set(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
-    _set(tf.Tensor, "_uses_learning_phase", False)
-    when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set(module.Layer, "apply", _apply))
+    add_attributes_of_2()
+    _set_if_missing(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
+    _set_if_missing(tf.Tensor, "_uses_learning_phase", False)
+    when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set_if_missing(module.Layer, "apply", _apply))
     for name in ("keras.backend", f"{KERAS}.api._v2.keras.backend"):  # Horovod's callbacks look for the session here
-        when_loaded(name, _give_sessions)
+        when_loaded(name, _add_session_functions)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
     when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
     when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
 
 
-def give_those_of_2() -> None:
-    """Adds attributes of earlier versions of TensorFlow 2, each once its module has been loaded."""
-    when_loaded("tensorflow.python.framework.ops", _complete_graphs)
-    when_loaded(f"{KERAS}.src.engine.sequential", _complete_models)
-    when_loaded(f"{KERAS}.src.optimizers.optimizer", _take_old_keywords)
+def add_attributes_of_2() -> None:
+    """Adds attributes of earlier versions of TensorFlow 2, each once its module is loaded."""
+    when_loaded("tensorflow.python.framework.ops", _add_to_graphs)
+    when_loaded(f"{KERAS}.src.engine.sequential", _add_to_models)
+    when_loaded(f"{KERAS}.src.optimizers.optimizer", _accept_old_keywords)
 
 
-def _give_sessions(module: types.ModuleType) -> None:
-    def give_from(backend: types.ModuleType) -> None:
+def _add_session_functions(module: types.ModuleType) -> None:
+    def add_from(backend: types.ModuleType) -> None:
         module.get_session, module.set_session = backend.get_session, backend.set_session
 
-    when_loaded(f"{KERAS}.api._v1.keras.backend", give_from)
+    when_loaded(f"{KERAS}.api._v1.keras.backend", add_from)
 
 
-def _set(kind: type, name: str, value: Any) -> None:
+def _set_if_missing(kind: type, name: str, value: Any) -> None:
     if not hasattr(kind, name):
         setattr(kind, name, value)
 
 
-def _complete_graphs(module: types.ModuleType) -> None:
+def _add_to_graphs(module: types.ModuleType) -> None:
     # The number of operators; copies of TensorFlow's seed function compute an operator's seed from it.
-    _set(module.Graph, "_last_id", property(lambda graph: graph.num_operations()))
+    _set_if_missing(module.Graph, "_last_id", property(lambda graph: graph.num_operations()))
 
 
-def _complete_models(module: types.ModuleType) -> None:
-    _set(module.Sequential, "predict_classes", _predict_classes)
-    _set(module.Sequential, "predict_proba", _predict_proba)
+def _add_to_models(module: types.ModuleType) -> None:
+    _set_if_missing(module.Sequential, "predict_classes", _predict_classes)
+    _set_if_missing(module.Sequential, "predict_proba", _predict_proba)
 
 
-def _take_old_keywords(module: types.ModuleType) -> None:
-    """Lets the optimizers of Keras take `decay`, which they refuse, and `lr`, which they ignore.
+def _accept_old_keywords(module: types.ModuleType) -> None:
+    """Makes Keras optimizers accept `decay`, which they refuse, and `lr`, which they ignore.
 
-    A caller with these keywords gets the legacy optimizer, with all of its attributes. Under `npu-run` the names
-    already lead to it (`LEGACY_OPTIMIZERS`); in a script under plain Python they are the current ones.
+    Calls with these keywords return the legacy optimizer. This is for scripts under plain Python: under `npu-run` the
+    names of optimizers already mean the legacy optimizers (`LEGACY_OPTIMIZERS`).
     """
 
     def make(kind: type, *arguments: Any, **options: Any) -> Any:
@@ -78,7 +79,7 @@ def _take_old_keywords(module: types.ModuleType) -> None:
 
 
 def _allow_dilated_strides(kind: type) -> None:
-    """Allows a layer strides and a dilation above 1: 1.15 refused the combination only in its plain convolutions."""
+    """Allows both strides and dilation above 1 in a layer class: 1.15 refused them only in plain convolutions."""
 
     def check(self: Any) -> None:
         dilation, self.dilation_rate = self.dilation_rate, (1,)
@@ -112,6 +113,6 @@ def _predict_proba(self: Any, x: Any, batch_size: int | None = None, verbose: in
 def _predict_classes(
     self: Any, x: Any, batch_size: int | None = None, verbose: int = 0, steps: int | None = None
 ) -> Any:
-    """Returns the position of the largest output; for a single output, whether it is above 0.5, as 0 or 1."""
+    """Returns the index of the largest output; for a single output, 1 if it is above 0.5, else 0."""
     found = self.predict(x, batch_size=batch_size, verbose=verbose, steps=steps)
     return found.argmax(-1) if found.shape[-1] > 1 else (found > 0.5).astype("int32")

@@ -1,4 +1,4 @@
-"""Names of Keras 1 and 2 that Keras 2.15 no longer has."""
+"""Defines functions of Keras 1 and 2 that Keras 2.15 lacks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Deconvolution2D, Deconvolution3D = keras.layers.Conv2DTranspose, keras.layers.Co
 
 
 def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
-    """Returns the model unchanged: it trains on the existing device, or on the ranks of its optimizer."""
+    """Returns the model unchanged; it trains on one device, or on several ranks if its optimizer is distributed."""
     say_once(logging.WARNING, "multi_gpu_model: the model stays on one device; its batches are not split.")
     return model
 
 
 def image_dim_ordering():
-    """Returns the position of the channels in images: "tf" for last, "th" for first."""
+    """Returns the position of the channel axis in images: "tf" for last, "th" for first."""
     return {"channels_last": "tf", "channels_first": "th"}[keras.backend.image_data_format()]
 
 
 def set_image_dim_ordering(dim_ordering):
-    """Sets the position of the channels in images: "tf" for last, "th" for first."""
+    """Sets the position of the channel axis in images: "tf" for last, "th" for first."""
     keras.backend.set_image_data_format({"tf": "channels_last", "th": "channels_first"}[dim_ordering])

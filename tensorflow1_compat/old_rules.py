@@ -1,4 +1,4 @@
-"""Restores operators of TensorFlow 1.15: static shapes that 2.15 does not infer, and numbers instead of NaN."""
+"""Restores behaviour of operators in TensorFlow 1.15: static shapes that 2.15 does not infer, and NaN handling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npu_bridge.base.tf_internals.graphs import operator_definition
 
 @functools.wraps(tf.nn.conv2d_transpose)
 def conv2d_transpose(value=None, filter=None, output_shape=None, *arguments, **options):
-    """Works as `tf.nn.conv2d_transpose`; the result has the whole requested shape, also the batch."""
+    """Calls `tf.nn.conv2d_transpose`; the static shape of the result is `output_shape`, including the batch."""
     result = tf.nn.conv2d_transpose(value, filter, output_shape, *arguments, **options)
     if output_shape is not None:
         shape = tf.convert_to_tensor(output_shape)
@@ -21,25 +21,25 @@ def conv2d_transpose(value=None, filter=None, output_shape=None, *arguments, **o
 
 
 def maximum(x, y, name=None):
-    """Works as `tf.maximum`, but returns `x` where `y` is NaN and `x` a number: `tf.maximum(1e-10, y)` avoided NaN."""
-    return _constant_instead_of_nan(tf.maximum(x, y, name), x, y)
+    """Calls `tf.maximum`; a constant `x` replaces NaN in `y`, because `tf.maximum(1e-10, y)` removed NaN in 1.15."""
+    return _replace_nan_by_constant(tf.maximum(x, y, name), x, y)
 
 
 def minimum(x, y, name=None):
-    """Works as `tf.minimum`, but returns `x` where `y` is NaN and `x` a number."""
-    return _constant_instead_of_nan(tf.minimum(x, y, name), x, y)
+    """Calls `tf.minimum`; a constant `x` replaces NaN in `y`, as in 1.15."""
+    return _replace_nan_by_constant(tf.minimum(x, y, name), x, y)
 
 
-def _constant_instead_of_nan(result, x, y):
+def _replace_nan_by_constant(result, x, y):
     if not result.dtype.is_floating or tf.is_tensor(x) or isinstance(x, tf.Variable):
         return result
 
     @tf.custom_gradient
-    def chosen(result, x, y):
-        # As in TensorFlow 1.15, the gradient there is that of the comparison.
+    def select_constant(result, x, y):
+        # As in TensorFlow 1.15, NaN elements have the gradient of the comparison.
         return tf.where_v2(tf.is_nan(y), x, result), lambda gradient: (gradient, None, None)
 
-    return chosen(result, tf.convert_to_tensor(x, result.dtype), tf.convert_to_tensor(y, result.dtype))
+    return select_constant(result, tf.convert_to_tensor(x, result.dtype), tf.convert_to_tensor(y, result.dtype))
 
 
 def get_registered_ops():

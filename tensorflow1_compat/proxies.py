@@ -15,7 +15,7 @@ from typing import Any
 
 from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat import journal, missing
-from tensorflow1_compat.insides import inner_module, module_around, moved
+from tensorflow1_compat.insides import find_in_split_modules, inner_module, module_around
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
@@ -248,7 +248,7 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
             if not candidate.startswith(error.name or "\n"):
                 raise
     try:
-        return moved(base.__name__, name)
+        return find_in_split_modules(base.__name__, name)
     except AttributeError:
         return _of_version_2(full)
 

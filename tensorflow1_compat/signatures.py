@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tensorflow1_compat.installed import defined_in, locate, locate_inside
 from tensorflow1_compat.reading import Call
 
-__all__ = ["complaint_about"]
+__all__ = ["describe_call_error"]
 
 # Decorators that keep a signature; the effect of other ones is not known.
 _KEEP_SIGNATURES = (
@@ -44,7 +44,7 @@ class _Parameters(NamedTuple):
     takes_any_name: bool
 
 
-def complaint_about(name: str, call: Call) -> str | None:
+def describe_call_error(name: str, call: Call) -> str | None:
     """Returns why a call cannot work, in a few words; None if it can, or if the files do not show it.
 
     Args:

@@ -50,7 +50,7 @@ def enter(
     tree.watch(UserLoader, UserExtensionLoader)
     spawn.follow(tree, (era, sorted(older)), _prepare_child)
     if era == 2:
-        old_attributes.give_those_of_2()
+        old_attributes.add_attributes_of_2()
         return tree
     if "tensorflow" in sys.modules:
         _begin()
@@ -89,6 +89,6 @@ def switch_v2_off() -> None:
         accept_whole_floats()
         add_larger_epsilons()
         set_deterministic(False)  # TF_DETERMINISTIC_OPS, unknown to 1.15, refuses random operators without a seed
-        old_attributes.give()
+        old_attributes.add_attributes()
     finally:
         logger.setLevel(level)

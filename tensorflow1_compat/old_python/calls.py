@@ -1,4 +1,4 @@
-"""Handles calls in the user's files of removed methods, and of `float` and `%` with arrays as numbers."""
+"""Handles calls in the user's files that newer versions refuse: removed methods, and `float` and `%` with arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS = "refused since numpy 2.4; its only element is used, as it was"
 
 @functools.cache
 def numpy_version() -> tuple[int, int]:
-    """Returns the version of the installed numpy without loading it, or a reader of metadata; (0, 0) without numpy."""
+    """Returns (major, minor) of the installed numpy from its folder's name, without imports; (0, 0) without numpy."""
     for folder in filter(os.path.isdir, sys.path):
         found = _NUMPY.search("\n".join(os.listdir(folder)))
         if found is not None:
@@ -36,7 +36,7 @@ def numpy_version() -> tuple[int, int]:
 
 
 def old_mode_of(call: ast.Call) -> ast.Constant | None:
-    """Returns the literal mode of a call of `open`, if it is one of `OLD_MODES`; else None."""
+    """Returns the mode argument of a call of `open` if it is a removed mode (`OLD_MODES`); else None."""
     if getattr(call.func, "attr", getattr(call.func, "id", None)) != "open":
         return None
     given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
@@ -44,7 +44,7 @@ def old_mode_of(call: ast.Call) -> ast.Constant | None:
 
 
 def having(value: Any, name: str) -> Any:
-    """Returns an object, or a stand-in with the old method if the object lacks it."""
+    """Returns the object, or a stand-in with only the named method if the object's class has lost the method."""
     if hasattr(value, name):
         return value
     is_class = isinstance(value, type)
@@ -64,19 +64,19 @@ def having(value: Any, name: str) -> Any:
 
 
 def single(value: Any) -> Any:
-    """Returns the argument of `float(value)` and `int(value)`: of an array with one element, the element."""
+    """Returns the argument for `float` or `int`: the element of an array with one element, else the value itself."""
     if type(value) in _PLAIN:
         return value
-    if _is_single(value):
+    if _is_single_element_array(value):
         say_once("float or int of an array with an axis", _NUMBERS)
         return value.item()
     return value
 
 
 def singles(values: Any, text: str) -> Any:
-    """Returns the values of `text % values`, with elements for arrays that the text formats as numbers."""
+    """Returns the values for `text % values`; where the text needs numbers, replaces one-element arrays by numbers."""
     several = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else [values]
-    if not any(map(_is_single, several)):
+    if not any(map(_is_single_element_array, several)):
         return values
     say_once("text % an array with an axis", _NUMBERS)
     names, kinds = [], []
@@ -86,12 +86,18 @@ def singles(values: Any, text: str) -> Any:
             kinds += ["d"] * (width + precision).count("*") + [kind]
     if isinstance(values, dict):
         numbers = {name for name, kind in zip(names, kinds) if kind not in "sra"}
-        return {key: value.item() if key in numbers and _is_single(value) else value for key, value in values.items()}
+        return {
+            key: value.item() if key in numbers and _is_single_element_array(value) else value
+            for key, value in values.items()
+        }
     if len(several) != len(kinds):
         return values  # Python reports this error
-    found = [value.item() if kind not in "sra" and _is_single(value) else value for value, kind in zip(several, kinds)]
+    found = [
+        value.item() if kind not in "sra" and _is_single_element_array(value) else value
+        for value, kind in zip(several, kinds)
+    ]
     return tuple(found) if isinstance(values, tuple) else found[0]
 
 
-def _is_single(value: Any) -> bool:
+def _is_single_element_array(value: Any) -> bool:
     return type(value).__module__.startswith("numpy") and getattr(value, "ndim", 0) > 0 and value.size == 1

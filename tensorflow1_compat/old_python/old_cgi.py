@@ -1,4 +1,4 @@
-"""Replaces the text functions of the module `cgi`, which Python 3.13 removed; those for web servers are left out."""
+"""Replaces the text functions of the module `cgi`, which Python 3.13 removed, but no functions for web servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def escape(s: str, quote: bool | None = None) -> str:
 
 def parse_header(line: str) -> tuple[str, dict[str, str]]:
     """Parses a header such as `text/html; charset="utf-8"` into its value and parameters."""
-    key, *parts = _split(line)
+    key, *parts = _split_at_semicolons(line)
     found = {}
     for part in parts:
         name, equals, value = part.partition("=")
@@ -29,8 +29,8 @@ def parse_header(line: str) -> tuple[str, dict[str, str]]:
     return key, found
 
 
-def _split(line: str) -> list[str]:
-    """Splits a text at the semicolons outside of quotes."""
+def _split_at_semicolons(line: str) -> list[str]:
+    """Splits a text at semicolons outside of quotes."""
     parts, is_quoted, before = [""], False, ""
     for letter in line:
         if letter == '"' and before != "\\":

@@ -1,4 +1,4 @@
-"""Replaces the module `imghdr`, which recognised pictures by their first bytes; Python 3.13 removed it."""
+"""Replaces the module `imghdr`, removed in Python 3.13, which recognises image formats by a file's first bytes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PORTABLE = {"pbm": b"14", "pgm": b"25", "ppm": b"36"}
 
 
 def what(file: Any, h: bytes | None = None) -> str | None:
-    """Returns the kind of a picture, such as "png"; None for other files.
+    """Returns the format of an image file, such as "png"; None for other files.
 
     Args:
       file: a path, or a file that is open as bytes.
-      h: its first bytes, instead of a file.
+      h: the first bytes of the file, which replace `file`.
     """
     if h is None:
         if isinstance(file, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""Replaces the parts of the module `imp` that scripts use, by `importlib`: Python 3.12 removed it."""
+"""Replaces functions of the module `imp`, which Python 3.12 removed, by calls of `importlib`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def new_module(name: str) -> types.ModuleType:
 
 
 def get_magic() -> bytes:
-    """Returns the first bytes of files of compiled code."""
+    """Returns the magic number at the start of `.pyc` files."""
     return MAGIC_NUMBER
 
 
 def get_tag() -> str | None:
-    """Returns this Python's tag in the names of files of compiled code."""
+    """Returns the tag in the names of this Python's `.pyc` files, such as "cpython-311"."""
     return sys.implementation.cache_tag
 
 
 def get_suffixes() -> list[tuple[str, str, int]]:
-    """Returns endings of file names, with the mode to open such files and their kind."""
+    """Returns (suffix, mode, kind) for each kind of module file."""
     machinery = importlib.machinery
     kinds = (
         (machinery.EXTENSION_SUFFIXES, "rb", C_EXTENSION),
@@ -51,36 +51,36 @@ def get_suffixes() -> list[tuple[str, str, int]]:
 
 
 def acquire_lock() -> None:
-    """Does nothing: each module has its own lock."""
+    """Does nothing: Python now has a separate lock for each module."""
 
 
 def release_lock() -> None:
-    """Does nothing."""
+    """Does nothing: Python now has a separate lock for each module."""
 
 
 def lock_held() -> bool:
-    """Returns false."""
+    """Returns False: Python now has a separate lock for each module."""
     return False
 
 
 def is_builtin(name: str) -> int:
-    """Returns 1 for a module that is part of the interpreter, else 0."""
+    """Returns 1 for the name of a built-in module, else 0."""
     return int(name in sys.builtin_module_names)
 
 
 def init_builtin(name: str) -> types.ModuleType | None:
-    """Returns a module that is part of the interpreter; None for other modules."""
+    """Returns a built-in module by its name; None for other names."""
     return importlib.import_module(name) if is_builtin(name) else None
 
 
 def find_module(name: str, path: list[str] | None = None) -> tuple[Any, str | None, tuple[str, str, int]]:
-    """Finds a module: returns an open file or None, its path, and (suffix, mode, kind).
+    """Finds a module; returns (open file or None, path, (suffix, mode, kind)).
 
     Args:
-      name: a name without dots.
-      path: folders; None for `sys.path` and the interpreter's own modules.
+      name: name of the module, without dots.
+      path: folders to search; None for built-in modules and `sys.path`.
     Raises:
-      ImportError: there is no such module.
+      ImportError: no module has the name.
     """
     if path is None and is_builtin(name):
         return None, None, ("", "", C_BUILTIN)
@@ -90,11 +90,11 @@ def find_module(name: str, path: list[str] | None = None) -> tuple[Any, str | No
             return None, place, ("", "", PKG_DIRECTORY)
         for suffix, mode, kind in get_suffixes():
             if os.path.isfile(place + suffix):
-                return _opened(place + suffix, mode), place + suffix, (suffix, mode, kind)
+                return _open_source(place + suffix, mode), place + suffix, (suffix, mode, kind)
     raise ImportError(f"No module named {name!r}", name=name)
 
 
-def _opened(path: str, mode: str) -> Any:
+def _open_source(path: str, mode: str) -> Any:
     file = io.open_code(path)  # noqa: SIM115 - the caller closes it
     if mode == "rb":
         return file
@@ -104,31 +104,31 @@ def _opened(path: str, mode: str) -> Any:
 
 
 def load_source(name: str, pathname: str, file: Any = None) -> types.ModuleType:
-    """Loads the module of a source file; refills a module of that name in `sys.modules`."""
+    """Loads a module from a source file, into an existing module of this name in `sys.modules` if there is one."""
     return _load(name, pathname, _source_loader(name, pathname))
 
 
 def load_compiled(name: str, pathname: str, file: Any = None) -> types.ModuleType:
-    """Loads the module of a file of compiled code, likewise."""
+    """Loads a module from a `.pyc` file, into an existing module of this name in `sys.modules` if there is one."""
     return _load(name, pathname, importlib.machinery.SourcelessFileLoader(name, pathname))
 
 
 def load_dynamic(name: str, path: str, file: Any = None) -> types.ModuleType:
-    """Loads the module of a library, likewise."""
+    """Loads a module from a shared library, into an existing module of this name in `sys.modules` if there is one."""
     return _load(name, path, importlib.machinery.ExtensionFileLoader(name, path))
 
 
 def load_package(name: str, path: str) -> types.ModuleType:
-    """Loads a folder with an `__init__.py`, likewise."""
+    """Loads a package from a folder, into an existing module of this name in `sys.modules` if there is one."""
     file = os.path.join(path, "__init__.py") if os.path.isdir(path) else path
     return _load(name, file, _source_loader(name, file), [path])
 
 
 def load_module(name: str, file: Any, filename: str, details: tuple[str, str, int]) -> types.ModuleType:
-    """Loads the module that `find_module` has found.
+    """Loads a module from the results of `find_module`.
 
     Raises:
-      ImportError: it is of a kind that cannot be loaded.
+      ImportError: modules of this kind cannot be loaded.
     """
     kind = details[2]
     if file is not None:
@@ -144,7 +144,7 @@ def load_module(name: str, file: Any, filename: str, details: tuple[str, str, in
 
 
 def _source_loader(name: str, path: str) -> Any:
-    """Returns the loader that an import of the file would use: the user tree's for the user's files."""
+    """Returns the loader that an import of the file would use: `UserLoader` for the user's files."""
     from tensorflow1_compat.proxies import is_of_tree
     from tensorflow1_compat.source import UserLoader
 

@@ -44,17 +44,17 @@ def alen(a: Any) -> int:
 
 
 def asscalar(a: Any) -> Any:
-    """Returns the only element of an array."""
+    """Returns the only element of an array as a Python number."""
     return a.item()
 
 
 def asfarray(a: Any, dtype: Any = np.float64) -> np.ndarray:
-    """Returns an array of floats: of `dtype` if that is a float type, else of float64."""
+    """Returns an array of floats: of `dtype` if `dtype` is a float type, else of float64."""
     return np.asarray(a, dtype if np.issubdtype(dtype, np.inexact) else np.float64)
 
 
 def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False, **options: Any) -> np.ndarray:
-    """Returns, for each element of the flat `ar1`, whether `ar2` contains it."""
+    """Returns whether `ar2` contains each element of the flattened `ar1`."""
     return np.isin(np.asarray(ar1).ravel(), ar2, assume_unique=assume_unique, invert=invert, **options)
 
 
@@ -85,7 +85,7 @@ def source(object: Any, output: Any = None) -> None:
 
 
 def who(vardict: dict[str, Any] | None = None) -> None:
-    """Prints names, shapes, bytes and types of the arrays in a dictionary; by default in the caller's globals."""
+    """Prints names, shapes, bytes and types of arrays in a dictionary, by default the caller's global variables."""
     arrays = {
         name: value
         for name, value in (sys._getframe(1).f_globals if vardict is None else vardict).items()
@@ -99,18 +99,18 @@ def who(vardict: dict[str, Any] | None = None) -> None:
 
 
 def kernel_version_of(release: str) -> tuple[int, int]:
-    """Returns the first two numbers of a Linux release."""
+    """Returns the first two numbers of a Linux release such as "5.15.0-91"."""
     first, second = (release.split(".") + ["0"])[:2]
     return int(first), int("".join(filter(str.isdigit, second)) or 0)
 
 
 def recfromtxt(fname: Any, **options: Any) -> Any:
-    """Calls `genfromtxt`; returns a record array with detected types."""
+    """Calls `genfromtxt` with automatic types; returns a record array."""
     return np.genfromtxt(fname, **{"dtype": None, **options}).view(_record_type(options))
 
 
 def recfromcsv(fname: Any, **options: Any) -> Any:
-    """Calls `genfromtxt` for comma-separated values below names; returns a record array with lower-case names."""
+    """Calls `genfromtxt` for a CSV file with a header line; returns a record array with lower-case names."""
     given = {"case_sensitive": "lower", "names": True, "delimiter": ",", "dtype": None, **options}
     return np.genfromtxt(fname, **given).view(_record_type(options))
 
@@ -124,17 +124,17 @@ def _record_type(options: dict[str, Any]) -> type:
 
 
 def mafromtxt(fname: Any, **options: Any) -> Any:
-    """Calls `genfromtxt` with a mask."""
+    """Calls `genfromtxt` with `usemask=True`; returns a masked array."""
     return np.genfromtxt(fname, **{**options, "usemask": True})
 
 
 def ndfromtxt(fname: Any, **options: Any) -> Any:
-    """Calls `genfromtxt` without a mask."""
+    """Calls `genfromtxt` with `usemask=False`."""
     return np.genfromtxt(fname, **{**options, "usemask": False})
 
 
 def obj2sctype(rep: Any, default: Any = None) -> Any:
-    """Returns the scalar type of an array, of a dtype, or of a value convertible to one; else `default`."""
+    """Returns the scalar type of an array, a dtype, or a value that a dtype can be made of; else `default`."""
     if isinstance(rep, type) and issubclass(rep, np.generic):
         return rep
     if isinstance(rep, np.ndarray):
@@ -146,12 +146,12 @@ def obj2sctype(rep: Any, default: Any = None) -> Any:
 
 
 def issctype(rep: Any) -> bool:
-    """Returns whether an object is a scalar type other than that of objects."""
+    """Returns whether an object is a dtype or a scalar type other than `object_`."""
     return isinstance(rep, (type, np.dtype)) and obj2sctype(rep) not in (None, np.object_)
 
 
 def issubclass_(arg1: Any, arg2: Any) -> bool:
-    """Works as `issubclass`, and returns False for objects that are not classes."""
+    """Calls `issubclass`, but returns False for objects that are not classes."""
     try:
         return issubclass(arg1, arg2)
     except TypeError:
@@ -159,16 +159,16 @@ def issubclass_(arg1: Any, arg2: Any) -> bool:
 
 
 def issubsctype(arg1: Any, arg2: Any) -> bool:
-    """Returns whether the scalar type of one is a subtype of that of the other."""
+    """Returns whether the scalar type of `arg1` is a subtype of the scalar type of `arg2`."""
     return issubclass(obj2sctype(arg1), obj2sctype(arg2))
 
 
 def sctype2char(sctype: Any) -> str:
-    """Returns the character of a type.
+    """Returns the character code of a scalar type.
 
     Raises:
-      ValueError: it is not a scalar type.
-      KeyError: it is an abstract type.
+      ValueError: `sctype` is not a scalar type.
+      KeyError: `sctype` is an abstract type.
     """
     found = obj2sctype(sctype)
     if found is None:
@@ -179,7 +179,7 @@ def sctype2char(sctype: Any) -> str:
 
 
 def maximum_sctype(t: Any) -> Any:
-    """Returns the longest type of the same kind; for other types, the type itself."""
+    """Returns the widest scalar type of the same kind; for types of other kinds, the type itself."""
     found = obj2sctype(t)
     if found is None:
         return t
@@ -188,9 +188,9 @@ def maximum_sctype(t: Any) -> Any:
 
 
 def find_common_type(array_types: Iterable[Any], scalar_types: Iterable[Any]) -> Any:
-    """Returns the type that holds all of `array_types`, and `scalar_types` of a higher kind; None if there is none."""
-    of_arrays = _holding_all([*map(np.dtype, array_types)])
-    of_scalars = _holding_all([*map(np.dtype, scalar_types)])
+    """Returns the type that can hold all `array_types`, and `scalar_types` if they are of a higher kind; else None."""
+    of_arrays = _smallest_common_type([*map(np.dtype, array_types)])
+    of_scalars = _smallest_common_type([*map(np.dtype, scalar_types)])
     if of_arrays is None or of_scalars is None:
         return of_scalars if of_arrays is None else of_arrays
     if _KINDS.find(of_scalars.kind) <= _KINDS.find(of_arrays.kind):
@@ -198,10 +198,10 @@ def find_common_type(array_types: Iterable[Any], scalar_types: Iterable[Any]) ->
     if of_scalars > of_arrays:
         return of_scalars
     start = _WIDENING.find(of_scalars.char)
-    return None if start < 0 else _holding_all([of_scalars, of_arrays], start)
+    return None if start < 0 else _smallest_common_type([of_scalars, of_arrays], start)
 
 
-def _holding_all(types: list[np.dtype], start: int = 0) -> Any:
+def _smallest_common_type(types: list[np.dtype], start: int = 0) -> Any:
     if len(types) < 2:
         return types[0] if types else None
     wider = map(np.dtype, _WIDENING[start:])
@@ -209,7 +209,7 @@ def _holding_all(types: list[np.dtype], start: int = 0) -> Any:
 
 
 class _ByType(dict):
-    """Values by scalar type; keys can be anything that names a type: "f", float, np.float32."""
+    """A dictionary by scalar type; look-ups accept anything that names a type: "f", float, np.float32."""
 
     def __getitem__(self, key: Any) -> Any:
         return super().__getitem__(obj2sctype(key))
@@ -221,13 +221,13 @@ nbytes = _ByType({kind: np.dtype(kind).itemsize for kind in _CONCRETE})
 
 
 def get_array_wrap(*arguments: Any) -> Any:
-    """Returns `__array_wrap__` of the argument with the highest priority; None if no argument has it."""
+    """Returns the `__array_wrap__` of the argument with the highest priority; None if no argument has one."""
     having = [value for value in arguments if hasattr(value, "__array_wrap__")]
     return max(having, key=lambda v: getattr(v, "__array_priority__", 0)).__array_wrap__ if having else None
 
 
 def geterrobj() -> list[Any]:
-    """Returns the size of the buffers, the reactions to errors as one number, and the error function."""
+    """Returns [buffer size, reactions to errors as a bit mask, error function]."""
     mask = sum(_REACTIONS.index(reaction) << _ERRORS[error] for error, reaction in np.geterr().items())
     return [np.getbufsize(), mask, np.geterrcall()]
 
@@ -241,23 +241,23 @@ def seterrobj(errobj: list[Any]) -> None:
 
 
 def deprecate(*arguments: Any, **options: Any) -> Any:
-    """Makes a function warn when it is called, or returns a decorator that does.
+    """Returns a function that warns at each call; without a function, returns a decorator for this.
 
     Args:
-      arguments: an optional function; then `old_name`, `new_name` and `message`.
-      options: the same by name.
+      arguments: optionally the function, followed by `old_name`, `new_name` and `message`.
+      options: `old_name`, `new_name` and `message` by name.
     """
     if arguments:
-        return _deprecated(*arguments, **options)
-    return lambda function: _deprecated(function, **options)
+        return _warn_at_calls(*arguments, **options)
+    return lambda function: _warn_at_calls(function, **options)
 
 
 def deprecate_with_doc(msg: str) -> Callable:
-    """Returns a decorator that makes functions warn when they are called."""
-    return lambda function: _deprecated(function, message=msg)
+    """Returns a decorator that makes functions warn at each call."""
+    return lambda function: _warn_at_calls(function, message=msg)
 
 
-def _deprecated(function: Any, old_name: Any = None, new_name: Any = None, message: Any = None) -> Any:
+def _warn_at_calls(function: Any, old_name: Any = None, new_name: Any = None, message: Any = None) -> Any:
     old = old_name or function.__name__
     text = f"`{old}` is deprecated!" if new_name is None else f"`{old}` is deprecated, use `{new_name}` instead!"
     text += f"\n{message}" if message is not None else ""
@@ -272,7 +272,7 @@ def _deprecated(function: Any, old_name: Any = None, new_name: Any = None, messa
 
 
 def itemset(array: np.ndarray, *arguments: Any) -> None:
-    """Sets an element: `itemset(value)`, `itemset(place, value)` or `itemset(row, column, value)`."""
+    """Sets an element of an array: `itemset(value)`, `itemset(index, value)` or `itemset(row, column, value)`."""
     *place, value = arguments
     if len(place) > 1 or place and isinstance(place[0], tuple):
         array[place[0] if len(place) == 1 else tuple(place)] = value
@@ -285,7 +285,7 @@ def itemset(array: np.ndarray, *arguments: Any) -> None:
 
 
 def newbyteorder(array: np.ndarray, new_order: str = "S") -> np.ndarray:
-    """Returns the same bytes, read in another order."""
+    """Returns a view of the same bytes with another byte order."""
     return array.view(array.dtype.newbyteorder(new_order))
 
 

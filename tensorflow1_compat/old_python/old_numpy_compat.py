@@ -1,4 +1,4 @@
-"""Replaces `numpy.compat`, helpers for Python 2 and 3 that numpy had until 1.26."""
+"""Replaces `numpy.compat`, helpers for code of Python 2 and 3 that numpy had until 1.26."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ os_fspath, os_PathLike = os.fspath, os.PathLike
 
 
 def asunicode(s: Any) -> str:
-    """Returns a text; decodes bytes as Latin-1."""
+    """Converts a value to a text; decodes bytes as Latin-1."""
     return s.decode("latin1") if isinstance(s, bytes) else str(s)
 
 
@@ -31,33 +31,35 @@ asstr = asunicode
 
 
 def asbytes(s: Any) -> bytes:
-    """Returns bytes; encodes a text as Latin-1."""
+    """Converts a value to bytes; encodes texts as Latin-1."""
     return s if isinstance(s, bytes) else str(s).encode("latin1")
 
 
 def asbytes_nested(x: Any) -> Any:
-    """Applies `asbytes` to all elements of lists and tuples."""
-    return _nested(x, asbytes)
+    """Applies `asbytes` to all elements of nested lists and tuples."""
+    return _convert_nested(x, asbytes)
 
 
 def asunicode_nested(x: Any) -> Any:
-    """Applies `asunicode` to all elements of lists and tuples."""
-    return _nested(x, asunicode)
+    """Applies `asunicode` to all elements of nested lists and tuples."""
+    return _convert_nested(x, asunicode)
 
 
-def _nested(x: Any, convert: Any) -> Any:
+def _convert_nested(x: Any, convert: Any) -> Any:
     return (
-        [_nested(y, convert) for y in x] if hasattr(x, "__iter__") and not isinstance(x, (bytes, str)) else convert(x)
+        [_convert_nested(y, convert) for y in x]
+        if hasattr(x, "__iter__") and not isinstance(x, (bytes, str))
+        else convert(x)
     )
 
 
 def sixu(s: str) -> str:
-    """Returns the text itself."""
+    """Returns the text unchanged."""
     return s
 
 
 def isfileobj(f: Any) -> bool:
-    """Returns whether an object is an open file of the system."""
+    """Returns whether an object is an open file of the operating system."""
     return isinstance(f, (io.FileIO, io.BufferedReader, io.BufferedWriter))
 
 
@@ -72,7 +74,7 @@ def getexception() -> Any:
 
 
 def npy_load_module(name: str, fn: str, info: Any = None) -> Any:
-    """Loads the module of a file."""
+    """Loads a module from a source file."""
     from tensorflow1_compat.old_python.old_imp import load_source
 
     return load_source(name, fn)

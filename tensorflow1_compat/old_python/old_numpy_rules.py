@@ -1,4 +1,4 @@
-"""Restores the behaviour of numpy functions that now refuse arguments of numpy 1.16, or return other results."""
+"""Restores the behaviour of numpy 1.16 in functions that now refuse some arguments or return other results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _VERSION = numpy.lib.NumpyVersion(numpy.__version__)
 _IS_2, _REFUSES_BYTES = _VERSION >= "2.0.0", _VERSION >= "2.3.0"
 
 
-def _array(name: str) -> Any:
-    """Makes `array` or `asarray` accept rows of different lengths, numbers beyond the type, and `copy=False`."""
+def _accepting_old_arguments(name: str) -> Any:
+    """Makes a version of `array` or `asarray` that accepts arguments which newer versions refuse.
+
+    These are rows of different lengths, numbers that overflow the dtype, and `copy=False` where a copy is needed.
+    """
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -49,12 +52,12 @@ def _array(name: str) -> Any:
     return make
 
 
-array, asarray = _array("array"), _array("asarray")
+array, asarray = _accepting_old_arguments("array"), _accepting_old_arguments("asarray")
 
 
 @functools.wraps(numpy.full)
 def full(shape: Any, fill_value: Any, dtype: Any = None, *arguments: Any, **options: Any) -> Any:
-    """Works as `numpy.full`; a number beyond the type wraps around."""
+    """Calls `numpy.full`; a number that overflows the dtype wraps around."""
     if dtype is not None and isinstance(fill_value, int):
         fill_value = array(fill_value, dtype)[()]
     return numpy.full(shape, fill_value, dtype, *arguments, **options)
@@ -62,15 +65,15 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *arguments: Any, **opti
 
 @functools.wraps(numpy.fromstring)
 def fromstring(string: Any, dtype: Any = float, count: int = -1, sep: str = "", **options: Any) -> Any:
-    """Works as `numpy.fromstring`, also for bytes."""
+    """Calls `numpy.fromstring`; also accepts bytes."""
     if sep != "" or not _REFUSES_BYTES:
         return numpy.fromstring(string, dtype, count, sep=sep, **options)
     say_once("numpy.fromstring of bytes", "refused since numpy 2.3; a copy of numpy.frombuffer is used")
     return numpy.frombuffer(string.encode() if isinstance(string, str) else string, dtype, count, **options).copy()
 
 
-def _renamed(name: str, old: str, new: str) -> Any:
-    """Returns a function that accepts the keyword `old`, now called `new`."""
+def _accepting_old_keyword(name: str, old: str, new: str) -> Any:
+    """Returns a numpy function that also accepts the keyword `old` for its argument `new`."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -87,18 +90,18 @@ def _renamed(name: str, old: str, new: str) -> Any:
     return call
 
 
-histogram = _renamed("histogram", "normed", "density")
+histogram = _accepting_old_keyword("histogram", "normed", "density")
 percentile, quantile = (
-    _renamed("percentile", "interpolation", "method"),
-    _renamed("quantile", "interpolation", "method"),
+    _accepting_old_keyword("percentile", "interpolation", "method"),
+    _accepting_old_keyword("quantile", "interpolation", "method"),
 )
-nanpercentile = _renamed("nanpercentile", "interpolation", "method")
-nanquantile = _renamed("nanquantile", "interpolation", "method")
-reshape = _renamed("reshape", "newshape", "shape")
+nanpercentile = _accepting_old_keyword("nanpercentile", "interpolation", "method")
+nanquantile = _accepting_old_keyword("nanquantile", "interpolation", "method")
+reshape = _accepting_old_keyword("reshape", "newshape", "shape")
 
 
-def _of_sequence(name: str) -> Any:
-    """Returns a function of several arrays that also accepts a generator or `map`."""
+def _accepting_generator(name: str) -> Any:
+    """Returns a numpy function of several arrays that also accepts a generator or `map`."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -111,12 +114,16 @@ def _of_sequence(name: str) -> Any:
     return call
 
 
-column_stack, dstack, hstack = _of_sequence("column_stack"), _of_sequence("dstack"), _of_sequence("hstack")
-stack, vstack = _of_sequence("stack"), _of_sequence("vstack")
+column_stack, dstack, hstack = (
+    _accepting_generator("column_stack"),
+    _accepting_generator("dstack"),
+    _accepting_generator("hstack"),
+)
+stack, vstack = _accepting_generator("stack"), _accepting_generator("vstack")
 
 
-def _giving_list(name: str) -> Any:
-    """Returns a function that gives several arrays as a list; numpy 2 gives a tuple."""
+def _returning_list(name: str) -> Any:
+    """Returns a numpy function whose results are a list as in numpy 1, not a tuple."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -127,12 +134,12 @@ def _giving_list(name: str) -> Any:
     return call
 
 
-atleast_1d, atleast_2d, atleast_3d = map(_giving_list, ("atleast_1d", "atleast_2d", "atleast_3d"))
-broadcast_arrays, meshgrid = _giving_list("broadcast_arrays"), _giving_list("meshgrid")
+atleast_1d, atleast_2d, atleast_3d = map(_returning_list, ("atleast_1d", "atleast_2d", "atleast_3d"))
+broadcast_arrays, meshgrid = _returning_list("broadcast_arrays"), _returning_list("meshgrid")
 
 
-def _of_number(name: str) -> Any:
-    """Makes `nonzero` or `where` accept single numbers and booleans."""
+def _accepting_scalar(name: str) -> Any:
+    """Returns a version of `nonzero` or `where` that also accepts single numbers and booleans."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
@@ -145,12 +152,12 @@ def _of_number(name: str) -> Any:
     return call
 
 
-nonzero, where = _of_number("nonzero"), _of_number("where")
+nonzero, where = _accepting_scalar("nonzero"), _accepting_scalar("where")
 
 
 @functools.wraps(numpy.cross)
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Any:
-    """Works as `numpy.cross`, also for vectors in a plane."""
+    """Calls `numpy.cross`; also accepts vectors with 2 components."""
     from_a, from_b = (axisa, axisb) if axis is None else (axis, axis)
     first, second = numpy.moveaxis(numpy.asarray(a), from_a, -1), numpy.moveaxis(numpy.asarray(b), from_b, -1)
     lengths = first.shape[-1], second.shape[-1]
@@ -168,7 +175,7 @@ def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axi
 
 @functools.wraps(numpy.sum)
 def sum(a: Any, *arguments: Any, **options: Any) -> Any:
-    """Works as `numpy.sum`, also for a generator, whose values Python adds."""
+    """Calls `numpy.sum`; also accepts a generator, whose values Python's `sum` adds."""
     if isinstance(a, types.GeneratorType) and _IS_2:
         say_once("numpy.sum of a generator", "refused since numpy 2.4; Python's sum is used, as before")
         return builtins.sum(a)
@@ -177,7 +184,7 @@ def sum(a: Any, *arguments: Any, **options: Any) -> Any:
 
 @functools.wraps(numpy.unique)
 def unique(ar: Any, return_index: bool = False, return_inverse: bool = False, *arguments: Any, **options: Any) -> Any:
-    """Works as `numpy.unique`, with a flat inverse."""
+    """Calls `numpy.unique`; returns the inverse as a flat array."""
     found = numpy.unique(ar, return_index, return_inverse, *arguments, **options)
     if not return_inverse:
         return found
@@ -187,7 +194,7 @@ def unique(ar: Any, return_index: bool = False, return_inverse: bool = False, *a
 
 @functools.wraps(numpy.linspace)
 def linspace(start: Any, stop: Any, num: Any = 50, *arguments: Any, **options: Any) -> Any:
-    """Works as `numpy.linspace`; the number of points can be a float."""
+    """Calls `numpy.linspace`; also accepts a float as the number of points."""
     try:
         num = operator.index(num)
     except TypeError:
@@ -198,13 +205,13 @@ def linspace(start: Any, stop: Any, num: Any = 50, *arguments: Any, **options: A
 
 @functools.wraps(numpy.save)
 def save(file: Any, arr: Any, *arguments: Any, **options: Any) -> None:
-    """Works as `numpy.save`, also for rows of different lengths."""
+    """Calls `numpy.save`; also accepts rows of different lengths."""
     if isinstance(arr, (list, tuple)):  # before the file is opened: after a failure it stays unchanged
         arr = asarray(arr)
     numpy.save(file, arr, *arguments, **options)
 
 
-def _saving_several(real: Callable) -> Any:
+def _accepting_ragged_rows(real: Callable) -> Any:
     def whole(value: Any) -> Any:
         return asarray(value) if isinstance(value, (list, tuple)) else value
 
@@ -215,15 +222,15 @@ def _saving_several(real: Callable) -> Any:
     return save
 
 
-savez, savez_compressed = _saving_several(numpy.savez), _saving_several(numpy.savez_compressed)
+savez, savez_compressed = _accepting_ragged_rows(numpy.savez), _accepting_ragged_rows(numpy.savez_compressed)
 
 
 @functools.wraps(numpy.loadtxt)
 def loadtxt(*arguments: Any, **options: Any) -> Any:
-    """Works as `numpy.loadtxt`, also with a delimiter of several characters; converters get bytes."""
+    """Calls `numpy.loadtxt`; also accepts a delimiter of several characters. Converters get bytes."""
     given = inspect.signature(numpy.loadtxt).bind(*arguments, **options).arguments
     given.setdefault("encoding", "bytes")  # None since numpy 2
-    delimiter = _decoded(given.get("delimiter"))
+    delimiter = _decode(given.get("delimiter"))
     if not isinstance(delimiter, str) or len(delimiter) < 2:
         return numpy.loadtxt(**given)
     say_once("numpy.loadtxt(delimiter=) of several characters", "refused since numpy 1.23; it splits as it did")
@@ -234,17 +241,17 @@ def loadtxt(*arguments: Any, **options: Any) -> Any:
             encoding = "latin1" if encoding == "bytes" else encoding
             opened = numpy.lib.npyio.DataSource(None).open(os.fspath(lines), "rt", encoding=encoding)
             lines = files.enter_context(opened)
-        changed = (_decoded(line).replace(delimiter, one_character) for line in lines)
+        changed = (_decode(line).replace(delimiter, one_character) for line in lines)
         return numpy.loadtxt(changed, **{**given, "delimiter": one_character})
 
 
 @functools.wraps(numpy.genfromtxt)
 def genfromtxt(*arguments: Any, **options: Any) -> Any:
-    """Works as `numpy.genfromtxt`; texts are bytes without an encoding."""
+    """Calls `numpy.genfromtxt`; returns texts as bytes unless an encoding is given."""
     given = inspect.signature(numpy.genfromtxt).bind(*arguments, **options).arguments
     given.setdefault("encoding", "bytes")  # None since numpy 2
     return numpy.genfromtxt(**given)
 
 
-def _decoded(text: Any) -> Any:
+def _decode(text: Any) -> Any:
     return text.decode("latin1") if isinstance(text, bytes) else text

@@ -1,4 +1,4 @@
-"""Products of rows and matrices that scripts took from `numpy.core.umath_tests`, a module for numpy's own tests."""
+"""Replaces `numpy.core.umath_tests`, a module of numpy's tests from which scripts import row and matrix products."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ __all__ = ["inner1d", "matrix_multiply"]
 
 
 def inner1d(a: Any, b: Any) -> Any:
-    """Returns the inner products of the rows of two arrays."""
+    """Returns the inner products of corresponding rows of two arrays."""
     return numpy.einsum("...i,...i->...", a, b)

@@ -1,4 +1,4 @@
-"""Restores functions of Python 3.5 to 3.11 that were removed, or that now refuse arguments they accepted."""
+"""Restores functions of Python 3.5 to 3.11 that were removed or now refuse some arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorflow1_compat.journal import say_once
 
 
 def gcd(a: Any, b: Any) -> Any:
-    """Returns `fractions.gcd`: the greatest common divisor, with the sign of `b` unless it is 0; also of fractions."""
+    """Returns the greatest common divisor of integers or fractions, with the sign of `b`, or of `a` if `b` is 0."""
     if type(a) is int is type(b):
         return -math.gcd(a, b) if (b or a) < 0 else math.gcd(a, b)
     while b:
@@ -26,7 +26,7 @@ def gcd(a: Any, b: Any) -> Any:
 
 
 def dist(*_: Any, **__: Any) -> tuple[str, str, str]:
-    """Returns `platform.dist`: short name, version and code name of the system; empty texts if unknown."""
+    """Returns (short name, version, code name) of the Linux distribution, as `platform.dist` did; "" if unknown."""
     from tensorflow1_compat.old_python.shims import linux_distribution
 
     name, version, code_name = linux_distribution()
@@ -34,7 +34,7 @@ def dist(*_: Any, **__: Any) -> tuple[str, str, str]:
 
 
 def find_loader(fullname: str, path: Any = None) -> Any:
-    """Returns the loader of a module, or None: the removed function of `importlib` and `pkgutil`."""
+    """Returns the loader of a module or None, as `importlib.find_loader` and `pkgutil.find_loader` did."""
     if path is not None:
         found = importlib.machinery.PathFinder.find_spec(fullname, path)
         return found and found.loader
@@ -46,7 +46,7 @@ def find_loader(fullname: str, path: Any = None) -> Any:
 
 
 def get_loader(module_or_name: Any) -> Any:
-    """Returns the loader of a module, given as an object or by name; None without one."""
+    """Returns the loader of a module, given as an object or by name, as `pkgutil.get_loader` did; else None."""
     if isinstance(module_or_name, str):
         module_or_name = sys.modules.get(module_or_name, module_or_name)
         if module_or_name is None:
@@ -60,10 +60,10 @@ def get_loader(module_or_name: Any) -> Any:
 
 
 def format_number(format: str, value: Any, grouping: bool = False, monetary: bool = False, *additional: Any) -> str:
-    """Formats one number by one `%` specifier for the locale, as `locale.format` did.
+    """Formats a number by a `%` specifier for the locale, as `locale.format` did.
 
     Raises:
-      ValueError: the format is not a single specifier.
+      ValueError: the format is not a single `%` specifier.
     """
     if not format.startswith("%") or format.count("%") > 1 or not format[-1].isalpha():
         raise ValueError(f'format() must be given exactly one %char format specifier, "{format}" not valid')
@@ -71,11 +71,11 @@ def format_number(format: str, value: Any, grouping: bool = False, monetary: boo
 
 
 def resetlocale(category: int = locale.LC_ALL) -> None:
-    """Sets the locale of the environment, as `locale.resetlocale` did."""
+    """Sets the locale that the environment requests, as `locale.resetlocale` did."""
     locale.setlocale(category, "")
 
 
-def _loader_of(prefix: str, sort_using: Callable | None, suite: type) -> unittest.TestLoader:
+def _make_test_loader(prefix: str, sort_using: Callable | None, suite: type) -> unittest.TestLoader:
     loader = unittest.TestLoader()
     loader.testMethodPrefix, loader.suiteClass = prefix, suite
     if sort_using is not None:
@@ -86,29 +86,29 @@ def _loader_of(prefix: str, sort_using: Callable | None, suite: type) -> unittes
 def make_suite(
     test_case: type, prefix: str = "test", sort_using: Callable | None = None, suite: type = unittest.TestSuite
 ) -> Any:
-    """Makes a suite of a class's tests, as `unittest.makeSuite` did."""
-    return _loader_of(prefix, sort_using, suite).loadTestsFromTestCase(test_case)
+    """Makes a suite of the tests in a class, as `unittest.makeSuite` did."""
+    return _make_test_loader(prefix, sort_using, suite).loadTestsFromTestCase(test_case)
 
 
 def find_test_cases(
     module: Any, prefix: str = "test", sort_using: Callable | None = None, suite: type = unittest.TestSuite
 ) -> Any:
-    """Makes a suite of a module's tests, as `unittest.findTestCases` did."""
-    return _loader_of(prefix, sort_using, suite).loadTestsFromModule(module)
+    """Makes a suite of the tests in a module, as `unittest.findTestCases` did."""
+    return _make_test_loader(prefix, sort_using, suite).loadTestsFromModule(module)
 
 
 def get_test_case_names(test_case: type, prefix: str, sort_using: Callable | None = None, *_: Any) -> list[str]:
-    """Returns the names of a class's tests, as `unittest.getTestCaseNames` did."""
-    return list(_loader_of(prefix, sort_using, unittest.TestSuite).getTestCaseNames(test_case))
+    """Returns the names of the tests in a class, as `unittest.getTestCaseNames` did."""
+    return list(_make_test_loader(prefix, sort_using, unittest.TestSuite).getTestCaseNames(test_case))
 
 
 def assert_count_equal(test: unittest.TestCase, *arguments: Any, **options: Any) -> None:
-    """Replaces `assertItemsEqual`, which TensorFlow's tests took from Python 2."""
+    """Calls `assertCountEqual`; replaces `assertItemsEqual`, a method of Python 2 that TensorFlow's tests use."""
     test.assertCountEqual(*arguments, **options)
 
 
 def assert_dict_contains_subset(test: unittest.TestCase, subset: Any, dictionary: Any, msg: Any = None) -> None:
-    """Fails a test unless the dictionary has all entries of `subset`."""
+    """Fails a test unless a dictionary has all entries of `subset`."""
     test.assertEqual({**dictionary, **subset}, dict(dictionary), msg)
 
 
@@ -118,7 +118,7 @@ def children_of(element: Any) -> list[Any]:
 
 
 def elements_of(element: Any, tag: Any = None) -> list[Any]:
-    """Yields all elements below an element, or those with a tag, as `Element.getiterator` did."""
+    """Returns an element and all elements below it, or only those with a tag, as `Element.getiterator` did."""
     return list(element.iter(tag))
 
 
@@ -135,7 +135,7 @@ def read_fp(parser: Any, fp: Any, filename: str | None = None) -> None:
 
 
 def seed(a: Any = None, version: int = 2) -> None:
-    """Works as `random.seed`, also for other hashable values: integers of numpy, tuples."""
+    """Calls `random.seed`; also accepts other hashable values, such as numpy integers and tuples."""
     if not isinstance(a, (type(None), int, float, str, bytes, bytearray)):
         say_once(
             "random.seed of other than numbers and texts", "refused since Python 3.11; its hash is used, as it was"
@@ -145,7 +145,7 @@ def seed(a: Any = None, version: int = 2) -> None:
 
 
 def shuffle(x: Any, random_function: Callable[[], float] | None = None, **options: Any) -> None:
-    """Works as `random.shuffle`, also with a function that returns numbers from 0 to 1."""
+    """Calls `random.shuffle`; also accepts a function that returns random numbers from 0 to 1."""
     draw = options.get("random", random_function)
     if draw is None:
         return random.shuffle(x)
@@ -156,8 +156,8 @@ def shuffle(x: Any, random_function: Callable[[], float] | None = None, **option
     return None
 
 
-def _whole(function: str, value: Any, since: tuple[int, int] = (3, 12)) -> Any:
-    """Returns an integral float as an integer; other values, and those that this Python accepts, unchanged."""
+def _integral_as_int(function: str, value: Any, since: tuple[int, int] = (3, 12)) -> Any:
+    """Converts an integral float to an integer if this Python refuses floats; returns other values unchanged."""
     if sys.version_info < since:
         return value
     try:
@@ -171,16 +171,16 @@ def _whole(function: str, value: Any, since: tuple[int, int] = (3, 12)) -> Any:
 
 
 def randint(a: Any, b: Any) -> int:
-    """Works as `random.randint`, also for integral floats."""
-    return random.randint(_whole("random.randint", a), _whole("random.randint", b))
+    """Calls `random.randint`; also accepts integral floats."""
+    return random.randint(_integral_as_int("random.randint", a), _integral_as_int("random.randint", b))
 
 
 def randrange(start: Any, stop: Any = None, step: Any = 1) -> int:
-    """Works as `random.randrange`, also for integral floats."""
-    start, step = _whole("random.randrange", start), _whole("random.randrange", step)
-    return random.randrange(start, None if stop is None else _whole("random.randrange", stop), step)
+    """Calls `random.randrange`; also accepts integral floats."""
+    start, step = _integral_as_int("random.randrange", start), _integral_as_int("random.randrange", step)
+    return random.randrange(start, None if stop is None else _integral_as_int("random.randrange", stop), step)
 
 
 def factorial(x: Any) -> int:
-    """Works as `math.factorial`, also for an integral float."""
-    return math.factorial(_whole("math.factorial", x, (3, 10)))
+    """Calls `math.factorial`; also accepts an integral float."""
+    return math.factorial(_integral_as_int("math.factorial", x, (3, 10)))

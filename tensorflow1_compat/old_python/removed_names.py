@@ -1,7 +1,7 @@
-"""Lists names that Python, numpy and others had when TensorFlow 1.15 was new, and their current places.
+"""Lists names that Python, numpy and other packages had in 2019, and their current places.
 
-Holds only data. The user's files get these names, and each one is printed once. Names of numpy are in
-`removed_of_numpy.py`.
+This module holds only data. The user's files get these names; the first use of each name is printed. Names of numpy are
+in `removed_of_numpy.py`.
 """
 
 from __future__ import annotations
@@ -149,15 +149,15 @@ REUSED = frozenset({"numpy.bool", "numpy.long"})
 OF_OLD = "an old"  # comes before a method, and before a mode of `open`
 
 
-def _said_of(methods: Iterable[str]) -> frozenset[str]:
+def _as_remarks(methods: Iterable[str]) -> frozenset[str]:
     return frozenset(f"{OF_OLD}.{name.rpartition('.')[2]}" for name in methods) - {f"{OF_OLD}.assertItemsEqual"}
 
 
-OLD_BESIDE_NUMPY_2 = _said_of(removed_of_numpy.METHODS).union(
+OLD_BESIDE_NUMPY_2 = _as_remarks(removed_of_numpy.METHODS).union(
     removed_of_numpy.GONE_SINCE_2, removed_of_numpy.GONE_MODULES, ("numpy.fromstring", "numpy.lib.pad")
 )
 _OTHERS = (f"{OF_OLD}.open", "numpy.core.umath_tests", *(("imp",) if sys.version_info >= (3, 12) else ()))
-OLD_ANYWHERE = _said_of(GONE_METHODS).union(GONE_NAMES, GONE_MODULES, _OTHERS) - OLD_BESIDE_NUMPY_2
+OLD_ANYWHERE = _as_remarks(GONE_METHODS).union(GONE_NAMES, GONE_MODULES, _OTHERS) - OLD_BESIDE_NUMPY_2
 
 # These always replace the real ones: arguments accepted then are errors or mean something else now.
 WRAPPED: dict[str, str] = {

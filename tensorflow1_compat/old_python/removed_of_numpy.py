@@ -1,7 +1,7 @@
 """Lists names that numpy 1.16 to 1.26 had, and their current places.
 
-Holds only data, for `removed_names.py`. Names that numpy 2 removed are separate: a script that uses one of them counts
-as old only if numpy 2 is installed.
+This module holds only data, for `removed_names.py`. Names that numpy 2 removed are listed separately, because they make
+a script count as old only if numpy 2 is installed.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ _OLD = "tensorflow1_compat.old_python.old_numpy"
 _RULES = "tensorflow1_compat.old_python.old_numpy_rules"
 
 
-def _places(module: str, names: str) -> dict[str, str]:
-    """Maps old names of numpy to the same names of a module."""
+def _map_to_module(module: str, names: str) -> dict[str, str]:
+    """Maps old names of numpy to the same names in another module."""
     return {f"numpy.{name}": f"{module}:{name}" for name in names.split()}
 
 
-def _renamed(pairs: str) -> dict[str, str]:
+def _map_renamed(pairs: str) -> dict[str, str]:
     """Maps old names to numpy's new ones, written as `old=new`."""
     split = (pair.split("=") for pair in pairs.split())
     return {f"numpy.{old}": f"numpy:{new}" for old, new in split}
 
 
 GONE_BEFORE_2: dict[str, str] = {
-    **_places("builtins", "bool complex float int object str"),
-    **_places(_OLD, "alen asscalar mafromtxt ndfromtxt"),
-    **_renamed("bool8=bool_ bytes0=bytes_ int0=intp object0=object_ str0=str_ uint0=uintp void0=void"),
-    **_renamed("typeDict=sctypeDict"),
+    **_map_to_module("builtins", "bool complex float int object str"),
+    **_map_to_module(_OLD, "alen asscalar mafromtxt ndfromtxt"),
+    **_map_renamed("bool8=bool_ bytes0=bytes_ int0=intp object0=object_ str0=str_ uint0=uintp void0=void"),
+    **_map_renamed("typeDict=sctypeDict"),
     "numpy.loads": "pickle:loads",
     "numpy.long": "builtins:int",
     "numpy.math": "math",
@@ -36,17 +36,17 @@ GONE_BEFORE_2: dict[str, str] = {
     "numpy.warnings": "warnings",
 }
 GONE_SINCE_2: dict[str, str] = {
-    **_renamed(
+    **_map_renamed(
         "Inf=inf Infinity=inf NAN=nan NaN=nan PINF=inf infty=inf alltrue=all cfloat=complex128 clongfloat=clongdouble "
         "complex_=complex128 cumproduct=cumprod float_=float64 longcomplex=clongdouble longfloat=longdouble "
         "mat=asmatrix product=prod round_=round row_stack=vstack singlecomplex=complex64 sometrue=any string_=bytes_ "
         "trapz=trapezoid unicode_=str_"
     ),
-    **_places(
+    **_map_to_module(
         "numpy.exceptions",
         "AxisError ComplexWarning ModuleDeprecationWarning RankWarning TooHardError VisibleDeprecationWarning",
     ),
-    **_places(
+    **_map_to_module(
         _OLD,
         "ALLOW_THREADS BUFSIZE CLIP ERR_CALL ERR_DEFAULT ERR_IGNORE ERR_LOG ERR_PRINT ERR_RAISE ERR_WARN "
         "FLOATING_POINT_SUPPORT FPE_DIVIDEBYZERO FPE_INVALID FPE_OVERFLOW FPE_UNDERFLOW MAXDIMS MAY_SHARE_BOUNDS "
@@ -56,11 +56,11 @@ GONE_SINCE_2: dict[str, str] = {
         "kernel_version maximum_sctype msort nbytes numarray obj2sctype oldnumeric recfromcsv recfromtxt sctype2char "
         "sctypes seterrobj source tracemalloc_domain who",
     ),
-    **_places("numpy.lib", "add_docstring add_newdoc"),
-    **_places("numpy.lib.array_utils", "byte_bounds"),
-    **_places("numpy.lib.npyio", "DataSource"),
-    **_places("numpy.char", "chararray compare_chararrays"),
-    **_places("numpy.rec", "format_parser"),
+    **_map_to_module("numpy.lib", "add_docstring add_newdoc"),
+    **_map_to_module("numpy.lib.array_utils", "byte_bounds"),
+    **_map_to_module("numpy.lib.npyio", "DataSource"),
+    **_map_to_module("numpy.char", "chararray compare_chararrays"),
+    **_map_to_module("numpy.rec", "format_parser"),
     "numpy.lib.format._read_array_header": "numpy.lib._format_impl:_read_array_header",
     "numpy.lib.stride_tricks._broadcast_shape": "numpy.lib._stride_tricks_impl:_broadcast_shape",
     "numpy.safe_eval": "ast:literal_eval",
@@ -107,7 +107,7 @@ KEYWORDS: dict[str, frozenset[str]] = {
     "numpy.reshape": frozenset({"newshape"}),
 }
 # Functions that are called as before, but refuse the arguments or return other results.
-WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_python.old_umath_tests"} | _places(
+WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_python.old_umath_tests"} | _map_to_module(
     _RULES,
     "array asarray atleast_1d atleast_2d atleast_3d broadcast_arrays column_stack cross dstack fromstring full "
     "genfromtxt histogram hstack linspace loadtxt meshgrid nanpercentile nanquantile nonzero percentile quantile "

@@ -1,4 +1,4 @@
-"""Replaces the picture functions that `scipy.misc` had until SciPy 1.3, with Pillow and numpy."""
+"""Replaces the image functions that `scipy.misc` had until SciPy 1.3, with Pillow and numpy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _RESAMPLING["cubic"] = "BICUBIC"
 
 
 def bytescale(data: Any, cmin: Any = None, cmax: Any = None, high: int = 255, low: int = 0) -> np.ndarray:
-    """Scales values from `cmin` to `cmax` (by default the smallest and largest) to uint8 from `low` to `high`.
+    """Scales values linearly to uint8, so that `cmin` becomes `low` and `cmax` becomes `high`.
+
+    By default `cmin` and `cmax` are the smallest and the largest value.
 
     Raises:
-      ValueError: `low` and `high` are not within 0 and 255 in this order, or `cmax` is below `cmin`.
+      ValueError: 0 <= low <= high <= 255 does not hold, or `cmax` is below `cmin`.
     """
     data = np.asarray(data)
     if data.dtype == np.uint8:
@@ -43,7 +45,7 @@ def toimage(
     mode: str | None = None,
     channel_axis: int | None = None,
 ) -> Any:
-    """Makes a Pillow image: 2 dimensions are grey, 3 with one of size 3 or 4 are colours; scales as `bytescale`."""
+    """Makes a Pillow image of an array: grey for 2 dimensions, colour for 3; scales values as `bytescale` does."""
     from PIL import Image
 
     data = np.asarray(arr)
@@ -72,7 +74,7 @@ def toimage(
 
 
 def fromimage(im: Any, flatten: bool = False, mode: str | None = None) -> np.ndarray:
-    """Returns an image's pixels; with `flatten`, as one layer of grey in float32."""
+    """Returns the pixels of a Pillow image; with `flatten`, as grey values in float32."""
     if mode is not None and mode != im.mode:
         im = im.convert(mode)
     elif im.mode == "P":
@@ -83,7 +85,7 @@ def fromimage(im: Any, flatten: bool = False, mode: str | None = None) -> np.nda
 
 
 def imread(name: Any, flatten: bool = False, mode: str | None = None) -> np.ndarray:
-    """Reads the pixels of an image file."""
+    """Reads an image file; returns its pixels."""
     from PIL import Image
 
     with Image.open(name) as image:
@@ -91,16 +93,16 @@ def imread(name: Any, flatten: bool = False, mode: str | None = None) -> np.ndar
 
 
 def imsave(name: Any, arr: Any, format: str | None = None) -> None:
-    """Writes an array as an image file, its values scaled as by `toimage`."""
+    """Writes an array as an image file; scales values as `toimage` does."""
     toimage(arr, channel_axis=2 if np.ndim(arr) == 3 else None).save(name, format)
 
 
 def imresize(arr: Any, size: Any, interp: str = "bilinear", mode: str | None = None) -> np.ndarray:
-    """Resizes a picture; returns uint8.
+    """Resizes an image; returns uint8.
 
     Args:
-      arr: its pixels.
-      size: percent (int), factor (float), or (height, width).
+      arr: pixels of the image.
+      size: percentage (int), factor (float), or (height, width).
       interp: "nearest", "lanczos", "bilinear", "bicubic" or "cubic".
       mode: Pillow mode for the resizing.
     """
@@ -117,7 +119,7 @@ def imresize(arr: Any, size: Any, interp: str = "bilinear", mode: str | None = N
 
 
 def imrotate(arr: Any, angle: float, interp: str = "bilinear") -> np.ndarray:
-    """Rotates a picture counter-clockwise by `angle` degrees."""
+    """Rotates an image counter-clockwise by `angle` degrees."""
     from PIL import Image
 
     # Pillow rotates with only three of them.
@@ -126,7 +128,7 @@ def imrotate(arr: Any, angle: float, interp: str = "bilinear") -> np.ndarray:
 
 
 def imshow(arr: Any) -> None:
-    """Shows a picture with the system's viewer."""
+    """Shows an image in the image viewer of the system."""
     toimage(arr).show()
 
 

@@ -1,4 +1,4 @@
-"""Restores functions of older numpy, Python and other packages that old scripts call."""
+"""Restores functions of older versions of Python and other packages that old scripts call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
 
 
 def getargspec(function: Any) -> ArgSpec:
-    """Returns a function's arguments, `*` name, `**` name and defaults; raises ValueError for keyword-only ones."""
+    """Returns a function's arguments, `*` name, `**` name and defaults, as `inspect.getargspec` did.
+
+    Raises:
+      ValueError: the function has keyword-only arguments.
+    """
     full = inspect.getfullargspec(function)
     if full.kwonlyargs or full.annotations and full.kwonlydefaults:
         raise ValueError("Function has keyword-only parameters; use inspect.signature, which supports them.")
@@ -34,7 +38,7 @@ def to_numpy_matrix(graph: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def linux_distribution(*_: Any, **__: Any) -> tuple[str, str, str]:
-    """Returns name, version and code name of the system; empty texts if unknown."""
+    """Returns (name, version, code name) of the Linux distribution; "" if unknown."""
     facts: dict[str, str] = {}
     with contextlib.suppress(AttributeError, OSError):
         facts = platform.freedesktop_os_release()  # since Python 3.10
@@ -42,13 +46,13 @@ def linux_distribution(*_: Any, **__: Any) -> tuple[str, str, str]:
 
 
 def json_load(file: Any, **options: Any) -> Any:
-    """Works as `json.load`, and accepts the removed argument `encoding`."""
+    """Calls `json.load`; accepts and ignores the removed argument `encoding`."""
     _drop_encoding("json.load", options)
     return json.load(file, **options)
 
 
 def json_loads(text: Any, **options: Any) -> Any:
-    """Works as `json.loads`, and accepts the removed argument `encoding`."""
+    """Calls `json.loads`; accepts and ignores the removed argument `encoding`."""
     _drop_encoding("json.loads", options)
     return json.loads(text, **options)
 
@@ -60,7 +64,7 @@ def _drop_encoding(name: str, options: dict[str, Any]) -> None:
 
 
 def sample(population: Any, k: int, **options: Any) -> list:
-    """Works as `random.sample`, also for a set."""
+    """Calls `random.sample`; also accepts a set."""
     if isinstance(population, (set, frozenset)):
         say_once("random.sample of a set", "refused since Python 3.11; a tuple of it is used")
         population = tuple(population)
@@ -68,15 +72,18 @@ def sample(population: Any, k: int, **options: Any) -> list:
 
 
 def matplotlib_use(backend: str, *_: Any, **options: Any) -> None:
-    """Works as `matplotlib.use`, and accepts the removed argument `warn`."""
+    """Calls `matplotlib.use`; accepts and ignores the removed argument `warn`."""
     if "warn" in options:
         del options["warn"]
         say_once("matplotlib.use(warn=)", "gone since matplotlib 3.3; it is left out")
     importlib.import_module("matplotlib").use(backend, **options)
 
 
-def _sparse_matrix(name: str, new_name: str | None = None) -> Any:
-    """Returns a function of networkx that gives a SciPy matrix, as before networkx 3; an array's sums lose an axis."""
+def _returning_matrix(name: str, new_name: str | None = None) -> Any:
+    """Returns a networkx function that returns a SciPy matrix as before networkx 3, not a sparse array.
+
+    The two differ: sums over an axis keep this axis only in a matrix.
+    """
     networkx = importlib.import_module("networkx")
     real = getattr(networkx, new_name or name)
 
@@ -92,8 +99,8 @@ def _sparse_matrix(name: str, new_name: str | None = None) -> Any:
     return make
 
 
-def _deterministic() -> Any:
-    """Returns `patch` of the package tensorflow-determinism without its bias_add for GPUs."""
+def _make_determinism_patch() -> Any:
+    """Returns a replacement of `tfdeterminism.patch` that does not replace `bias_add` on GPUs."""
 
     def patch() -> None:
         say_once("tfdeterminism.patch", "refuses TensorFlow since 2.1; only TF_CUDNN_DETERMINISTIC=1 is set, as by it")
@@ -102,8 +109,8 @@ def _deterministic() -> Any:
     return patch
 
 
-def _with_channels(module: str, name: str) -> Any:
-    """Returns a function of scikit-image that also accepts `multichannel`, as before 0.21."""
+def _accepting_multichannel(module: str, name: str) -> Any:
+    """Returns a scikit-image function that also accepts `multichannel`, as before version 0.21."""
     real = getattr(importlib.import_module(module), name)
 
     @functools.wraps(real)
@@ -116,7 +123,7 @@ def _with_channels(module: str, name: str) -> Any:
     return make
 
 
-def _define_enum() -> Any:
+def _make_define_enum() -> Any:
     from absl import flags
 
     @functools.wraps(flags.DEFINE_enum)
@@ -129,7 +136,7 @@ def _define_enum() -> Any:
     return define
 
 
-def _yaml(name: str) -> Any:
+def _accepting_no_loader(name: str) -> Any:
     yaml = importlib.import_module("yaml")
     real = getattr(yaml, name)
 
@@ -144,22 +151,22 @@ def _yaml(name: str) -> Any:
 
 
 _LATE = {
-    "define_enum": _define_enum,
-    "adjacency_matrix": lambda: _sparse_matrix("adjacency_matrix"),
-    "laplacian_matrix": lambda: _sparse_matrix("laplacian_matrix"),
-    "normalized_laplacian_matrix": lambda: _sparse_matrix("normalized_laplacian_matrix"),
-    "to_scipy_sparse_matrix": lambda: _sparse_matrix("to_scipy_sparse_matrix", "to_scipy_sparse_array"),
-    "gaussian": lambda: _with_channels("skimage.filters", "gaussian"),
-    "rescale": lambda: _with_channels("skimage.transform", "rescale"),
-    "structural_similarity": lambda: _with_channels("skimage.metrics", "structural_similarity"),
-    "deterministic": _deterministic,
-    "yaml_load": lambda: _yaml("load"),
-    "yaml_load_all": lambda: _yaml("load_all"),
+    "define_enum": _make_define_enum,
+    "adjacency_matrix": lambda: _returning_matrix("adjacency_matrix"),
+    "laplacian_matrix": lambda: _returning_matrix("laplacian_matrix"),
+    "normalized_laplacian_matrix": lambda: _returning_matrix("normalized_laplacian_matrix"),
+    "to_scipy_sparse_matrix": lambda: _returning_matrix("to_scipy_sparse_matrix", "to_scipy_sparse_array"),
+    "gaussian": lambda: _accepting_multichannel("skimage.filters", "gaussian"),
+    "rescale": lambda: _accepting_multichannel("skimage.transform", "rescale"),
+    "structural_similarity": lambda: _accepting_multichannel("skimage.metrics", "structural_similarity"),
+    "deterministic": _make_determinism_patch,
+    "yaml_load": lambda: _accepting_no_loader("load"),
+    "yaml_load_all": lambda: _accepting_no_loader("load_all"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Makes wrappers of packages that are imported only when a script needs them."""
+    """Makes a wrapper at its first use, so that the wrapped package is only imported if a script needs it."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = _LATE[name]()
