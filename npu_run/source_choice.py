@@ -102,9 +102,9 @@ class SourceChoice(NamedTuple):
             journal.silence()
         start.enter(roots, sys.path[1:], found, older)
         if found == 1:
-            child.replace_python(roots)
+            child.lead(roots)
         elif older and rank == 0:
-            for use, remark in era.describe_switches(older):
+            for use, remark in era.switched(older):
                 echo(f"npu-run: {use.place}: {remark}; --as-installed leaves it as it is", err=True)
         return True
 

@@ -17,15 +17,15 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.terminal import path_here
-from tensorflow1_compat.era import Evidence, describe_switches, evidence_in, evidence_of
-from tensorflow1_compat.installed import find_missing, names_near
+from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, switched
+from tensorflow1_compat.installed import find_missing, names_beside
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.reach import reached_from
 from tensorflow1_compat.reading import ANY, SET, FileFacts, Use, read_file
-from tensorflow1_compat.reading_tree import added_by, read_tree
-from tensorflow1_compat.signatures import describe_call_error
+from tensorflow1_compat.reading_tree import likely_path_additions, read_tree
+from tensorflow1_compat.signatures import complaint_about
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree
 
@@ -125,7 +125,7 @@ def survey(
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     found: dict[tuple[str, str], Finding] = {}
     of_files = ((*_find_syntax_errors(facts), *_find_names(facts, era)) for facts in files)
-    all_roots = [*roots, *added_by(script)]
+    all_roots = [*roots, *likely_path_additions(script)]
     of_all = (
         *_find_missing_packages(files, all_roots),
         *_find_uncompiled_modules(files, all_roots),
@@ -159,7 +159,7 @@ def _find_syntax_errors(facts: FileFacts) -> Iterator[Finding]:
 
 def _find_older_packages(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding for each package that the script gets in an older version."""
-    for use, remark in describe_switches(evidence.deciding):
+    for use, remark in switched(evidence.deciding):
         yield Finding("healed", "older Keras", remark, use.place)
 
 
@@ -183,7 +183,7 @@ def _check_package_name(use: Use) -> Iterator[Finding]:
     missing = find_missing(use.name)
     if missing is not None and not use.is_guarded:
         module, _, leaf = missing.rpartition(".")
-        remark = did_you_mean(leaf, names_near(missing), "No similar name exists here.")
+        remark = did_you_mean(leaf, names_beside(missing), "No similar name exists here.")
         yield Finding("cannot work", missing, f"{module} has no name {leaf!r}. {remark}", use.place)
     else:
         yield Finding("npu", use.name, "", use.place)
@@ -194,7 +194,7 @@ def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
     short = shortened(missing or use.name)
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
-        yield Finding(kind, short, advice_for(missing, names_near(missing)), use.place)
+        yield Finding(kind, short, advice_for(missing, names_beside(missing)), use.place)
     elif (complaint := _describe_call_error(use)) is not None:
         yield Finding("cannot work", f"{short}(...)", f"it {complaint}", use.place)
     elif use.name in NAMES:
@@ -205,7 +205,7 @@ def _check_tensorflow_name(use: Use) -> Iterator[Finding]:
 
 def _describe_call_error(use: Use) -> str | None:
     """Returns why a call cannot work; None if it can, or inside `try`, where a call is allowed to fail."""
-    return None if use.call is None or use.is_guarded else describe_call_error(use.name, use.call)
+    return None if use.call is None or use.is_guarded else complaint_about(use.name, use.call)
 
 
 def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:

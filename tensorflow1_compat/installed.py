@@ -27,7 +27,7 @@ __all__ = [
     "is_installed",
     "locate",
     "locate_inside",
-    "names_near",
+    "names_beside",
 ]
 
 _API = {
@@ -65,7 +65,7 @@ def find_missing(name: str) -> str | None:
     return _locate_part_by_part(name).missing
 
 
-def names_near(missing: str) -> frozenset[str]:
+def names_beside(missing: str) -> frozenset[str]:
     """Returns all names of the module that should contain a missing name."""
     return _names_of(_locate_part_by_part(missing).module)
 

@@ -13,14 +13,14 @@ from typing import Any
 from npu_bridge.base.after_import import when_loaded
 from npu_bridge.base.tf_internals.names import KERAS
 
-__all__ = ["add_attributes", "add_attributes_of_2"]
+__all__ = ["give", "give_those_of_2"]
 
 
-def add_attributes() -> None:
+def give() -> None:
     """Adds the attributes of TensorFlow 1.15; adds attributes of Keras once Keras is loaded."""
     import tensorflow.compat.v1 as tf
 
-    add_attributes_of_2()
+    give_those_of_2()
     _set_if_missing(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
     _set_if_missing(tf.Tensor, "_uses_learning_phase", False)
     when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set_if_missing(module.Layer, "apply", _apply))
@@ -31,7 +31,7 @@ def add_attributes() -> None:
     when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
 
 
-def add_attributes_of_2() -> None:
+def give_those_of_2() -> None:
     """Adds attributes of earlier versions of TensorFlow 2, each once its module is loaded."""
     when_loaded("tensorflow.python.framework.ops", _add_to_graphs)
     when_loaded(f"{KERAS}.src.engine.sequential", _add_to_models)

@@ -1,4 +1,4 @@
-"""Repairs running scripts that were started with plain `python`, and reports the names that need `npu-run`."""
+"""Helps scripts started with plain `python`: fixes what is still possible, and reports names that need `npu-run`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["fix_main_script", "fix_old_names"]
 
 
 def fix_main_script() -> None:
-    """Switches version 2 off if the running script is written for TensorFlow 1 and nothing has run yet.
+    """Switches to TensorFlow 1 behaviour if the running script is written for TensorFlow 1 and no operator has run yet.
 
-    Problems that cannot be fixed, because the script has already imported its modules, are reported in one line on
-    standard error. Scripts started by `npu-run` are left alone.
+    Prints a line to standard error if the script has a problem that only `npu-run` can fix. Has no effect in scripts
+    started by `npu-run`.
     """
     path = _main_script()
     evidence = evidence_of(path, [os.path.dirname(path)]) if path else None
     if evidence is None or not evidence.is_tensorflow_1:
         return
-    problem = _out_of_reach(evidence)
+    problem = _describe_unreachable_name(evidence)
     if not _has_run():
         start.switch_v2_off()
     elif _is_eager():
@@ -36,9 +36,9 @@ def fix_main_script() -> None:
 
 
 def fix_old_names() -> None:
-    """Lets the modules of a TensorFlow 2 script find names of earlier versions of TensorFlow 2, if they use any.
+    """Gives modules of a TensorFlow 2 script names of earlier versions of TensorFlow 2, if the script uses any.
 
-    The script itself is already compiled: its own old names are only found under `npu-run`.
+    The main script itself is already compiled, so it finds old names only under `npu-run`.
     """
     path = _main_script()
     if path:
@@ -48,7 +48,7 @@ def fix_old_names() -> None:
 
 
 def _main_script() -> str | None:
-    """Returns the real path of the running script, if it is the user's own and not examined yet; else None."""
+    """Returns the real path of the running script if it belongs to the user and is not examined yet; else None."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     if start.is_decided() or not path or not path.endswith(".py") or not os.path.isfile(path):
         return None
@@ -56,8 +56,8 @@ def _main_script() -> str | None:
     return path if SourceTree([os.path.dirname(path)]).holds(path) else None
 
 
-def _out_of_reach(evidence: Evidence) -> str | None:
-    """Returns the first name that the script will not find, in a message; None if it finds all."""
+def _describe_unreachable_name(evidence: Evidence) -> str | None:
+    """Returns a message about the first name that the script will not find; None if it will find all names."""
     for name, use in evidence.of_1.items():
         is_contrib = "contrib" in name.split(".")[:4]
         if not use.is_guarded and (is_contrib or name.startswith("tensorflow.") and ".compat." not in name):
@@ -72,7 +72,7 @@ def _is_eager() -> bool:
 
 
 def _has_run() -> bool:
-    """Returns whether an operator has run or a graph was begun: it is then too late to change the kind of tensors."""
+    """Returns whether an operator has run or a graph has operators: then it is too late to switch to TensorFlow 1."""
     import tensorflow.compat.v1 as tf
 
     if has_eager_context():

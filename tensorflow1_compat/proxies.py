@@ -1,8 +1,8 @@
-"""Gives the user's files module objects: older TensorFlow and Keras, and old numpy and Python names.
+"""Provides proxies of modules for the user's files, with names of older TensorFlow, Keras, numpy and Python.
 
-A proxy stands for a real module, its base. It looks up a name in the tables, then in the base, then among the base's
-submodules. Classes and functions are the real ones, so `isinstance` and pickling work. Attributes that the user's
-files set on a proxy are also set on the base, as without proxies.
+A proxy stands for a real module, its base. The proxy looks up a name in the tables, then in the base, then among the
+base's submodules. Classes and functions are the real ones, so `isinstance` and pickling work. Attributes that the
+user's files set on a proxy are also set on the base.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat import journal, missing
-from tensorflow1_compat.insides import find_in_split_modules, inner_module, module_around
+from tensorflow1_compat.insides import inner_module, module_around, moved
 from tensorflow1_compat.old_python import removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
@@ -50,14 +50,14 @@ _tables: Tables = OF_1
 
 
 def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
-    """Sets the served tree and its tables; modules of its own are returned unchanged."""
+    """Sets the user's tree that gets proxies, and the tables for it; the tree's own modules get no proxies."""
     global _tree, _tables
     _tree, _tables = tree, tables
     _proxies.clear()
 
 
 def is_plain(name: str) -> bool:
-    """Returns whether a module of `ROOTS` is returned unchanged."""
+    """Returns whether imports of a module return the real module rather than a proxy."""
     root = name.partition(".")[0]
     if _tree is not None and _tree.holds_module(root):
         return True
@@ -73,12 +73,12 @@ def is_plain(name: str) -> bool:
 
 
 def is_of_tree(path: str) -> bool:
-    """Returns whether a file belongs to the user's served tree."""
+    """Returns whether a file belongs to the user's tree that gets proxies."""
     return _tree is not None and _tree.holds(path)
 
 
 def removed_from(module: str) -> set[str]:
-    """Returns the names that `from module import *` no longer binds."""
+    """Returns the old names of a module that `from module import *` no longer binds."""
     own = {key.rpartition(".")[2] for key in removed_names.GONE_NAMES if key.rpartition(".")[0] == module}
     return own - vars(builtins).keys()
 
@@ -87,18 +87,18 @@ def proxy(name: str) -> ModuleProxy:
     """Returns the proxy of a module under its old name.
 
     Raises:
-      ModuleNotFoundError: there is no such module; the message names a replacement.
+      ModuleNotFoundError: no module has this name; the message names a replacement.
     """
-    name = _canonical(name)
+    name = _canonical_name(name)
     found = _proxies.get(name)
     if found is None:
-        base = _base_of(name)
+        base = _import_base(name)
         found = base if isinstance(base, ModuleProxy) else _proxies.setdefault(name, ModuleProxy(name, base))
     return found
 
 
 class ModuleProxy(types.ModuleType):
-    """A module under an old name.
+    """A proxy of a module under an old name.
 
     Args:
       name: the old name.
@@ -116,7 +116,7 @@ class ModuleProxy(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         try:
             value = _find(self, name)
-        except _Absent:
+        except _NameMissing:
             if name.startswith("__"):
                 raise AttributeError(f"module {self._name!r} has no attribute {name!r}") from None
             raise AttributeError(missing.describe(f"{self._name}.{name}", dir(self), _tables)) from None
@@ -128,24 +128,24 @@ class ModuleProxy(types.ModuleType):
         """Returns the value for `from this import name`.
 
         Raises:
-          ImportError: there is no such name.
+          ImportError: the module has no such name.
         """
         if name in self.__dict__:
             return self.__dict__[name]
         try:
             return _find(self, name)
-        except _Absent:
+        except _NameMissing:
             raise missing.import_error(f"{self._name}.{name}", dir(self), _tables) from None
 
     def public_names(self) -> dict[str, Any]:
         """Returns the names that `from this import *` binds, with their values."""
         names = getattr(self._base, "__all__", None) or [name for name in dir(self._base) if not name.startswith("_")]
-        names = [*names, *_names_below(self._name)] if self._is_of_tensorflow() else names
+        names = [*names, *_added_names(self._name)] if self._is_of_tensorflow() else names
         found = {}
         for name in names:
             try:
                 found[name] = self.__dict__[name] if name in self.__dict__ else _find(self, name)
-            except _Absent:
+            except _NameMissing:
                 continue
         return found
 
@@ -163,7 +163,7 @@ class ModuleProxy(types.ModuleType):
 
     def __dir__(self) -> list[str]:
         own = [name for name in self.__dict__ if not name.startswith("_")]
-        return sorted({*dir(self._base), *own, *_names_below(self._name)})
+        return sorted({*dir(self._base), *own, *_added_names(self._name)})
 
     def __repr__(self) -> str:
         return repr(self._base).replace(self._base.__name__, self._name, 1)
@@ -172,49 +172,49 @@ class ModuleProxy(types.ModuleType):
         return proxy, (self._name,)
 
 
-class _Absent(Exception):
-    """Raised if a name exists nowhere."""
+class _NameMissing(Exception):
+    """An exception for a name that neither the tables nor the installed modules have."""
 
 
 def _find(at: ModuleProxy, name: str) -> Any:
-    """Returns the value of a name of a proxy."""
+    """Returns the value of a name in a proxy; raises `_NameMissing` if the name does not exist."""
     full, base = f"{at._name}.{name}", at._base
     if full in _tables.versions:
         return _tables.versions[full]
-    if _canonical(full) != full:
+    if _canonical_name(full) != full:
         return proxy(full)
     if full in _tables.names:
         journal.note("name", full, _tables.names[full])
-        return _dressed(full, _import(_tables.names[full]))
+        return _with_proxy(full, _import_value(_tables.names[full]))
     if full in removed_names.WRAPPED:
-        return _import(removed_names.WRAPPED[full])
+        return _import_value(removed_names.WRAPPED[full])
     is_reused = full in removed_names.REUSED and _tables is OF_1
     if full in removed_names.GONE_NAMES and (is_reused or name not in base.__dict__):
         place = removed_names.GONE_NAMES[full]
         fate = "means something else by it now" if name in base.__dict__ else "no longer has it"
         journal.say_once(full, f"{base.__name__} {fate}; {place.replace(':', '.')} is used")
-        return _import(place)
+        return _import_value(place)
     if name.startswith("__"):
         try:
             return getattr(base, name)
         except AttributeError:
-            raise _Absent from None
+            raise _NameMissing from None
     if full in _tables.modules or full in removed_names.GONE_MODULES:
         return proxy(full)
     inner = inner_module(full)
     try:
-        value = _in_base(full, base, name)
-    except _Absent:
-        value = None if inner else _around(full)
+        value = _find_in_base(full, base, name)
+    except _NameMissing:
+        value = None if inner else _find_above(full)
     if inner is not None and not isinstance(value, types.ModuleType):
         value = importlib.import_module(inner)
-    return _dressed(full, value)
+    return _with_proxy(full, value)
 
 
-def _around(full: str) -> Any:
-    """Finds a name in the module above, if a part of it had the same name; or in the module for contrib's insides.
+def _find_above(full: str) -> Any:
+    """Returns the value of a name that has moved to the parent module, or out of an internal module of contrib.
 
-    An inner module of contrib can have the name from a neighbour, or defined it itself.
+    For any name below `tensorflow.contrib.X.python`, searches the module of this package that replaces `X`.
     """
     module, _, name = full.rpartition(".")
     for part, above in removed_names.UP.items():
@@ -222,14 +222,14 @@ def _around(full: str) -> Any:
             return _find(proxy(above), name)
     parts = full.split(".")
     if not full.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
-        raise _Absent
+        raise _NameMissing
     try:
         return getattr(importlib.import_module(module_around(full)), parts[-1])
     except AttributeError:
-        raise _Absent from None
+        raise _NameMissing from None
 
 
-def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
+def _find_in_base(full: str, base: types.ModuleType, name: str) -> Any:
     try:
         return getattr(base, name)
     except AttributeError:
@@ -248,30 +248,30 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
             if not candidate.startswith(error.name or "\n"):
                 raise
     try:
-        return find_in_split_modules(base.__name__, name)
+        return moved(base.__name__, name)
     except AttributeError:
-        return _of_version_2(full)
+        return _find_in_version_2(full)
 
 
-def _of_version_2(full: str) -> Any:
+def _find_in_version_2(full: str) -> Any:
     """Returns a function or class that only TensorFlow 2 has, such as `tf.nn.gelu`, for scripts of both versions.
 
-    Not for names directly below `tf`, by which scripts find out the version.
+    Names directly below `tf` are left out, because scripts use them to determine the version.
     """
     root, *path = full.split(".")
     if root != "tensorflow" or len(path) < 2 or path[0] in ("compat", "contrib"):
-        raise _Absent
+        raise _NameMissing
     value: Any = importlib.import_module("tensorflow")
     for part in path:
         value = getattr(value, part, None)
     if value is None or isinstance(value, types.ModuleType):
-        raise _Absent
+        raise _NameMissing
     journal.note("name", full, f"tensorflow 2's {'.'.join(path)}")
     return value
 
 
-def _dressed(full: str, value: Any) -> Any:
-    """Returns a proxy for a module of TensorFlow, or one with removed names below it; other values unchanged."""
+def _with_proxy(full: str, value: Any) -> Any:
+    """Returns a proxy for a module of TensorFlow or a module with removed names; returns other values unchanged."""
     if not isinstance(value, types.ModuleType) or isinstance(value, ModuleProxy):
         return value
     if full.startswith(_CONTRIB):
@@ -281,12 +281,12 @@ def _dressed(full: str, value: Any) -> Any:
     return value
 
 
-def _base_of(name: str) -> types.ModuleType:
+def _import_base(name: str) -> types.ModuleType:
     target = _tables.modules.get(name)
     if target is None and ":" not in removed_names.WRAPPED.get(name, ":"):
         target = removed_names.WRAPPED[name]
     elif target is None and name in removed_names.GONE_MODULES:
-        target = name if _is_there(name) else removed_names.GONE_MODULES[name]
+        target = name if _is_importable(name) else removed_names.GONE_MODULES[name]
         if target != name:
             journal.say_once(name, f"no longer there; {target} is used")
     if target is not None:
@@ -299,22 +299,22 @@ def _base_of(name: str) -> types.ModuleType:
     above = proxy(parent)
     try:
         value = _find(above, leaf)
-    except _Absent:
+    except _NameMissing:
         raise missing.import_error(name, dir(above), _tables, ModuleNotFoundError) from None
     if not isinstance(value, types.ModuleType):
         raise ModuleNotFoundError(f"No module named {name!r}; {parent!r} has a {type(value).__name__} there", name=name)
     return value
 
 
-def _canonical(name: str) -> str:
+def _canonical_name(name: str) -> str:
     for prefix, same in _tables.same.items():
         if name == prefix or name.startswith(prefix + "."):
             return same + name[len(prefix) :]
     return name
 
 
-def _is_there(name: str) -> bool:
-    """Returns whether a module can be imported unchanged."""
+def _is_importable(name: str) -> bool:
+    """Returns whether a module with this name is installed."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -327,13 +327,13 @@ def _has_removed_names(name: str) -> bool:
     return any(below == name or below.startswith(f"{name}.") for below in _BELOW_REMOVED)
 
 
-def _names_below(name: str) -> set[str]:
-    """Returns the names that the tables add to a module."""
+def _added_names(name: str) -> set[str]:
+    """Returns the old names that the tables add to a module."""
     start = f"{name}."
     return {key[len(start) :].partition(".")[0] for key in (*_tables.names, *_tables.modules) if key.startswith(start)}
 
 
-def _import(place: str) -> Any:
+def _import_value(place: str) -> Any:
     module, _, inside = place.partition(":")
     value = importlib.import_module(module)
     for part in inside.split(".") if inside else ():

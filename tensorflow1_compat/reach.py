@@ -1,4 +1,4 @@
-"""Finds the functions of a script that running code mentions; problems in other functions are harmless."""
+"""Finds the functions of a script that its code can reach; problems in other functions are harmless."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Definitions(NamedTuple):
     """The top-level definitions of a file, and the names that their code mentions.
 
     Attributes:
-      at_top: names mentioned outside of functions and classes.
-      in_main: names under `if __name__ == "__main__"`, which imports skip.
-      inside: function or class -> names mentioned in it. A decorated one counts as mentioned at the top.
-      lines: function or class -> its first and last line.
+      at_top: names mentioned outside of functions and classes, and names of decorated functions and classes.
+      in_main: names mentioned under `if __name__ == "__main__"`, which imports skip.
+      inside: name of a function or class -> names mentioned inside.
+      lines: name of a function or class -> first and last line.
     """
 
     at_top: frozenset[str] = frozenset()
@@ -31,42 +31,42 @@ class Definitions(NamedTuple):
     lines: dict[str, tuple[int, int]] = {}
 
     def around(self, line: int) -> str | None:
-        """Returns the function or class around a line; None at the top."""
+        """Returns the name of the function or class that contains a line; None at the top level."""
         return next((name for name, (first, last) in self.lines.items() if first <= line <= last), None)
 
 
 def definitions_in(tree: ast.Module) -> Definitions:
-    """Reads the definitions in a file."""
+    """Returns the top-level definitions in a syntax tree."""
     at_top: set[str] = set()
     in_main: set[str] = set()
     inside: dict[str, frozenset[str]] = {}
     lines: dict[str, tuple[int, int]] = {}
     for node in tree.body:
-        said = frozenset(_said_in(node))
+        mentioned = frozenset(_names_mentioned_in(node))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name not in inside:
-            inside[node.name], lines[node.name] = said, (node.lineno, node.end_lineno or node.lineno)
+            inside[node.name], lines[node.name] = mentioned, (node.lineno, node.end_lineno or node.lineno)
             at_top |= {node.name} if node.decorator_list else set()
-        elif isinstance(node, ast.If) and "__name__" in said and "__main__" in said:
-            in_main |= said
+        elif isinstance(node, ast.If) and "__name__" in mentioned and "__main__" in mentioned:
+            in_main |= mentioned
         else:
-            at_top |= said
+            at_top |= mentioned
     return Definitions(frozenset(at_top), frozenset(in_main), inside, lines)
 
 
 def reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
-    """Returns the names that reachable code mentions; None if it can reach any name."""
+    """Returns the names that reachable code mentions; None if this code computes names and so can reach any."""
 
-    def said_by(name: str) -> Iterator[str]:
+    def mentioned_by(name: str) -> Iterator[str]:
         for each in files:
             yield from each.inside.get(name, ())
 
     begin = files[0].in_main.union(*(each.at_top for each in files))
-    reached = frozenset(search(begin, said_by))
+    reached = frozenset(search(begin, mentioned_by))
     return None if _ANYTHING in reached else reached
 
 
 def asked_in(test: ast.expr) -> Iterator[str]:
-    """Yields the names that a test with `hasattr(tf, "name")` or `"name" in dir(tf)` looks for."""
+    """Yields the names whose existence a condition tests by `hasattr(tf, "name")` or `"name" in dir(tf)`."""
     for node in ast.walk(test):
         asked: ast.expr | None = None
         if isinstance(node, ast.Call) and len(node.args) > 1 and _is_call_of(node, "hasattr", "getattr"):
@@ -81,8 +81,8 @@ def _is_call_of(node: ast.expr, *names: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
-def _said_in(part: ast.stmt) -> Iterator[str]:
-    """Yields names, attributes, and texts that might be names; `_ANYTHING` for a lookup by a computed name."""
+def _names_mentioned_in(part: ast.stmt) -> Iterator[str]:
+    """Yields the names, attributes, and possible names in texts of a statement; `_ANYTHING` for a computed name."""
     for node in ast.walk(part):
         if isinstance(node, ast.Name):
             yield node.id

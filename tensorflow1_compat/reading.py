@@ -1,4 +1,4 @@
-"""Reads a file without running it: the modules and names that it uses."""
+"""Reads the modules and names that a file uses, without running the file."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SET, ANY = 0, "*"
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 # Used by a script that defines updates of its own Keras optimizer in the way of TensorFlow before 2.11.
 METHODS_OF_LEGACY = "methods of a legacy optimizer"
-_OF_LEGACY = {"_prepare_local", "_resource_apply_dense", "_resource_apply_sparse"}
+_LEGACY_METHODS = {"_prepare_local", "_resource_apply_dense", "_resource_apply_sparse"}
 _VERSIONS = ("__version__", "VERSION", "version_info")
-_LOOKED_AT = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
+_EXAMINED = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
 
 class Call(NamedTuple):
     """The arguments of a call.
 
     Attributes:
-      positional: number of positional arguments; None with `*rest`.
-      keywords: names of the other arguments.
-      is_open: `**more` adds names that are not in the text.
-      node: the call itself.
+      positional: number of positional arguments; None if the call contains `*rest`.
+      keywords: names of the keyword arguments.
+      is_open: whether the call contains `**more`, whose names are unknown.
+      node: the syntax node of the call.
     """
 
     positional: int | None
@@ -43,15 +43,15 @@ class Call(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A module or a dotted name in a file.
+    """A use of a module or a dotted name in a file.
 
     Attributes:
-      name: the full name, with aliases resolved: `tensorflow.contrib.layers.batch_norm`.
-      place: its place in the file.
-      is_import: it is imported rather than looked up.
-      is_guarded: it is inside a `try` with handlers, or behind `hasattr`, so it can be missing.
-      call: its arguments, if it is called there.
-      alias: the full name for which its first word stands.
+      name: the full name, with aliases resolved, such as `tensorflow.contrib.layers.batch_norm`.
+      place: the file and line of the use.
+      is_import: whether an import statement uses the name.
+      is_guarded: whether the name can be missing, because the use is inside a `try` with handlers or after `hasattr`.
+      call: the arguments, if the name is called.
+      alias: the full name for which the first word in the text stands.
     """
 
     name: str
@@ -63,19 +63,19 @@ class Use(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """The facts about a file.
+    """The facts that reading a file gives.
 
     Attributes:
-      path: of the file.
-      uses: the used names, in the order of the file.
-      modules: (name, level) of all imports; `from a import b` also as `a.b`.
-      error: why it cannot be compiled, or None.
-      aliases: the full name of each of its names that is a module or comes from one.
-      texts: its texts in the form of a module name, such as "models.resnet.train".
-      definitions: its functions and classes, and the names that they mention.
-      variables: environment variables with the line that reads them, or `SET` if the file sets them. `ANY`: it sets
-      variables with computed names.
-      tree: its syntax tree.
+      path: path of the file.
+      uses: the uses of modules and names, in the order of the file.
+      modules: (name, level) of all imports; `from a import b` also adds `a.b`.
+      error: the error if the file cannot be compiled, or None.
+      aliases: name in the file -> full name, for modules and for names imported from modules.
+      variables: environment variable -> line that reads it, or `SET` if the file sets it. The key `ANY` means that the
+        file sets variables with computed names.
+      texts: string constants in the form of a module name, such as "models.resnet.train".
+      definitions: functions and classes of the file, and the names that they mention.
+      tree: the syntax tree.
     """
 
     path: str
@@ -90,15 +90,16 @@ class FileFacts(NamedTuple):
 
 
 def read_file(
-    path: str, bound_by: Callable[[str, int], dict[str, str] | None] = lambda module, level: None
+    path: str, aliases_in: Callable[[str, int], dict[str, str] | None] = lambda module, level: None
 ) -> FileFacts:
-    """Reads one file; a file that is not Python 3 has only an `error`.
+    """Reads one file; the facts about a file that is not valid Python 3 contain only an `error`.
 
     Args:
-      path: of the file.
-      bound_by: returns, for a module and the level of its import, the aliases that it binds; None outside of the tree.
+      path: path of the file.
+      aliases_in: returns the aliases in a module, given its name and the level of the import; None for modules outside
+        of the user's tree.
     Raises:
-      OSError: it cannot be read, or is not a regular file.
+      OSError: the file cannot be read, or is not a regular file.
     """
     with open_file(path, "rb") as file:
         source = file.read()
@@ -109,30 +110,30 @@ def read_file(
     except (SyntaxError, ValueError, RecursionError) as error:
         problem = error if isinstance(error, SyntaxError) else SyntaxError(str(error), (path, 1, 0, ""))
         return FileFacts(path, [], [], problem)
-    reader = _Reader(path, tree, bound_by)
+    reader = _Reader(path, tree, aliases_in)
     reader.visit(tree)
     found = (reader.uses, reader.modules, None, reader.aliases, reader.variables, reader.texts)
     return FileFacts(path, *found, definitions_in(tree), tree)
 
 
 class _Reader(ast.NodeVisitor):
-    def __init__(self, path: str, tree: ast.Module, bound_by: Callable[[str, int], dict[str, str] | None]):
+    def __init__(self, path: str, tree: ast.Module, aliases_in: Callable[[str, int], dict[str, str] | None]):
         self.uses: list[Use] = []
         self.modules: list[tuple[str, int]] = []
         self.aliases: dict[str, str] = {}
         self.variables: dict[str, int] = {}
         self.texts: list[str] = []
         self._path = path
-        self._bound_by = bound_by
+        self._aliases_in = aliases_in
         self._tree = tree
         self._guards = 0
-        self._asked_for: list[str] = []  # last words of the names for which enclosing tests ask
+        self._tested: list[str] = []  # last words of the names for which enclosing tests ask
         self._call: ast.Call | None = None
         self._base = ""  # the base of the class being read
 
     @functools.cached_property
-    def _bound_here(self) -> set[str]:
-        return _bound_in(self._tree)
+    def _own_names(self) -> set[str]:
+        return _names_bound_in(self._tree)
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -140,28 +141,28 @@ class _Reader(ast.NodeVisitor):
             self.aliases[alias.asname or alias.name.partition(".")[0]] = (
                 alias.name if alias.asname else alias.name.partition(".")[0]
             )
-            self._use(alias.name, node, is_import=True)
+            self._add_use(alias.name, node, is_import=True)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
         self.modules.append((module, node.level))
-        bound = self._bound_by(module, node.level)
+        bound = self._aliases_in(module, node.level)
         for alias in node.names:
             full = f"{module}.{alias.name}".strip(".")
             self.modules.append((full, node.level))
             if alias.name == "*":
-                names = (_names_in(module) if bound is None and not node.level else bound) or {}
+                names = (_star_names(module) if bound is None and not node.level else bound) or {}
                 self.aliases.update(
-                    (name, full) for name, full in names.items() if name[0] != "_" and name not in self._bound_here
+                    (name, full) for name, full in names.items() if name[0] != "_" and name not in self._own_names
                 )
                 if not node.level:
-                    self._use(module, node, is_import=True)
+                    self._add_use(module, node, is_import=True)
             elif bound and alias.name in bound:  # it means the same as there
                 self.aliases[alias.asname or alias.name] = bound[alias.name]
-                self._use(full, node, is_import=True)
+                self._add_use(full, node, is_import=True)
             elif not node.level:
                 self.aliases[alias.asname or alias.name] = full
-                self._use(full, node, is_import=True)
+                self._add_use(full, node, is_import=True)
 
     def visit_Try(self, node: ast.Try) -> None:
         self._guards += bool(node.handlers)
@@ -177,8 +178,8 @@ class _Reader(ast.NodeVisitor):
             self.aliases.update(before if is_handler else {})
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        if node.name in _OF_LEGACY:
-            self._use(METHODS_OF_LEGACY, node, alias=self._base)
+        if node.name in _LEGACY_METHODS:
+            self._add_use(METHODS_OF_LEGACY, node, alias=self._base)
         # The gradient of an operator that the script might never use.
         is_registered = any("RegisterGradient" in ast.unparse(each) for each in node.decorator_list)
         self._guards += is_registered
@@ -191,31 +192,32 @@ class _Reader(ast.NodeVisitor):
         self._base = before
 
     def visit_If(self, node: ast.If) -> None:
-        """Guards alternatives: of `if is_py2: import Queue as queue`, `else: import queue` only one exists.
+        """Marks names in conditional code as guarded if the condition can depend on which names exist.
 
-        The same holds for `concat_v2` after `if "concat_v2" in dir(tf)`, and for everything after a test of a version.
+        These are imports of one name in both branches, as in `if is_py2: import Queue as queue`, `else: import queue`;
+        names that the condition tests, as in `if "concat_v2" in dir(tf)`; and all names after a test of a version.
         """
-        chosen = set.intersection(*({*map(_imported_as, part)} for part in (node.body, node.orelse))) - {None}
+        chosen = set.intersection(*({*map(_single_imported_name, part)} for part in (node.body, node.orelse))) - {None}
         asks_version = any(getattr(each, "attr", "") in _VERSIONS for each in ast.walk(node.test))
-        with self._asking(node.test):
+        with self._guarding_tested(node.test):
             self.visit(node.test)
             for statement in (*node.body, *node.orelse):
-                is_guarded = asks_version or _imported_as(statement) in chosen
+                is_guarded = asks_version or _single_imported_name(statement) in chosen
                 self._guards += is_guarded
                 self.visit(statement)
                 self._guards -= is_guarded
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        with self._asking(node.test):
+        with self._guarding_tested(node.test):
             self.generic_visit(node)
 
     @contextlib.contextmanager
-    def _asking(self, test: ast.expr) -> Iterator[None]:
-        """Guards, inside the block, the names for which a test looks."""
-        before = len(self._asked_for)
-        self._asked_for.extend(asked_in(test))
+    def _guarding_tested(self, test: ast.expr) -> Iterator[None]:
+        """Marks the names whose existence a condition tests as guarded inside the block."""
+        before = len(self._tested)
+        self._tested.extend(asked_in(test))
         yield
-        del self._asked_for[before:]
+        del self._tested[before:]
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Adds an alias for an assignment such as `flags = tf.flags`."""
@@ -228,7 +230,7 @@ class _Reader(ast.NodeVisitor):
         if self._dotted(node.func) in ("os.environ.update", "os.environ.setdefault", "os.putenv"):
             self.variables[ANY] = SET
         if old_mode_of(node) is not None:
-            self._use(f"{OF_OLD}.open", node)
+            self._add_use(f"{OF_OLD}.open", node)
         self._call = node
         self.generic_visit(node)
 
@@ -236,26 +238,26 @@ class _Reader(ast.NodeVisitor):
         name = self._dotted(node)
         if name is None:
             if node.attr in OLD_METHODS:
-                self._use(f"{OF_OLD}.{node.attr}", node)
+                self._add_use(f"{OF_OLD}.{node.attr}", node)
             self.generic_visit(node)
             return
         first = node.value
         while isinstance(first, ast.Attribute):
             first = first.value
-        self._use_at(name, node, self.aliases[first.id])
+        self._add_use_of_node(name, node, self.aliases[first.id])
 
     def visit_Name(self, node: ast.Name) -> None:
         known = self.aliases.get(node.id, "")
         if "." in known:
-            self._use_at(known, node, known)
+            self._add_use_of_node(known, node, known)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """Notes a text such as `"training.loop.train"`: it can be an import if the tree has such a module."""
+        """Notes a text such as `"training.loop.train"`, which can name a module of the user's tree to import."""
         if isinstance(node.value, str) and _DOTTED_NAME.fullmatch(node.value):
             self.texts.append(node.value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        """Notes that `os.environ["NAME"]` needs a variable, unless the file sets it anywhere."""
+        """Notes that `os.environ["NAME"]` reads or sets an environment variable."""
         if self._dotted(node.value) == "os.environ":
             name = node.slice.value if isinstance(node.slice, ast.Constant) else ANY
             if isinstance(node.ctx, ast.Store):
@@ -264,9 +266,9 @@ class _Reader(ast.NodeVisitor):
                 self.variables.setdefault(name, node.lineno)
         self.generic_visit(node)
 
-    def _use_at(self, name: str, node: ast.expr, alias: str) -> None:
+    def _add_use_of_node(self, name: str, node: ast.expr, alias: str) -> None:
         call = self._call if self._call is not None and self._call.func is node else None
-        self._use(name, node, call=call and _call_of(call), alias=alias)
+        self._add_use(name, node, call=call and _read_call(call), alias=alias)
 
     def _dotted(self, node: ast.expr) -> str | None:
         parts = []
@@ -277,26 +279,26 @@ class _Reader(ast.NodeVisitor):
             return None
         return ".".join([self.aliases[node.id], *reversed(parts)])
 
-    def _use(self, name: str, node: ast.AST, is_import: bool = False, **more: object) -> None:
-        is_guarded = self._guards > 0 or not {*self._asked_for}.isdisjoint(name.split("."))
+    def _add_use(self, name: str, node: ast.AST, is_import: bool = False, **more: object) -> None:
+        is_guarded = self._guards > 0 or not {*self._tested}.isdisjoint(name.split("."))
         self.uses.append(Use(name, Place(self._path, node.lineno), is_import, is_guarded, **more))
 
 
-def _imported_as(node: ast.stmt) -> str | None:
-    """Returns the name that an import of one name binds; None for other statements."""
+def _single_imported_name(node: ast.stmt) -> str | None:
+    """Returns the name that an import of a single name binds; None for other statements."""
     if not isinstance(node, (ast.Import, ast.ImportFrom)) or len(node.names) > 1:
         return None
     return node.names[0].asname or node.names[0].name
 
 
-def _call_of(node: ast.Call) -> Call:
+def _read_call(node: ast.Call) -> Call:
     is_starred = any(isinstance(argument, ast.Starred) for argument in node.args)
     keywords = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
     return Call(None if is_starred else len(node.args), keywords, len(keywords) < len(node.keywords), node)
 
 
-def _bound_in(tree: ast.Module) -> set[str]:
-    """Returns names that a file binds other than by imports: a star import does not decide their meaning."""
+def _names_bound_in(tree: ast.Module) -> set[str]:
+    """Returns the names that a file binds other than by imports; star imports do not determine their meaning."""
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -308,8 +310,8 @@ def _bound_in(tree: ast.Module) -> set[str]:
     return bound
 
 
-def _names_in(module: str) -> dict[str, str]:
-    """Returns the names that `from module import *` binds, for the installed modules that are examined."""
-    if not module.startswith(_LOOKED_AT):
+def _star_names(module: str) -> dict[str, str]:
+    """Returns the names that `from module import *` binds, with their full names; {} for modules not examined."""
+    if not module.startswith(_EXAMINED):
         return {}
     return {name: f"{module}.{name}" for name in exported_by(module)}

@@ -1,4 +1,4 @@
-"""Finds the modules of a script's own tree without running them, and reads each file once."""
+"""Finds the user's modules that a script imports, without running them, and reads each file once."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _OWN_PACKAGES = frozenset(map(os.path.basename, own_packages()))
 
 
 def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
-    """Yields the facts of the script, then those of every module of its tree that it imports, also indirectly.
+    """Yields the facts about a script, then about each of the user's modules that it imports directly or indirectly.
 
     Args:
-      script: the script's path.
-      roots: folders to search for modules, the script's first; the folders of `added_by` come last.
+      script: path of the script.
+      roots: folders to search for modules, beginning with the script's folder; `likely_path_additions(script)` follow.
     """
-    tree = _Tree([*roots, *added_by(script)])
+    tree = _Tree([*roots, *likely_path_additions(script)])
     start = os.path.abspath(script)
     tree.known[os.path.realpath(start)] = start
-    for path in itertools.islice(search([start], tree.imported_by), _MOST_FILES):
+    for path in itertools.islice(search([start], tree.list_imported_files), _MOST_FILES):
         yield tree.read(path)
 
 
-def added_by(script: str) -> list[str]:
-    """Returns further folders of modules for a script that changes `sys.path`: the parent and the current folder."""
+def likely_path_additions(script: str) -> list[str]:
+    """Returns the parent folder and the current folder if a script mentions `sys.path`; else an empty list."""
     with open_file(script, errors="replace") as file:
         if "sys.path" not in file.read():
             return []
@@ -41,7 +41,7 @@ def added_by(script: str) -> list[str]:
 
 
 class _Tree:
-    """The files of a script's tree, each read once."""
+    """A cache of the files in a script's tree, each of which is read once."""
 
     def __init__(self, roots: Sequence[str]):
         self.known: dict[str, str] = {}  # a file with several names is read under the first one
@@ -52,26 +52,26 @@ class _Tree:
     def read(self, path: str) -> FileFacts:
         if path not in self._facts:
             self._being_read.add(path)
-            self._facts[path] = read_file(path, functools.partial(self._bound_by, path))
+            self._facts[path] = read_file(path, functools.partial(self._aliases_in, path))
             self._being_read.discard(path)
         return self._facts[path]
 
-    def imported_by(self, path: str) -> Iterator[str]:
+    def list_imported_files(self, path: str) -> Iterator[str]:
         facts = self.read(path)
         for name, level in (*facts.modules, *((text, 0) for text in facts.texts)):
-            yield from self._files(path, name, level)
+            yield from self._files_of_import(path, name, level)
 
-    def _files(self, path: str, name: str, level: int) -> list[str]:
+    def _files_of_import(self, path: str, name: str, level: int) -> list[str]:
         folder = path
         for _ in range(level):
             folder = os.path.dirname(folder)
         if not level and name.partition(".")[0] in _OWN_PACKAGES:
             return []  # for example if the current folder is this project's
-        found = _files_of(name, [folder] if level else self._roots)
+        found = _find_files(name, [folder] if level else self._roots)
         return [self.known.setdefault(os.path.realpath(file), file) for file in found]
 
-    def _bound_by(self, path: str, name: str, level: int) -> dict[str, str] | None:
-        files = self._files(path, name, level)
+    def _aliases_in(self, path: str, name: str, level: int) -> dict[str, str] | None:
+        files = self._files_of_import(path, name, level)
         if not files:
             return None
         file = files[-1]
@@ -79,8 +79,8 @@ class _Tree:
         return {} if is_left_out or len(self._facts) >= _MOST_FILES else self.read(file).aliases
 
 
-def _files_of(name: str, folders: Sequence[str]) -> list[str]:
-    """Returns the files that are loaded for a dotted name, if one of the folders has them."""
+def _find_files(name: str, folders: Sequence[str]) -> list[str]:
+    """Returns the files that an import of a dotted name loads from the first folder that has any of them."""
     for folder in folders:
         found, at = [], folder
         for part in name.split(".") if name else ():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tensorflow1_compat.installed import defined_in, locate, locate_inside
 from tensorflow1_compat.reading import Call
 
-__all__ = ["describe_call_error"]
+__all__ = ["complaint_about"]
 
 # Decorators that keep a signature; the effect of other ones is not known.
 _KEEP_SIGNATURES = (
@@ -44,23 +44,23 @@ class _Parameters(NamedTuple):
     takes_any_name: bool
 
 
-def describe_call_error(name: str, call: Call) -> str | None:
-    """Returns why a call cannot work, in a few words; None if it can, or if the files do not show it.
+def complaint_about(name: str, call: Call) -> str | None:
+    """Returns why a call cannot work, in a few words; None if the call can work or the files do not tell.
 
     Args:
       name: a dotted name, such as `tensorflow.nn.dropout`.
-      call: its arguments.
+      call: the arguments of the call.
     """
     found = locate(name)
     if found is None:
         return None
-    parameters = _parameters_of(found.module, *found.inside) if len(found.inside) == 1 else None
+    parameters = _find_parameters(found.module, *found.inside) if len(found.inside) == 1 else None
     if parameters is None:
         return None
     if not parameters.takes_any_name:
         for keyword in call.keywords:
             if keyword not in parameters.keywords:
-                return f"has no argument {keyword!r}; it has {_listed(parameters.keywords)}"
+                return f"has no argument {keyword!r}; it has {_join_names(parameters.keywords)}"
     if call.positional is None:
         return None
     if call.positional > len(parameters.positional) and not parameters.takes_any_number:
@@ -72,13 +72,13 @@ def describe_call_error(name: str, call: Call) -> str | None:
     return f"needs the argument {missing[0]!r}" if missing else None
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "none"
 
 
 @functools.cache
-def _parameters_of(module: str, name: str) -> _Parameters | None:
-    found = _definition_of(module, name)
+def _find_parameters(module: str, name: str) -> _Parameters | None:
+    found = _find_definition(module, name)
     if found is None:
         return None
     module, node = found
@@ -87,10 +87,10 @@ def _parameters_of(module: str, name: str) -> _Parameters | None:
     return _parameters_of_function(node)
 
 
-def _definition_of(
+def _find_definition(
     module: str, name: str, steps: int = _MOST_STEPS
 ) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
-    """Returns the function or class that a name of a module means, with the module that defines it."""
+    """Returns the module and the syntax node that define a name of a module; None if they are not unique."""
     nodes = defined_in(module, name)
     if len(nodes) != 1 or steps == 0:
         return None  # one of several
@@ -98,20 +98,20 @@ def _definition_of(
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return module, node
     if isinstance(node, str):
-        return _definition_inside(node, steps)
-    return _definition_of_expression(module, node.value, steps) if isinstance(node, ast.Assign) else None
+        return _find_installed_definition(node, steps)
+    return _find_definition_of_expression(module, node.value, steps) if isinstance(node, ast.Assign) else None
 
 
-def _definition_inside(name: str, steps: int) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
-    """Works as `_definition_of`, for a full name as an installed file imports it."""
+def _find_installed_definition(name: str, steps: int) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
+    """Returns the module and the syntax node that define a full name in an installed file; else None."""
     found = locate_inside(name)
     if found is None or len(found.inside) != 1:
         return None
-    return _definition_of(found.module, found.inside[0], steps - 1)
+    return _find_definition(found.module, found.inside[0], steps - 1)
 
 
-def _definition_of_expression(module: str, value: ast.expr, steps: int):
-    """Works as `_definition_of`, for `name` or `imported.module.name`."""
+def _find_definition_of_expression(module: str, value: ast.expr, steps: int):
+    """Returns the module and the syntax node that define an expression `name` or `imported.module.name`; else None."""
     rest = []
     while isinstance(value, ast.Attribute):
         rest.insert(0, value.attr)
@@ -119,9 +119,9 @@ def _definition_of_expression(module: str, value: ast.expr, steps: int):
     if not isinstance(value, ast.Name):
         return None
     if not rest:
-        return _definition_of(module, value.id, steps - 1)
+        return _find_definition(module, value.id, steps - 1)
     nodes = defined_in(module, value.id)
-    return _definition_inside(".".join([nodes[0], *rest]), steps) if [*map(type, nodes)] == [str] else None
+    return _find_installed_definition(".".join([nodes[0], *rest]), steps) if [*map(type, nodes)] == [str] else None
 
 
 def _parameters_of_function(node: ast.FunctionDef, is_method: bool = False) -> _Parameters | None:
@@ -137,20 +137,20 @@ def _parameters_of_function(node: ast.FunctionDef, is_method: bool = False) -> _
         positional, required, keywords = (
             [one for one in names if one not in own] for names in (positional, required, keywords)
         )
-    if any(_name_of(decorator) == "add_arg_scope" for decorator in node.decorator_list):
+    if any(_decorator_name(decorator) == "add_arg_scope" for decorator in node.decorator_list):
         required = []  # the scope can provide them
     return _Parameters(positional, keywords, required, arguments.vararg is not None, arguments.kwarg is not None)
 
 
 def _parameters_of_class(module: str, node: ast.ClassDef, steps: int) -> _Parameters | None:
-    """Returns the parameters of `__init__` or `__new__`, of the class or of its first base that defines one."""
+    """Returns the parameters of `__init__` or `__new__` in a class, or in the first base class that defines one."""
     if node.keywords or steps == 0 or not all(_keeps_signature(decorator) for decorator in node.decorator_list):
         return None
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
     if maker := methods.get("__init__") or methods.get("__new__"):
         return _parameters_of_function(maker, is_method=True)
     for base in node.bases:
-        found = _definition_of_expression(module, base, steps)
+        found = _find_definition_of_expression(module, base, steps)
         if found is None or not isinstance(found[1], ast.ClassDef):
             return None
         if parameters := _parameters_of_class(*found, steps - 1):
@@ -159,10 +159,10 @@ def _parameters_of_class(module: str, node: ast.ClassDef, steps: int) -> _Parame
 
 
 def _keeps_signature(decorator: ast.expr) -> bool:
-    return _name_of(decorator) in _KEEP_SIGNATURES
+    return _decorator_name(decorator) in _KEEP_SIGNATURES
 
 
-def _name_of(decorator: ast.expr) -> str:
+def _decorator_name(decorator: ast.expr) -> str:
     while isinstance(decorator, ast.Call):
         decorator = decorator.func
     return decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")

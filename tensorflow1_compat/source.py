@@ -1,7 +1,7 @@
-"""Compiles the user's files so that their imports of TensorFlow and of a few others go through `imports.py`.
+"""Compiles the user's files so that their imports of TensorFlow and a few other packages go through `imports.py`.
 
-It replaces only import statements, removed methods, old modes of `open`, and from numpy 2.4 on the arguments of
-`float`, `int` and `%` (`calls.py`), at their own lines and columns. So tracebacks, debuggers and profilers show the
+Only import statements, removed methods, old modes of `open`, and from numpy 2.4 on the arguments of `float`, `int` and
+`%` (`calls.py`) are replaced. The replacements keep line and column, so tracebacks, debuggers and profilers show the
 file unchanged. A file without any of these is compiled as usual.
 """
 
@@ -25,9 +25,9 @@ __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
 ENTRANCE = "__tf1__"
 _compile = functools.partial(importlib._bootstrap._call_with_frames_removed, compile)
 _WORD = re.compile(r"\w+")
-_OF_NUMBERS = frozenset({"complex", "float", "int"})
-_NO_SINGLES = (2, 4)  # from this numpy on, an array with an axis is not a number
-_OF_DESCRIPTION = """
+_NUMBER_TYPES = frozenset({"complex", "float", "int"})
+_REFUSES_ARRAYS_SINCE = (2, 4)  # from this numpy on, an array with an axis is not a number
+_NEW_PROTO_CODE = """
 from google.protobuf.internal import builder as _builder
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, __name__, globals())
@@ -38,11 +38,11 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
     """Compiles a file of the user's tree.
 
     Args:
-      source: its bytes, in the encoding that it declares.
+      source: bytes of the file, in the encoding that it declares.
       path: the path that tracebacks show.
-      optimize: as for `compile`.
+      optimize: see `compile` of Python.
     Raises:
-      SyntaxError: as from `compile`.
+      SyntaxError: the file is not valid Python.
     """
     if path.endswith("_pb2.py") and b"descriptor.FileDescriptor(" in source:  # from an old protoc
         tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
@@ -51,12 +51,12 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
     roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
     is_compiled = "numba" in words  # functions that it compiles cannot call functions of this package
     methods = OLD_METHODS & words if not is_compiled else frozenset()
-    has_numbers = not is_compiled and (b"%" in source or not _OF_NUMBERS.isdisjoint(words))
-    has_numbers = has_numbers and numpy_version() >= _NO_SINGLES
+    has_numbers = not is_compiled and (b"%" in source or not _NUMBER_TYPES.isdisjoint(words))
+    has_numbers = has_numbers and numpy_version() >= _REFUSES_ARRAYS_SINCE
     if roots or methods or has_numbers or "__import__" in words or OLD_MODES & words:
         tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         try:
-            tree = _Redirected(roots, methods, has_numbers).visit(tree)
+            tree = _ImportRedirector(roots, methods, has_numbers).visit(tree)
             return _compile(tree, path, "exec", dont_inherit=True, optimize=optimize)
         except RecursionError:  # an expression too deep for a tree, in a file of data
             pass
@@ -64,14 +64,14 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
 
 
 def prepare_namespace(namespace: dict[str, Any]) -> None:
-    """Adds to a module the name through which its compiled imports go."""
+    """Adds to a module's namespace the name `ENTRANCE`, through which its compiled imports call `imports.py`."""
     from tensorflow1_compat import imports
 
     namespace[ENTRANCE] = imports
 
 
 class UserLoader(importlib.machinery.SourceFileLoader):
-    """Loads a module of the user's tree. It neither reads nor writes `__pycache__`, which holds the plain code."""
+    """A loader of modules of the user's tree; it ignores `__pycache__`, which holds code without the replacements."""
 
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)
@@ -84,28 +84,28 @@ class UserLoader(importlib.machinery.SourceFileLoader):
 
 
 def _rewrite_old_proto(tree: ast.Module) -> ast.Module:
-    """Replaces everything after the description of the file by what a newer protoc writes.
+    """Updates a module that an old protoc has generated: replaces all code after the file's descriptor.
 
-    Protobuf 4 refuses descriptors that modules of an old protoc create themselves.
+    The new code is what newer protoc versions generate. Protobuf 4 refuses the descriptors that the old code creates.
     """
     for number, statement in enumerate(tree.body):
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "DESCRIPTOR":
-            tree.body[number + 1 :] = ast.parse(_OF_DESCRIPTION).body
+            tree.body[number + 1 :] = ast.parse(_NEW_PROTO_CODE).body
             break
     return tree
 
 
-def _look_like_imports(*functions: Any) -> None:
-    """Makes tracebacks of syntax errors omit the frames between the import and the file, as for Python's own loader.
+def _hide_from_tracebacks(*functions: Any) -> None:
+    """Makes tracebacks of syntax errors omit frames of these functions, as they omit frames of Python's own loader.
 
-    CPython omits the frames of its import system, which it recognises by their file name.
+    CPython recognises frames of its import system by their file name, which these functions get, too.
     """
     for function in functions:
         function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
 
 
-class _Redirected(ast.NodeTransformer):
-    """A transformer that replaces imports of redirected modules by assignments from calls, in the same place."""
+class _ImportRedirector(ast.NodeTransformer):
+    """A transformer that replaces imports of redirected modules by assignments of call results, at the same place."""
 
     def __init__(self, roots: set[str], methods: frozenset[str], has_numbers: bool):
         self._roots = roots
@@ -115,29 +115,29 @@ class _Redirected(ast.NodeTransformer):
     def visit_Import(self, node: ast.Import) -> Any:
         if not any(_root(alias.name) in self._roots for alias in node.names):
             return node
-        return [self._of_alias(alias, node) for alias in node.names]
+        return [self._redirect_alias(alias, node) for alias in node.names]
 
-    def _of_alias(self, alias: ast.alias, node: ast.Import) -> ast.stmt:
+    def _redirect_alias(self, alias: ast.alias, node: ast.Import) -> ast.stmt:
         if _root(alias.name) not in self._roots:
             return ast.copy_location(ast.Import(names=[alias]), node)
         function = "load" if alias.asname else "load_root"
         target = ast.Name(id=alias.asname or _root(alias.name), ctx=ast.Store())
-        return _placed(ast.Assign(targets=[target], value=_call(function, ast.Constant(alias.name))), node)
+        return _place_like(ast.Assign(targets=[target], value=_make_call(function, ast.Constant(alias.name))), node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
         if node.level or _root(node.module) not in self._roots:
             return node
         names = [alias.name for alias in node.names]
         if names == ["*"]:
-            return _placed(ast.Expr(_call("take_all", ast.Constant(node.module))), node)
-        call = _call("take", ast.Constant(node.module), *map(ast.Constant, names))
+            return _place_like(ast.Expr(_make_call("take_all", ast.Constant(node.module))), node)
+        call = _make_call("take", ast.Constant(node.module), *map(ast.Constant, names))
         targets = [ast.Name(id=alias.asname or alias.name, ctx=ast.Store()) for alias in node.names]
-        return _placed(ast.Assign(targets=[ast.Tuple(elts=targets, ctx=ast.Store())], value=call), node)
+        return _place_like(ast.Assign(targets=[ast.Tuple(elts=targets, ctx=ast.Store())], value=call), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
         if node.attr in self._methods and isinstance(node.ctx, ast.Load):
-            node.value = _around("having", node.value, ast.Constant(node.attr))
+            node.value = _wrap_in_call("having", node.value, ast.Constant(node.attr))
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
@@ -145,50 +145,50 @@ class _Redirected(ast.NodeTransformer):
         if mode is not None:
             mode.value = mode.value.replace("U", "") or "r"
         self.generic_visit(node)
-        is_number = self._has_numbers and isinstance(node.func, ast.Name) and node.func.id in _OF_NUMBERS
+        is_number = self._has_numbers and isinstance(node.func, ast.Name) and node.func.id in _NUMBER_TYPES
         if is_number and len(node.args) == 1 and not node.keywords and _may_be_array(node.args[0]):
-            node.args = [_around("single", node.args[0])]
+            node.args = [_wrap_in_call("single", node.args[0])]
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
         is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
         if self._has_numbers and isinstance(node.op, ast.Mod) and is_text and _may_be_array(node.right):
-            node.right = _around("singles", node.right, ast.Constant(node.left.value))
+            node.right = _wrap_in_call("singles", node.right, ast.Constant(node.left.value))
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id == "__import__" and isinstance(node.ctx, ast.Load):
-            return _placed(_entrance("import_by_call"), node)
+            return _place_like(_entrance_node("import_by_call"), node)
         return node
 
 
-_look_like_imports(compile_source, UserLoader.get_code)
+_hide_from_tracebacks(compile_source, UserLoader.get_code)
 
 
 def _may_be_array(node: ast.expr) -> bool:
     return not isinstance(node, (ast.Constant, ast.JoinedStr, ast.Starred))
 
 
-def _around(function: str, node: ast.expr, *more: ast.expr) -> ast.expr:
-    """Returns a call around an expression of the file, which keeps its place."""
-    return ast.fix_missing_locations(ast.copy_location(_call(function, node, *more), node))
+def _wrap_in_call(function: str, node: ast.expr, *more: ast.expr) -> ast.expr:
+    """Wraps an expression of the file in a call; both have the place of the expression."""
+    return ast.fix_missing_locations(ast.copy_location(_make_call(function, node, *more), node))
 
 
 def _root(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
-def _entrance(function: str) -> ast.Attribute:
+def _entrance_node(function: str) -> ast.Attribute:
     return ast.Attribute(value=ast.Name(id=ENTRANCE, ctx=ast.Load()), attr=function, ctx=ast.Load())
 
 
-def _call(function: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(func=_entrance(function), args=list(arguments), keywords=[])
+def _make_call(function: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(func=_entrance_node(function), args=list(arguments), keywords=[])
 
 
-def _placed(new: Any, old: ast.AST) -> Any:
-    """Gives a new node, and all nodes below it, the place of an old one."""
+def _place_like(new: Any, old: ast.AST) -> Any:
+    """Gives a new node and all nodes below it the place of an old node."""
     for node in ast.walk(new):
         ast.copy_location(node, old)
     return new

@@ -1,7 +1,7 @@
 """Gives child processes of `multiprocessing` the TensorFlow of their parent.
 
-A forked child has it already. A spawned child runs the script again as `__mp_main__`; it gets the script's path as an
-object that prepares the child while it is unpickled.
+A forked child has the parent's TensorFlow already. A spawned child runs the script again as `__mp_main__`. The parent
+sends the path of the script as an object that prepares the child when the child unpickles it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from tensorflow1_compat.tree import SourceTree
 __all__ = ["follow", "load_main_of_parent", "run_file"]
 
 
-def follow(tree: SourceTree, sees: Any, prepare: Callable) -> None:
-    """Makes spawned children be prepared for the same tree and the same TensorFlow.
+def follow(tree: SourceTree, description: Any, prepare: Callable) -> None:
+    """Prepares spawned child processes for the same tree and the same TensorFlow.
 
     Args:
       tree: the user's files.
-      sees: the TensorFlow of the files, as plain data.
-      prepare: a module-level function, called in the child before it loads the script, with the path of the script, the
-      tree's `roots` and `known_paths`, `sees` and the parent's `sys.path`. It returns the path.
+      description: data that describe the TensorFlow of these files, such as the version; must be picklable.
+      prepare: a module-level function that the child calls before it loads the script. Its arguments are the script's
+        path, `roots` and `known_paths` of the tree, `description`, and the parent's `sys.path`; its result is the path.
     """
-    ask = spawn.get_preparation_data
+    get_plain_data = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
-        data = ask(name)
+        data = get_plain_data(name)
         path = data.get("init_main_from_path")
         if path is not None:
-            data["init_main_from_path"] = _MainPath(path, tree, sees, prepare)
+            data["init_main_from_path"] = _MainPath(path, tree, description, prepare)
         return data
 
     spawn.get_preparation_data = get_preparation_data
 
 
 def run_file(path: str, namespace: dict[str, Any]) -> None:
-    """Executes one of the user's files in a namespace, as `python path` does."""
+    """Executes one of the user's files in a namespace, like `python path`."""
     with io.open_code(path) as file:
         code = compile_source(file.read(), path)
     prepare_namespace(namespace)
@@ -50,22 +50,22 @@ def run_file(path: str, namespace: dict[str, Any]) -> None:
 
 
 class _MainPath(str):
-    def __new__(cls, path: str, tree: SourceTree, sees: Any, prepare: Callable) -> _MainPath:
+    def __new__(cls, path: str, tree: SourceTree, description: Any, prepare: Callable) -> _MainPath:
         self = super().__new__(cls, path)
-        self.tree, self.sees, self.prepare = tree, sees, prepare
+        self.tree, self.description, self.prepare = tree, description, prepare
         return self
 
     def __reduce__(self) -> Any:
-        return self.prepare, (str(self), self.tree.roots, self.tree.known_paths, self.sees, list(sys.path))
+        return self.prepare, (str(self), self.tree.roots, self.tree.known_paths, self.description, list(sys.path))
 
 
 def load_main_of_parent() -> None:
-    """Makes a child load the script as its parent did."""
+    """Makes a child process compile and load the script like its parent."""
     spawn._fixup_main_from_path = _load_main
 
 
 def _load_main(path: str) -> None:
-    """Works as the function it replaces, but compiles the script as the parent did."""
+    """Loads the script in a child process; replaces a function of `multiprocessing` that runs it in plain Python."""
     current = sys.modules["__main__"]
     if getattr(current, "__file__", None) == path:
         return

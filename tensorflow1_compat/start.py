@@ -1,4 +1,4 @@
-"""Switches a process to an older TensorFlow: from then on the user's files see it, and no other code does."""
+"""Switches the user's files in a process to an older TensorFlow; all other code keeps the installed one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _is_decided = False
 
 
 def decide() -> None:
-    """Notes that the launcher has determined the script's version, so that no other code examines it."""
+    """Records that the version of the script is determined, so that `plain.py` does not examine the script again."""
     global _is_decided
     _is_decided = True
 
@@ -34,15 +34,17 @@ def is_decided() -> bool:
 def enter(
     roots: Sequence[str], known_paths: Sequence[str] | None = None, era: int = 1, older: Iterable[str] = ()
 ) -> SourceTree:
-    """Prepares this process for a script of TensorFlow 1, or one with old names of 2; TensorFlow is not imported yet.
+    """Prepares this process for a script of TensorFlow 1, or for a script with old names of TensorFlow 2.
+
+    This function does not import TensorFlow.
 
     Args:
-      roots: the user's source tree.
+      roots: folders of the user's files.
       known_paths: see `SourceTree`.
-      era: 1 or 2.
-      older: for era 2, the packages whose older names the script needs (`Evidence.older`).
+      era: 1 or 2, for TensorFlow 1 or 2.
+      older: for TensorFlow 2, the packages whose older names the script needs (`Evidence.older`).
     Returns:
-      The tree.
+      The user's source tree.
     """
     decide()
     tree = SourceTree(roots, known_paths)
@@ -50,33 +52,33 @@ def enter(
     tree.watch(UserLoader, UserExtensionLoader)
     spawn.follow(tree, (era, sorted(older)), _prepare_child)
     if era == 2:
-        old_attributes.add_attributes_of_2()
+        old_attributes.give_those_of_2()
         return tree
     if "tensorflow" in sys.modules:
-        _begin()
+        _switch_to_version_1()
     else:
-        after_import("tensorflow", lambda module: _begin())
+        after_import("tensorflow", lambda module: _switch_to_version_1())
     return tree
 
 
-def _begin() -> None:
+def _switch_to_version_1() -> None:
     switch_v2_off()
     load_generated_code_with(UserLoader)
 
 
 def _prepare_child(
-    path: str, roots: list[str], known_paths: list[str], sees: tuple[int, list[str]], search_path: list[str]
+    path: str, roots: list[str], known_paths: list[str], description: tuple[int, list[str]], search_path: list[str]
 ) -> str:
-    """Prepares a spawned child when it reads its parent's data, before it loads the script."""
+    """Prepares a spawned child process while it unpickles its parent's data, before it loads the script."""
     sys.path[:] = search_path
     journal.silence()  # the parent has printed it
-    enter(roots, known_paths, *sees)
+    enter(roots, known_paths, *description)
     spawn.load_main_of_parent()
     return path
 
 
 def switch_v2_off() -> None:
-    """Sets TensorFlow 1.15's defaults: graphs, plain variables, shapes and epsilons, sizes like `64 / 2`."""
+    """Sets defaults of TensorFlow 1.15: graphs, reference variables, larger epsilons, sizes such as `64 / 2`."""
     import tensorflow.compat.v1 as tf
 
     # One of the switches warns about its removal, which a script of TensorFlow 1 need not know. Only this logger's own
@@ -89,6 +91,6 @@ def switch_v2_off() -> None:
         accept_whole_floats()
         add_larger_epsilons()
         set_deterministic(False)  # TF_DETERMINISTIC_OPS, unknown to 1.15, refuses random operators without a seed
-        old_attributes.add_attributes()
+        old_attributes.give()
     finally:
         logger.setLevel(level)

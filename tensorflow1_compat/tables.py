@@ -1,7 +1,7 @@
-"""Maps names of TensorFlow 1.15 that `tensorflow.compat.v1` lacks to their places today.
+"""Maps names of TensorFlow 1.15 that `tensorflow.compat.v1` lacks to current names.
 
-A module of `tensorflow1_compat.contrib` is `tensorflow.contrib.<name>` without an entry here, and names that
-`tensorflow.compat.v1` has unchanged need none either.
+Modules of `tensorflow1_compat.contrib` need no entry here: each replaces the module of the same name in
+`tensorflow.contrib`. Names that `tensorflow.compat.v1` has unchanged need no entry either.
 """
 
 from __future__ import annotations
@@ -237,14 +237,14 @@ GONE: dict[str, str] = {
 
 
 class Tables(NamedTuple):
-    """The names that the files of a tree get.
+    """Tables of the old names that the user's files get.
 
     Attributes:
-      modules: old module -> its replacement.
-      names: "old.module.attribute" -> "module:attribute".
-      versions: full names of versions -> their values.
-      same: other names of a module -> its name in these tables.
-      roots: packages that these tables replace; other packages of TensorFlow are as installed.
+      modules: old module -> the module that replaces it.
+      names: "old.module.attribute" -> "module:attribute", the replacement.
+      versions: full name of a version constant -> its value, such as "tensorflow.__version__" -> "1.15.0".
+      same: other name of a module -> the module's name in these tables.
+      roots: packages that get these names; other packages are used as installed.
     """
 
     modules: dict[str, str]

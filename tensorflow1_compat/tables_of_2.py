@@ -1,6 +1,6 @@
-"""Maps names of TensorFlow 2.0 to 2.14 that 2.15 lacks, or has only in an older copy, to their places today.
+"""Maps names of TensorFlow 2.0 to 2.14 that 2.15 lacks, or has only in an outdated copy, to current names.
 
-`tensorflow.python.keras` was Keras itself then; today it is a copy that is incompatible with `tf.keras`.
+For example, `tensorflow.python.keras` was Keras itself; in 2.15 it is a copy that is incompatible with `tf.keras`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OF_2 = Tables(
 
 
 def tables_of(roots: Iterable[str]) -> Tables:
-    """Returns the tables for a script that needs an older interface of only some packages.
+    """Returns the tables for a script that needs an older version of some packages.
 
     Args:
       roots: "keras", "tensorflow", both or neither.

@@ -1,4 +1,4 @@
-"""Thread pools of datasets: `tensorflow.python.data.experimental.ops.threadpool`."""
+"""Defines thread pools of datasets: `tensorflow.python.data.experimental.ops.threadpool`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tensorflow.compat.v1 as tf
 
 
 class PrivateThreadPool:
-    """A number of threads that are only used by the datasets with this pool.
+    """A pool of threads that only datasets with this pool use.
 
     Args:
-      num_threads: their number.
-      max_intra_op_parallelism: the most threads of one operator.
+      num_threads: number of threads.
+      max_intra_op_parallelism: maximum number of threads of one operator.
       display_name: not used.
     """
 
@@ -19,7 +19,7 @@ class PrivateThreadPool:
 
 
 def override_threadpool(dataset, thread_pool):
-    """Makes a dataset's transformations so far use the threads of `thread_pool`; returns the dataset."""
+    """Returns a dataset whose transformations so far run in the threads of `thread_pool`."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = thread_pool.num_threads
     if thread_pool.max_intra_op_parallelism:

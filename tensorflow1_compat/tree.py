@@ -1,7 +1,7 @@
-"""Decides which files are the user's own, and makes Python load them with `source.UserLoader`.
+"""Decides which files belong to the user, and makes Python load these files with `source.UserLoader`.
 
-Python asks each path hook once per folder for a finder. The hook here answers only for folders of the user's tree, so
-other imports never run code of this package.
+Python calls each path hook once per folder to get a finder. The hook of this module returns a finder only for folders
+of the user's tree, so other imports never run code of this package.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 
 
 class SourceTree:
-    """Folders of the user's own modules: the given ones with all below, and those that the script adds to `sys.path`.
+    """The folders that hold the user's modules: roots with all their sub-folders, and additions to `sys.path`.
 
-    Installed packages inside them (a virtual environment in the project's folder) are not the user's own.
+    Installed packages inside these folders, such as a virtual environment of the project, do not belong to the user.
 
     Args:
-      roots: the script's folder and those of `--tree`.
-      known_paths: `sys.path` before the script has run. These folders belong to others, unless they are below a root.
+      roots: the script's folder and the folders of `--tree`.
+      known_paths: `sys.path` before the script runs. These folders do not belong to the user, unless below a root.
     """
 
     def __init__(self, roots: Iterable[str], known_paths: Iterable[str] | None = None):
@@ -41,7 +41,7 @@ class SourceTree:
         )
 
     def holds(self, path: str) -> bool:
-        """Returns whether a file or folder is the user's own."""
+        """Returns whether a file or folder belongs to the user."""
         path = os.path.realpath(path)
         if any(_is_below(path, root) for root in (*_OWN_FOLDERS, *self._libraries)):
             return False
@@ -51,7 +51,7 @@ class SourceTree:
         )
 
     def holds_module(self, name: str) -> bool:
-        """Returns whether a top-level module is found in the user's own files."""
+        """Returns whether Python finds a top-level module among the user's files."""
         module = sys.modules.get(name)
         if module is not None:
             spec = getattr(module, "__spec__", None)
@@ -70,10 +70,10 @@ class SourceTree:
         loader: type[importlib.machinery.SourceFileLoader],
         extension_loader: type[importlib.machinery.ExtensionFileLoader],
     ) -> None:
-        """Makes `loader` load modules of the tree from now on, and `extension_loader` compiled ones."""
+        """Makes Python load source modules of the tree with `loader` and compiled modules with `extension_loader`."""
 
         def hook(path: str) -> Any:
-            if not os.path.isdir(path) or not (self.holds(path) or self._takes(path)):
+            if not os.path.isdir(path) or not (self.holds(path) or self._accept_added_folder(path)):
                 raise ImportError(f"{path} is not in the user's source tree")
             return importlib.machinery.FileFinder(
                 path,
@@ -89,8 +89,8 @@ class SourceTree:
             if self.holds(path) or os.path.realpath(path) == current:
                 del sys.path_importer_cache[path]
 
-    def _takes(self, path: str) -> bool:
-        """Returns whether a folder that the script added to `sys.path` becomes part of the tree."""
+    def _accept_added_folder(self, path: str) -> bool:
+        """Adds a folder that the script has added to `sys.path` to the tree; returns whether it was added."""
         real = os.path.realpath(path)
         if path not in sys.path or any(_is_below(real, known) for known in self.known_paths):
             return False

@@ -18,7 +18,7 @@ def _map_to_module(module: str, names: str) -> dict[str, str]:
 
 
 def _map_renamed(pairs: str) -> dict[str, str]:
-    """Maps old names to numpy's new ones, written as `old=new`."""
+    """Maps old names of numpy to new names of numpy; `pairs` lists them as `old=new`."""
     split = (pair.split("=") for pair in pairs.split())
     return {f"numpy.{old}": f"numpy:{new}" for old, new in split}
 
