@@ -2,8 +2,8 @@
 
 `npu.global_options()` holds the options; `npu.open().as_default()` applies the options to this process and starts the
 communication between ranks; `npu.distribute` exchanges values between ranks. The package imports its parts at their
-first use. Importing the package has no side effect, with one exception: scripts that use names of a newer TensorFlow 2
-than the installed one get these names.
+first use. Importing the package has no side effect, with one exception: if a script uses names of an earlier
+TensorFlow 2, its modules get these names.
 """
 
 from npu_bridge.base.lazy import attributes, submodules

@@ -52,7 +52,7 @@ class Rule(NamedTuple):
 
 
 class _Script:
-    """A script and its modules, with methods that find calls and names in them."""
+    """A script and its modules, with methods that find calls and names in these files."""
 
     def __init__(self, files: Sequence[FileFacts]):
         self.files = files
@@ -66,7 +66,7 @@ class _Script:
         self.variables = {name for facts in files for name in facts.variables}
 
     def calls_named(self, *names: str) -> list[Use]:
-        """Returns calls of functions whose name ends with one of `names`, whatever module it is in."""
+        """Returns calls of functions with one of these names, in any module."""
         return [use for use in self.uses if use.call is not None and use.name.rpartition(".")[2] in names]
 
     def shard_calls(self) -> list[Place]:

@@ -251,7 +251,7 @@ def _find_argument_error(function: Any, given: inspect.BoundArguments, is_open: 
 
 
 def _names_argument(error: Exception, known: Mapping[str, Any]) -> bool:
-    """Returns whether an error message names one of the known arguments with its value, so others do not matter."""
+    """Returns whether an error message names a known argument with its value: then unknown arguments do not matter."""
     text = str(error)
     for name, value in known.items():
         got = (f"got {words}" for words in (shown(value), repr(value), f"{name}={value!r}"))

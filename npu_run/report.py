@@ -23,8 +23,8 @@ from npu_run.outputs import check_file
 def report(folder: str, out: str | None, timeline: str | None):
     """Makes report.html of the training in FOLDER: curves, options, ranks, environment, how to repeat it.
 
-    The page needs no other file and no network. Every NPUEstimator makes it when a training ends; docs/reporting.md
-    shows how to get one for other trainings.
+    The page needs no other file and no network. Every NPUEstimator makes this page when a training ends;
+    docs/reporting.md shows how to make it for other trainings.
     """
     from npu_bridge.reporting.page import PAGE_FILE, PAGE_FILES, write_page
     from npu_bridge.reporting.page.run_folder import NoRunError

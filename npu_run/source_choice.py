@@ -124,7 +124,7 @@ class SourceChoice(NamedTuple):
 
 
 def folders_above_package(folder: str) -> list[str]:
-    """Returns the folders above the package that a folder is; scripts import `package.module` from these folders."""
+    """Returns the folders above a package's folder, from which its scripts import `package.module`."""
     folders = []
     while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.dirname(folder) not in (folder, _OWN_PROJECT):
         folder = os.path.dirname(folder)

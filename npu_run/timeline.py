@@ -96,7 +96,7 @@ class Recording(NamedTuple):
 
 
 def take_recording() -> Recording | None:
-    """Returns the steps that a rank must record, or None, and removes them from the environment of child processes."""
+    """Returns the steps that a rank must record, or None; removes this setting from the environment of children."""
     text, folder = environment.read_variable(_STEPS), environment.read_variable(_FOLDER)
     for name in (_STEPS, _FOLDER):
         os.environ.pop(name, None)

@@ -69,7 +69,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
     try:
         slots: list[Slot] = []
         name = socket.gethostname()
-        ways = [] if tasks is None else tasks.ways(plan.size)
+        ways = [] if tasks is None else tasks.network_places(plan.size)
         way_to = functools.cache(functools.partial(_way_of, plan))
         has_address = functools.cache(has_address_here)
         for slot in assigned:

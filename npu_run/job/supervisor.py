@@ -167,7 +167,7 @@ class _Job:
 
     def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
         """Starts the ranks of this machine."""
-        sharing = len(slots) if self._tasks is None else self._tasks.sharing("")
+        sharing = len(slots) if self._tasks is None else self._tasks.count_sharing_tasks("")
         defaults = {**rank_defaults(sharing), **os.environ}
         command = functools.partial(rank_command, script, arguments, plan.devices)
         for slot in slots:

@@ -119,7 +119,7 @@ def _shorten_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
 
 
 def _without_library_frames(lines: Iterable[str]) -> Iterable[str]:
-    """Yields lines without library frames: leaves out each frame's location and the code indented below it."""
+    """Yields lines without library frames: leaves out a library frame's location and the code indented below."""
     dropped = None
     for line in lines:
         indent = len(line) - len(line.lstrip())

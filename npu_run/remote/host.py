@@ -102,7 +102,7 @@ class RemoteHost:
         return list(self._pipes)
 
     def read(self, file: int) -> bool:
-        """Handles the available text of a descriptor; at its end returns False, and `files()` leaves it out."""
+        """Handles the available text of a descriptor; returns False after the end, and drops it from `files()`."""
         try:
             text = self._receive(file)
         except BlockingIOError:
@@ -239,7 +239,7 @@ class RemoteProcess:
         return self._host.heard_at
 
     def poll(self) -> int | None:
-        """Returns the exit code, or minus the number of the signal that ended the process; None while not known."""
+        """Returns the exit code, or minus the number of the signal that ended the process; None if not (yet) known."""
         self._host.check_connection()
         return self._host.codes.get(self._rank)
 

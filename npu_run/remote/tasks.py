@@ -67,7 +67,7 @@ class _Agent(NamedTuple):
 
 
 class Tasks:
-    """All tasks of a job, with the connections from task 0 to the others.
+    """All tasks of a job, with the connections from task 0 to the other tasks.
 
     Args:
       task: this task.
@@ -133,7 +133,7 @@ class Tasks:
                 self._agents_changed.wait(0.1)
         return Plan(self.count, self.slots())
 
-    def ways(self, size: int) -> list[tuple[str, str, str]]:
+    def network_places(self, size: int) -> list[tuple[str, str, str]]:
         """Returns for each rank its task ("" for task 0), this machine's address for the task, and the interface."""
         order = self._agents_by_rank(size)
         here = next((_local_address(agent) for agent in order if agent and agent.host != self._host), _LOCAL)
@@ -150,7 +150,7 @@ class Tasks:
             for agent in order
         ]
 
-    def sharing(self, name: str) -> int:
+    def count_sharing_tasks(self, name: str) -> int:
         """Returns how many tasks share the cores of the named task, itself included; "" names task 0."""
         agents = self._connected_agents()
         places = {"": (self._host, self._cores), **{agent.name: (agent.host, agent.cores) for agent in agents}}
@@ -167,7 +167,9 @@ class Tasks:
         else:
             peer = others[0].socket.getpeername()[0] if others else _LOCAL
         changed = {name: text for name, text in os.environ.items() if self._before.get(name) != text}
-        return _TaskConnection(agent, errors, {"peer": peer, "environment": changed, "sharing": self.sharing(name)})
+        return _TaskConnection(
+            agent, errors, {"peer": peer, "environment": changed, "sharing": self.count_sharing_tasks(name)}
+        )
 
     def close(self, code: int) -> None:
         """Ends all tasks with an exit code; waits up to 15 s for tasks that have not connected yet."""
@@ -256,7 +258,7 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
     """Reads one line of JSON.
 
     Raises:
-      OSError, ValueError: no line arrives, or it is not a JSON object.
+      OSError, ValueError: no line arrives, or the line is not a JSON object.
     """
     text = b""
     while not text.endswith(b"\n"):

@@ -80,7 +80,7 @@ class StepsOfFit(tf.keras.callbacks.Callback):
 
 
 def _zero_row_like(part: tf.Tensor) -> tf.Tensor:
-    """Returns one row of zeros like a batch; a model called with it makes its weights. Unknown dimensions become 1."""
+    """Returns one row of zeros like a batch, with which a model can make its weights; unknown dimensions become 1."""
     return tf.zeros([1, *(length or 1 for length in part.shape[1:])], part.dtype)
 
 
@@ -122,7 +122,7 @@ class RecordFit(StepsOfFit):
 
 
 class ListTypesOfFit(StepsOfFit):
-    """A callback that writes a JSON list of a step's operator types that a precision mode can lower.
+    """A callback that writes a JSON list of operator types in a step that a precision mode can lower.
 
     `name` and `type` of each entry are the operator type: single operators are unknown before functions are built.
     """

@@ -45,7 +45,7 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
         self._graph: Any = None
 
     def begin(self):
-        """Looks up the tensors to fetch: the loss that gradients were computed of, unless our optimizer names one."""
+        """Looks up the tensors to fetch, such as the loss of which the script computes gradients."""
         if self._is_of_script is None:
             self._is_of_script = os.path.exists(self.history.path)
         self._graph = tf.compat.v1.get_default_graph()
@@ -223,7 +223,10 @@ def _is_lowerable(op: tf.Operation) -> bool:
 
 
 def is_type_lowerable(op_type: str) -> bool:
-    """Returns whether operators of a type can be lowered: they change no variable, compute in their inputs' dtype."""
+    """Returns whether a precision mode can lower a type of operators.
+
+    Such operators change no variable, and compute in the dtype of their inputs.
+    """
     definition = operator_definition(op_type)
     if op_type in _NOT_LOWERED or changes_variable(op_type) or definition is None or definition.is_stateful:
         return False

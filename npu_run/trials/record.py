@@ -1,18 +1,20 @@
 """Records, in the ranks of `npu-run record`, initial weights and the first steps' batches and random numbers.
 
-A folder has `rank_<n>` for each rank with
+A record is a folder with a sub-folder `rank_<n>` for each rank. The sub-folder holds
 
-- `record.json`: `steps`, `losses` of the steps (null where none was found) and `loss_names`, those of their tensors, as
-  a script can train one loss after another; `kinds` of the recorded tensors by name ("batch", "fed", "random" or
-  "raced") and `not_recorded`, the other tensors with the reason; `trained`, the variables that steps train, and
-  `updates`, the operators that update them; `races`, variables that a step reads and writes in no order, with the
-  operators; `is_float32`, whether every operator kept its dtype;
-- `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
-- `step_00000.npz` and so on: the values of the tensors by name;
-- `tensors_00000.npz` and so on, if requested: the results of a step's operators, in execution order, and the operators'
-  `types` in `record.json`.
+- `weights.npz` and `weights_after.npz`: the values of all variables before the first step and after the last step;
+- `step_00000.npz` and so on: the values of a step's recorded tensors;
+- `tensors_00000.npz` and so on, if requested: the results of a step's operators, in execution order;
+- `record.json`, with the keys
+  - `steps`, the number of steps; `losses` of the steps (null for a step without a known loss); `loss_names`, the names
+    of the loss tensors, because a script can train several losses in turn;
+  - `kinds`, the kind of each recorded tensor: "batch", "fed", "random" or "raced"; `not_recorded`, the reason for each
+    tensor that could not be recorded; `types`, the operator type of each tensor in `tensors_00000.npz`;
+  - `trained`, the variables that steps train; `updates`, the operators that update these variables; `races`, variables
+    that a step reads and writes in no order, with the operators;
+  - `is_float32`, whether every operator kept its dtype.
 
-`.npz` are numpy's archives. Values of bfloat16 are saved as float32.
+`.npz` files are numpy archives, in which values are stored by name. Values of bfloat16 are saved as float32.
 """
 
 from __future__ import annotations

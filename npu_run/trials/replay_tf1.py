@@ -50,7 +50,7 @@ class Replay(tf.train.SessionRunHook):
         self._printed = set()
 
     def load_weights(self, session):
-        """Gives every recorded variable its initial value."""
+        """Assigns every recorded variable its recorded initial value."""
         saved = np.load(os.path.join(self._folder, "weights.npz"))
         with session.graph.as_default():
             variables = {name_in_record(variable): variable for variable in tf.global_variables()}
@@ -145,7 +145,7 @@ class Replay(tf.train.SessionRunHook):
 
 
 def name_in_record(variable):
-    """Returns the name of a variable in a record: its name without ":0", which can differ from the operator's name."""
+    """Returns the name of a variable in a record: `variable.name` without ":0", not the name of its operator."""
     return variable.name.partition(":")[0]
 
 

@@ -1,8 +1,8 @@
 """Finds the smallest set of operators that must keep their dtype for a training to keep its results.
 
-The search needs no TensorFlow: it calls a function that tells whether a training passes when some operators keep their
-dtype and all others are lowered. The search assumes that a training never gets worse if more operators keep their
-dtype. Even if this assumption is wrong, a training with the returned set has passed.
+The search needs no TensorFlow: it calls a function that tells whether a training passes if a set of operators keeps its
+dtype and all other operators are lowered. The search assumes that a training never gets worse if more operators keep
+their dtype. Even if this assumption is wrong, a training with the returned set has passed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 
 class OutOfRuns(Exception):
-    """An exception of a run that would exceed the allowed number of runs."""
+    """Raised if a further run would exceed the allowed number of runs."""
 
 
 # From coarse to fine: name scopes, operator types in a scope, single operators.

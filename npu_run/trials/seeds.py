@@ -1,4 +1,4 @@
-"""Sets and shifts the seeds of a process, so that runs of a script differ only in their seeds.
+"""Sets the seeds of a process to fixed values plus a shift, so that runs of a script differ only by the shift.
 
 Generators that a script makes with its own seed (`numpy.random.RandomState(0)`, `random.Random(0)`) stay unchanged:
 they usually make its data.

@@ -26,8 +26,8 @@ class Trial(NamedTuple):
     """A description of one run of a script.
 
     Attributes:
-      folder: absolute path of the folder for the run's history; "" for no folder. Estimators use it as `model_dir`, or
-        its sub-folder `model` if the script is ended early.
+      folder: absolute path of the folder for the run's history; "" for no folder. Estimators use this folder as
+        `model_dir`, or its sub-folder `model` if the script is ended early.
       seed: added to every seed that the script sets, or to `SEED` if the script sets none; None changes no seed.
       rounding: number of the random draw that rounds initial weights up or down; 0 leaves weights unchanged.
       steps: number of training steps after which the script is ended; 0 for no early end.
@@ -82,7 +82,7 @@ def run_trial(
       trial: the run; its folder is created.
       command: the words after `npu-run`: options, script, arguments.
       imposed: option values by name, which replace the values in the script.
-      log: path of a file for all output; None to print it like this process's output.
+      log: path of a file for all output; None prints the output.
       uses_stderr: whether the standard output of the new `npu-run` goes to standard error.
     Returns:
       The exit code of `npu-run`.
@@ -110,6 +110,6 @@ def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: s
 
 
 def take_trial() -> Trial | None:
-    """Returns the trial that a rank must run, or None, and removes it from the environment of child processes."""
+    """Returns the trial that a rank must run, or None; removes the trial from the environment of child processes."""
     text = os.environ.pop(_TRIAL, None)
     return None if text is None else Trial(**json.loads(text))
