@@ -203,16 +203,16 @@ def _era_of(name: str) -> int:
         return 1
     for prefix in _VERSION_1:
         if name.startswith(prefix):
-            return 1 if _is_in(ONLY_1, name[len(prefix) :]) else 0
+            return 1 if _table_has(ONLY_1, name[len(prefix) :]) else 0
     name = name.replace("tensorflow_core.", "tensorflow.", 1)
     if not name.startswith("tensorflow."):
         return 0
     rest = name[len("tensorflow.") :]
     if rest.startswith("compat."):
         return 0
-    return 1 if _is_in(ONLY_1, rest) else 2 if _is_in(ONLY_2, rest) else 0
+    return 1 if _table_has(ONLY_1, rest) else 2 if _table_has(ONLY_2, rest) else 0
 
 
-def _is_in(table: dict[str, frozenset[str]], name: str) -> bool:
+def _table_has(table: dict[str, frozenset[str]], name: str) -> bool:
     parts = name.split(".")
     return any(part in table.get(".".join(parts[:number]), ()) for number, part in enumerate(parts))

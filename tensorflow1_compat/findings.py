@@ -304,12 +304,12 @@ def _folder_that_holds(name: str, roots: Sequence[str]) -> str | None:
     package, *inner = name.split(".")
     folders = [folder for root in roots for folder in _modules_below(root).get(package, ())]
     for folder in folders:  # several can have a package of that name
-        if not inner or _is_in(inner[0], os.path.join(folder, package)):
+        if not inner or _contains_module(inner[0], os.path.join(folder, package)):
             return folder
     return folders[0] if folders else None
 
 
-def _is_in(name: str, package: str) -> bool:
+def _contains_module(name: str, package: str) -> bool:
     return os.path.isfile(f"{package}.py") or any(
         os.path.exists(os.path.join(package, name + end)) for end in ("", ".py")
     )

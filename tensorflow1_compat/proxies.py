@@ -125,7 +125,7 @@ class ModuleProxy(types.ModuleType):
         return value
 
     def take(self, name: str) -> Any:
-        """Returns the value for `from this import name`.
+        """Returns the value that `from module import name` binds, for the module of this proxy.
 
         Raises:
           ImportError: the module has no such name.
@@ -138,7 +138,7 @@ class ModuleProxy(types.ModuleType):
             raise missing.import_error(f"{self._name}.{name}", dir(self), _tables) from None
 
     def public_names(self) -> dict[str, Any]:
-        """Returns the names that `from this import *` binds, with their values."""
+        """Returns the names that `from module import *` binds, with their values, for the module of this proxy."""
         names = getattr(self._base, "__all__", None) or [name for name in dir(self._base) if not name.startswith("_")]
         names = [*names, *_added_names(self._name)] if self._is_of_tensorflow() else names
         found = {}

@@ -187,7 +187,7 @@ class _Reader(ast.NodeVisitor):
         self._guards -= is_registered
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        before, self._base = self._base, next(filter(None, map(self._dotted, node.bases)), "")
+        before, self._base = self._base, next(filter(None, map(self._resolve_dotted, node.bases)), "")
         self.generic_visit(node)
         self._base = before
 
@@ -221,13 +221,13 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Adds an alias for an assignment such as `flags = tf.flags`."""
-        name = self._dotted(node.value)
+        name = self._resolve_dotted(node.value)
         if name and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             self.aliases[node.targets[0].id] = name
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if self._dotted(node.func) in ("os.environ.update", "os.environ.setdefault", "os.putenv"):
+        if self._resolve_dotted(node.func) in ("os.environ.update", "os.environ.setdefault", "os.putenv"):
             self.variables[ANY] = SET
         if old_mode_of(node) is not None:
             self._add_use(f"{OF_OLD}.open", node)
@@ -235,7 +235,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        name = self._dotted(node)
+        name = self._resolve_dotted(node)
         if name is None:
             if node.attr in OLD_METHODS:
                 self._add_use(f"{OF_OLD}.{node.attr}", node)
@@ -258,7 +258,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """Notes that `os.environ["NAME"]` reads or sets an environment variable."""
-        if self._dotted(node.value) == "os.environ":
+        if self._resolve_dotted(node.value) == "os.environ":
             name = node.slice.value if isinstance(node.slice, ast.Constant) else ANY
             if isinstance(node.ctx, ast.Store):
                 self.variables[name] = SET
@@ -270,7 +270,7 @@ class _Reader(ast.NodeVisitor):
         call = self._call if self._call is not None and self._call.func is node else None
         self._add_use(name, node, call=call and _read_call(call), alias=alias)
 
-    def _dotted(self, node: ast.expr) -> str | None:
+    def _resolve_dotted(self, node: ast.expr) -> str | None:
         parts = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)

@@ -38,7 +38,7 @@ def create_group(group: str, rank_num: int, rank_ids: list[int]) -> None:
       rank_ids: list of the group's ranks in the job, in any order.
     Raises:
       ValueError: the name is malformed or taken, `rank_num` is not the length of `rank_ids`, or `rank_ids` does not
-        list different ranks of the job including this one.
+        consist of different ranks of the job, including this rank.
       RanksMissingError: (a RuntimeError) some rank did not take part within `HCCL_CONNECT_TIMEOUT` seconds, 120 by
         default.
       RuntimeError: the script itself started Horovod in a way that allows no groups.
@@ -48,10 +48,12 @@ def create_group(group: str, rank_num: int, rank_ids: list[int]) -> None:
       >>> create_group("every_other", len(mine), mine)
     """
     groups.check_name(group, "hccl.create_group")
-    if not _is_count(rank_num) or rank_num == 0:
-        raise _error("create_group", "rank_num is not a number of ranks", "an integer of at least 1", rank_num)
-    if not isinstance(rank_ids, list) or len(rank_ids) != rank_num or not all(map(_is_count, rank_ids)):
-        raise _error("create_group", "rank_ids is not a list of ranks", f"{rank_num} non-negative integers", rank_ids)
+    if not _is_non_negative_int(rank_num) or rank_num == 0:
+        raise _make_error("create_group", "rank_num is not a number of ranks", "an integer of at least 1", rank_num)
+    if not isinstance(rank_ids, list) or len(rank_ids) != rank_num or not all(map(_is_non_negative_int, rank_ids)):
+        raise _make_error(
+            "create_group", "rank_ids is not a list of ranks", f"{rank_num} non-negative integers", rank_ids
+        )
     groups.of_this_process().create(group, rank_ids, collective.current())
 
 
@@ -81,7 +83,7 @@ def get_rank_size(group: str = WORLD) -> int:
     Args:
       group: name of the group; the world group by default.
     Raises:
-      ValueError: there is no group of that name.
+      ValueError: no group has this name.
     """
     return groups.find(group, "hccl.get_rank_size").size
 
@@ -111,10 +113,10 @@ def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
       ValueError: no group has this name, or the group has no such rank.
     """
     members = groups.find(group, "hccl.get_world_rank_from_group_rank").members
-    if not _is_count(group_rank_id) or group_rank_id >= len(members):
+    if not _is_non_negative_int(group_rank_id) or group_rank_id >= len(members):
         problem = f"group_rank_id is not a rank of group {group!r}"
         expected = f"an integer from 0 to {len(members) - 1}"
-        raise _error("get_world_rank_from_group_rank", problem, expected, group_rank_id)
+        raise _make_error("get_world_rank_from_group_rank", problem, expected, group_rank_id)
     return members[group_rank_id]
 
 
@@ -130,15 +132,15 @@ def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
       ValueError: no group has this name, or the rank is not in the group.
     """
     members = groups.find(group, "hccl.get_group_rank_from_world_rank").members
-    if not _is_count(world_rank_id) or world_rank_id not in members:
+    if not _is_non_negative_int(world_rank_id) or world_rank_id not in members:
         problem = f"world_rank_id is not a rank in group {group!r}"
-        raise _error("get_group_rank_from_world_rank", problem, f"one of {list(members)}", world_rank_id)
+        raise _make_error("get_group_rank_from_world_rank", problem, f"one of {list(members)}", world_rank_id)
     return members.index(world_rank_id)
 
 
-def _is_count(value: Any) -> bool:
+def _is_non_negative_int(value: Any) -> bool:
     return is_integer(value) and value >= 0
 
 
-def _error(function: str, problem: str, expected: str, got: Any) -> ValueError:
+def _make_error(function: str, problem: str, expected: str, got: Any) -> ValueError:
     return ValueError(f"hccl.{function}: {problem}. Expected {expected}; got {got!r}. Correct the argument.")

@@ -38,9 +38,9 @@ def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  
     groups.check_name(group, where)
     _check_list(where, "idxList", idxList)
     if not all(type(index) is int and 0 <= index <= _LARGEST_INDEX for index in idxList):
-        raise _error(where, "idxList is not a list of positions", f"integers from 0 to {_LARGEST_INDEX}", idxList)
+        raise _make_error(where, "idxList is not a list of positions", f"integers from 0 to {_LARGEST_INDEX}", idxList)
     if any(second <= first for first, second in zip(idxList, idxList[1:])):
-        raise _error(where, "idxList does not ascend", "each position above the one before", idxList)
+        raise _make_error(where, "idxList does not ascend", "each position above the one before", idxList)
     if not groups.of_this_process().strategies.set_last_indices(group, idxList):
         _warn_ignored(where, group, idxList)
 
@@ -60,9 +60,9 @@ def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str
     groups.check_name(group, where)
     _check_list(where, "dataSizeList", dataSizeList)
     if not all(type(share) in (int, float) and share >= 0 for share in dataSizeList):
-        raise _error(where, "dataSizeList is not a list of percentages", "numbers of at least 0", dataSizeList)
+        raise _make_error(where, "dataSizeList is not a list of percentages", "numbers of at least 0", dataSizeList)
     if not abs(sum(dataSizeList) - 100) <= _TOLERANCE:
-        raise _error(
+        raise _make_error(
             where, "the percentages do not make up the whole", "a sum of 100", f"{sum(dataSizeList):g}: {dataSizeList}"
         )
     if not groups.of_this_process().strategies.set_percentages(group, dataSizeList):
@@ -71,7 +71,7 @@ def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str
 
 def _check_list(where, name, values):
     if not isinstance(values, list) or not values:
-        raise _error(where, f"{name} is not a list", "a list with at least one number", values)
+        raise _make_error(where, f"{name} is not a list", "a list with at least one number", values)
     if len(values) > _DOCUMENTED_FRAGMENTS:
         _LOG.warning(
             "%s: %d fragments are more than the %d that the NPU stack allows. This package accepts them; use fewer if "
@@ -92,5 +92,5 @@ def _warn_ignored(where, group, values):
     )
 
 
-def _error(where, problem, expected, got):
+def _make_error(where, problem, expected, got):
     return ValueError(f"{where}: {problem}. Expected {expected}; got {got}. Correct the list.")

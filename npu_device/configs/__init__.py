@@ -1,4 +1,4 @@
-"""Holds the options of `npu_device`: `global_options()` for the process, and a scope for options of single functions."""
+"""Holds the options of `npu_device`: `global_options()` for a process, and a scope for options of single functions."""
 
 from npu_bridge.base.lazy import attributes, submodules
 

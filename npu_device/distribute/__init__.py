@@ -32,18 +32,18 @@ __all__ = [
 
 @tf.autograph.experimental.do_not_convert
 def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id: int = -1, group: str = WORLD) -> Any:
-    """Combines a value, or each of a list, over the ranks.
+    """Combines a value, or each value of a list, over the ranks.
 
     Args:
       values: a number, array, tensor, variable or `tf.IndexedSlices`, or a list or tuple of them. None stays None.
       reduction: "mean", "sum", "max", "min" or "prod". A mean of integers is a float.
-      fusion: how a list is sent: 0 one by one, 1 in the fragments set through `hccl.split.api`, 2 all together.
-      fusion_id: -1; with `fusion=2` an id of at least 0.
+      fusion: how a list is all-reduced: 0 one by one, 1 in the fragments set by `hccl.split.api`, 2 all together.
+      fusion_id: -1, or an id of at least 0 with `fusion=2`.
       group: name of the group.
     Returns:
-      A tensor, or a list of them and None; `values` itself where there is only one rank.
+      A tensor, or a list of tensors and None; `values` itself in a job of one rank.
     Raises:
-      ValueError: an argument is not one of the above.
+      ValueError: an argument has a value that is not allowed.
     Ranks: collective in `group`.
     """
     call = Call("npu.distribute.all_reduce", group)

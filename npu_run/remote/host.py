@@ -122,12 +122,12 @@ class RemoteHost:
         """Sets `loss` if the connection has ended or was silent for too long; first reads what has arrived."""
         if self.loss or self._is_closed.is_set():
             return
-        reason = self._why_ended()
+        reason = self._describe_end()
         limit = time.monotonic() - self._limit_secs
         if reason is not None or self.heard_at < limit:
             for file in list(self._pipes):
                 self.read(file)
-            reason = self._why_ended()
+            reason = self._describe_end()
         if reason is not None and not self._pipes:
             self.loss = reason
         elif self.heard_at < limit:
@@ -178,7 +178,7 @@ class RemoteHost:
     def _send(self, line: bytes) -> None:
         self._process.stdin.write(line)
 
-    def _why_ended(self) -> str | None:
+    def _describe_end(self) -> str | None:
         code = self._process.poll()
         reason = f": {self._last_error}" if self._last_error else ""
         return None if code is None else f"the connection to {self.host} has ended (ssh, exit code {code}{reason})"

@@ -103,7 +103,7 @@ class Tasks:
                 f"task 0 of {task.count} cannot be found by the others ({error}). Expected a current folder to "
                 f"write to, or {environment.FIRST_TASK}=host:port of this host. Correct that, or start one task."
             ) from error
-        threading.Thread(target=self._accept, name="npu-run tasks", daemon=True).start()
+        threading.Thread(target=self._accept_connections, name="npu-run tasks", daemon=True).start()
 
     def slots(self) -> dict[str, int]:
         """Returns the number of connected tasks on each host; this host comes first."""
@@ -197,7 +197,7 @@ class Tasks:
         hosts = list(self.slots())
         return [None, *sorted(agents, key=lambda agent: hosts.index(agent.host))][:size]
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         with contextlib.suppress(OSError):  # the socket was closed
             while True:
                 connection, _ = self._listener.accept()
@@ -304,11 +304,11 @@ class _TaskConnection(RemoteHost):
     def _send(self, line: bytes) -> None:
         self._socket.sendall(line)
 
-    def _why_ended(self) -> str | None:
+    def _describe_end(self) -> str | None:
         return None if self._pipes else f"{self.host} has ended"
 
     def _disconnect(self) -> None:
-        """Reads until the task has reported that its rank is gone."""
+        """Ends the job in the task; reads until the task reports that its rank has ended."""
         self.send_message(over=True, silence_secs=None)
         limit, rest = time.monotonic() + (0.0 if self.loss else _CLOSE_SECS), self._unread
         with contextlib.suppress(OSError, ValueError):

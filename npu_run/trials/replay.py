@@ -1,4 +1,4 @@
-"""Feeds a training with a record, in the ranks of `npu-run replay`, and compares losses and weights bit for bit."""
+"""Replays a record in the ranks of `npu-run replay`: feeds its inputs, and compares losses and weights bit for bit."""
 
 from __future__ import annotations
 

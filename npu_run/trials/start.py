@@ -142,12 +142,12 @@ def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
 
     places: dict[str, str] = {}
 
-    def choose(model_dir: str) -> str:
+    def choose_folder(model_dir: str) -> str:
         if model_dir in places.values():
             return model_dir
         return places.setdefault(model_dir, os.path.join(folder, str(len(places) + 1)) if places else folder)
 
-    change_folders_of_estimators(module, choose)
+    change_folders_of_estimators(module, choose_folder)
 
 
 def _end_eager_loop(optimizer: Any, pairs: list) -> None:

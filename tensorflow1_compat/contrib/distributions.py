@@ -70,8 +70,8 @@ class MultivariateNormalDiag(tf.distributions.Distribution):
 
 
 @tf.distributions.RegisterKL(MultivariateNormalDiag, MultivariateNormalDiag)
-def _divergence(one, other, name=None):
-    return tf.reduce_sum(tf.distributions.kl_divergence(one._normal, other._normal), -1)
+def _divergence(first, second, name=None):
+    return tf.reduce_sum(tf.distributions.kl_divergence(first._normal, second._normal), -1)
 
 
 def percentile(x, q, axis=None, interpolation=None, keep_dims=False, validate_args=False, name=None):

@@ -145,12 +145,12 @@ def random_hsv_in_yiq(
         )
     with tf.name_scope(name, "random_hsv_in_yiq"):
 
-        def between(low, high):
+        def draw_uniform(low, high):
             return low if low == high else tf.random_uniform([], low, high, seed=seed)
 
         return adjust_hsv_in_yiq(
-            image, between(-max_delta_hue, max_delta_hue), between(lower_saturation, upper_saturation),
-            between(lower_value, upper_value),
+            image, draw_uniform(-max_delta_hue, max_delta_hue), draw_uniform(lower_saturation, upper_saturation),
+            draw_uniform(lower_value, upper_value),
         )  # fmt: skip
 
 
@@ -177,22 +177,22 @@ def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name="bipartite_matc
         distance = tf.where(tf.broadcast_to((tf.range(rows) < valid)[:, None], [rows, columns]), distance,
                             tf.fill([rows, columns], np.float32(np.inf)))  # fmt: skip
 
-        def match(done, distance, of_rows, of_columns):
+        def match_nearest(done, distance, row_matches, column_matches):
             place = tf.argmin(tf.reshape(distance, [-1]), output_type=tf.int32)
             row, column = place // columns, place % columns
             at_row, at_column = tf.equal(tf.range(rows), row), tf.equal(tf.range(columns), column)
             taken = at_row[:, None] | at_column[None]
             return (
                 done + 1, tf.where(taken, tf.fill([rows, columns], np.float32(np.inf)), distance),
-                tf.where(at_row, tf.fill([rows], column), of_rows),
-                tf.where(at_column, tf.fill([columns], row), of_columns),
+                tf.where(at_row, tf.fill([rows], column), row_matches),
+                tf.where(at_column, tf.fill([columns], row), column_matches),
             )  # fmt: skip
 
         start = (tf.constant(0), distance, tf.fill([rows], -1), tf.fill([columns], -1))
-        _, _, of_rows, of_columns = tf.while_loop(lambda done, *_: done < count, match, start)
-        of_rows.set_shape(distance.shape[:1])
-        of_columns.set_shape(distance.shape[1:])
-        return BipartiteMatch(of_rows, of_columns)
+        _, _, row_matches, column_matches = tf.while_loop(lambda done, *_: done < count, match_nearest, start)
+        row_matches.set_shape(distance.shape[:1])
+        column_matches.set_shape(distance.shape[1:])
+        return BipartiteMatch(row_matches, column_matches)
 
 
 def dense_image_warp(image, flow, name="dense_image_warp"):

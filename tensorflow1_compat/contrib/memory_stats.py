@@ -7,11 +7,11 @@ import tensorflow.compat.v1 as tf
 from npu_bridge.base.machine import memory_now, peak_memory
 
 
-def _measurement(name, of_gpu, of_process):
+def _make_measurement(name, gpu_key, measure_process):
     def measure():
         if tf.config.list_physical_devices("GPU"):
-            return tf.config.experimental.get_memory_info("GPU:0")[of_gpu]
-        return of_process() or 0
+            return tf.config.experimental.get_memory_info("GPU:0")[gpu_key]
+        return measure_process() or 0
 
     tensor = tf.py_func(measure, [], tf.int64, name=name)
     tensor.set_shape([])
@@ -20,9 +20,9 @@ def _measurement(name, of_gpu, of_process):
 
 def BytesInUse():
     """Returns the number of bytes in use, an int64 scalar that each session run measures again."""
-    return _measurement("BytesInUse", "current", memory_now)
+    return _make_measurement("BytesInUse", "current", memory_now)
 
 
 def MaxBytesInUse():
     """Returns the peak number of bytes in use, an int64 scalar that each session run measures again."""
-    return _measurement("MaxBytesInUse", "peak", peak_memory)
+    return _make_measurement("MaxBytesInUse", "peak", peak_memory)

@@ -85,7 +85,7 @@ def _make_range(scope, low, high, is_training):
         ]  # fmt: skip
 
 
-def _delay(tensor, rounded, quant_delay):
+def _delay_rounding(tensor, rounded, quant_delay):
     if not quant_delay:
         return rounded
     step = tf.train.get_or_create_global_step()
@@ -99,7 +99,7 @@ def _quantize_weights(tensor, scope, bits, is_training, quant_delay):
             low = tf.assign(low, tf.minimum(tf.reduce_min(tensor), 0.0), name="AssignMinLast")
             high = tf.assign(high, tf.maximum(tf.reduce_max(tensor), 0.0), name="AssignMaxLast")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits, narrow_range=True)
-        return _delay(tensor, rounded, quant_delay if is_training else None)
+        return _delay_rounding(tensor, rounded, quant_delay if is_training else None)
 
 
 def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
@@ -126,7 +126,7 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
             low = moving_average_step(low, smallest, 0.999, "AssignMinEma")
             high = moving_average_step(high, largest, 0.999, "AssignMaxEma")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits)
-        rounded = _delay(tensor, rounded, quant_delay if is_training else None)
+        rounded = _delay_rounding(tensor, rounded, quant_delay if is_training else None)
     for reader in readers:
         for place, each in enumerate(reader.inputs):
             if each is tensor:

@@ -22,7 +22,7 @@ def resampler(data, warp, name="resampler"):
         low = tf.floor(flat)
         part = flat - low
 
-        def corner(dx, dy):
+        def sample_corner(dx, dy):
             x, y = tf.cast(low[..., 0], tf.int32) + dx, tf.cast(low[..., 1], tf.int32) + dy
             is_inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
             places = tf.stack([tf.clip_by_value(y, 0, height - 1), tf.clip_by_value(x, 0, width - 1)], -1)
@@ -30,5 +30,5 @@ def resampler(data, warp, name="resampler"):
             found = tf.gather_nd(data, places, batch_dims=1)
             return found * (weight * tf.cast(is_inside, data.dtype))[..., None]
 
-        sampled = corner(0, 0) + corner(1, 0) + corner(0, 1) + corner(1, 1)
+        sampled = sample_corner(0, 0) + sample_corner(1, 0) + sample_corner(0, 1) + sample_corner(1, 1)
         return tf.reshape(sampled, tf.concat([tf.shape(warp)[:-1], tf.shape(data)[3:]], 0))

@@ -25,7 +25,7 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
     The results differ from `AdamOptimizer`, which decays the moments of all rows at every step.
     """
 
-    def _rows(self, var, grad, indices):
+    def _update_rows(self, var, grad, indices):
         numbers = _typed_arguments(self, var)
         beta1, beta2, epsilon = numbers["beta1"], numbers["beta2"], numbers["epsilon"]
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
@@ -39,10 +39,10 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
         )
 
     def _apply_sparse(self, grad, var):
-        return self._rows(var, grad.values, grad.indices)
+        return self._update_rows(var, grad.values, grad.indices)
 
     def _resource_apply_sparse(self, grad, var, indices):
-        return self._rows(var, grad, indices)
+        return self._update_rows(var, grad, indices)
 
 
 class NadamOptimizer(tf.train.AdamOptimizer):

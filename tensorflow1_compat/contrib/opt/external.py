@@ -27,7 +27,7 @@ class ExternalOptimizerInterface:
         self._equalities, self._inequalities = list(equalities or ()), list(inequalities or ())
         self._vars = tf.trainable_variables() if var_list is None else list(var_list)
         self._shapes = [var.get_shape().as_list() for var in self._vars]
-        self._bounds = None if var_to_bounds is None else self._flat_bounds(var_to_bounds)
+        self._bounds = None if var_to_bounds is None else self._list_bounds(var_to_bounds)
         self._fed = [tf.placeholder(var.dtype.base_dtype, shape) for var, shape in self._vars_and_shapes()]
         self._updates = [var.assign(value) for var, value in zip(self._vars, self._fed)]
         self.optimizer_kwargs = optimizer_kwargs
@@ -51,16 +51,16 @@ class ExternalOptimizerInterface:
         """
         session = session or tf.get_default_session()
 
-        def function_of(*tensors, callback=None):
+        def make_function(*tensors, callback=None):
             return self._make_function(session, tensors, feed_dict or {}, list(fetches or ()), callback)
 
         values = self._minimize(
             initial_val=session.run(self._weights),
-            loss_grad_func=function_of(self._loss, self._loss_slope, callback=loss_callback),
-            equality_funcs=[function_of(tensor) for tensor in self._equalities],
-            equality_grad_funcs=[function_of(tensor) for tensor in self._equality_slopes],
-            inequality_funcs=[function_of(tensor) for tensor in self._inequalities],
-            inequality_grad_funcs=[function_of(tensor) for tensor in self._inequality_slopes],
+            loss_grad_func=make_function(self._loss, self._loss_slope, callback=loss_callback),
+            equality_funcs=[make_function(tensor) for tensor in self._equalities],
+            equality_grad_funcs=[make_function(tensor) for tensor in self._equality_slopes],
+            inequality_funcs=[make_function(tensor) for tensor in self._inequalities],
+            inequality_grad_funcs=[make_function(tensor) for tensor in self._inequality_slopes],
             packed_bounds=self._bounds,
             step_callback=step_callback or (lambda weights: None),
             optimizer_kwargs=self.optimizer_kwargs,
@@ -80,7 +80,7 @@ class ExternalOptimizerInterface:
     def _vars_and_shapes(self):
         return zip(self._vars, self._shapes)
 
-    def _flat_bounds(self, var_to_bounds):
+    def _list_bounds(self, var_to_bounds):
         lows, highs = [], []
         for var, shape in self._vars_and_shapes():
             low, high = var_to_bounds.get(var, (-np.inf, np.inf))

@@ -21,12 +21,12 @@ class DecoupledWeightDecayExtension:
         super().__init__(*args, **kwargs)
 
     def minimize(self, loss, global_step=None, var_list=None, *args, decay_var_list=None, **kwargs):
-        """Works as the optimizer's own method; `decay_var_list` are the variables that shrink (default: all)."""
+        """Calls `minimize` of the optimizer; the variables in `decay_var_list` decay (default: all variables)."""
         self._set_decayed_variables(decay_var_list)
         return super().minimize(loss, global_step, var_list, *args, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=None):
-        """Works as the optimizer's own method; `decay_var_list` are the variables that shrink (default: all)."""
+        """Calls `apply_gradients` of the optimizer; the variables in `decay_var_list` decay (default: all)."""
         if decay_var_list is not None or self._decayed_names is None:
             self._set_decayed_variables(decay_var_list)
         return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)

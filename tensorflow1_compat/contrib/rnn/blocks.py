@@ -17,7 +17,7 @@ LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 class _LSTMBlock:
     """A mixin with the variables of an LSTM cell: `kernel`, `bias` and optional peepholes."""
 
-    def _set(self, num_units, forget_bias, cell_clip, use_peephole):
+    def _set_options(self, num_units, forget_bias, cell_clip, use_peephole):
         self._num_units, self._forget_bias, self._use_peephole = num_units, forget_bias, use_peephole
         self._cell_clip = -1 if cell_clip is None else cell_clip
 
@@ -48,7 +48,7 @@ class LSTMBlockCell(_LSTMBlock, _TwoStateCell):
         self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, dtype=None, reuse=None, name="lstm_cell"
     ):
         super().__init__(_reuse=reuse, dtype=dtype, name=name)
-        self._set(num_units, forget_bias, cell_clip, use_peephole)
+        self._set_options(num_units, forget_bias, cell_clip, use_peephole)
 
     def call(self, inputs, state):
         """Returns (output, new state)."""
@@ -110,7 +110,7 @@ class LSTMBlockFusedCell(_LSTMBlock, LSTMBlockWrapper):
         name="lstm_fused_cell",
     ):  # fmt: skip
         super().__init__(_reuse=reuse, name=name, dtype=dtype)
-        self._set(num_units, forget_bias, cell_clip, use_peephole)
+        self._set_options(num_units, forget_bias, cell_clip, use_peephole)
 
     @property
     def num_units(self):

@@ -12,11 +12,12 @@ class _Linear:
       args: a 2-D tensor or a list of 2-D tensors, with the same shapes as in later calls.
       output_size: width of the result.
       build_bias: adds a bias.
-      bias_initializer, kernel_initializer: default: zeros, and the scope's.
+      bias_initializer: initializer of the bias; default: zeros.
+      kernel_initializer: initializer of the kernel; default: the initializer of the variable scope.
     """
 
     def __init__(self, args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):
-        args = self._listed(args)
+        args = self._as_list(args)
         width = sum(tf.compat.dimension_value(arg.shape[1]) for arg in args)
         self._build_bias = build_bias
         scope = tf.get_variable_scope()
@@ -33,13 +34,13 @@ class _Linear:
                     )  # fmt: skip
 
     @staticmethod
-    def _listed(args):
+    def _as_list(args):
         if args is None or (tf.nest.is_nested(args) and not args):
             raise ValueError("_Linear: args must be a tensor or a list of tensors.")
         return list(args) if tf.nest.is_nested(args) else [args]
 
     def __call__(self, args):
-        args = self._listed(args)
+        args = self._as_list(args)
         result = tf.matmul(args[0] if len(args) == 1 else tf.concat(args, 1), self._weights)
         return tf.nn.bias_add(result, self._biases) if self._build_bias else result
 

@@ -14,11 +14,11 @@ def _prepare_memory(memory, lengths):
     if lengths is None:
         return memory
 
-    def masked(each):
+    def mask_padding(each):
         mask = tf.sequence_mask(lengths, tf.shape(each)[1], each.dtype)
         return each * tf.reshape(mask, tf.concat([tf.shape(mask), tf.ones([tf.rank(each) - 2], tf.int32)], 0))
 
-    return tf.nest.map_structure(masked, memory)
+    return tf.nest.map_structure(mask_padding, memory)
 
 
 class AttentionMechanism:
@@ -84,7 +84,7 @@ class AttentionMechanism:
         """Returns the initial state, which consists of the initial alignments."""
         return self.initial_alignments(batch_size, dtype)
 
-    def _masked(self, score):
+    def _mask_scores(self, score):
         if self._lengths is None:
             return score
         mask = tf.sequence_mask(self._lengths, tf.shape(score)[1])
@@ -96,14 +96,14 @@ class AttentionMechanism:
     def __call__(self, query, state):
         """Returns (alignments [batch, time], next state)."""
         with tf.variable_scope(None, self._scope, [query]):
-            alignments = self._probability_fn(self._masked(self._score(query)), state)
+            alignments = self._probability_fn(self._mask_scores(self._score(query)), state)
         return alignments, alignments
 
 
 _BaseAttentionMechanism = AttentionMechanism
 
 
-def _dense(num_units, name, dtype):
+def _make_dense_layer(num_units, name, dtype):
     return tf.layers.Dense(num_units, name=name, use_bias=False, dtype=dtype)
 
 
@@ -129,7 +129,7 @@ class LuongAttention(AttentionMechanism):
         self, num_units, memory, memory_sequence_length=None, scale=False, probability_fn=None, score_mask_value=None,
         dtype=None, custom_key_value_fn=None, name="LuongAttention",
     ):  # fmt: skip
-        layer = _dense(num_units, "memory_layer", dtype or tf.float32)
+        layer = _make_dense_layer(num_units, "memory_layer", dtype or tf.float32)
         super().__init__(
             None, memory, _ignoring_state(probability_fn), memory_sequence_length, layer, score_mask_value, name
         )
@@ -163,8 +163,8 @@ class BahdanauAttention(AttentionMechanism):
     ):  # fmt: skip
         dtype = dtype or tf.float32
         super().__init__(
-            _dense(num_units, "query_layer", dtype), memory, _ignoring_state(probability_fn), memory_sequence_length,
-            _dense(num_units, "memory_layer", dtype), score_mask_value, name,
+            _make_dense_layer(num_units, "query_layer", dtype), memory, _ignoring_state(probability_fn),
+            memory_sequence_length, _make_dense_layer(num_units, "memory_layer", dtype), score_mask_value, name,
         )  # fmt: skip
         self._num_units, self._normalize = num_units, normalize
         if custom_key_value_fn is not None:
@@ -218,7 +218,7 @@ def _monotonic_alignments(score, previous, sigmoid_noise, mode, seed=None):
 class _Monotonic:
     """A mixin of monotonic attention: adds the variable `attention_score_bias` to scores; starts at the first entry."""
 
-    def _prepare(self, sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode):
+    def _set_monotonic(self, sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode):
         self._bias_init = score_bias_init
         self._probability_fn = functools.partial(
             _monotonic_alignments, sigmoid_noise=sigmoid_noise, mode=mode, seed=sigmoid_noise_seed
@@ -246,7 +246,7 @@ class BahdanauMonotonicAttention(_Monotonic, BahdanauAttention):
         super().__init__(
             num_units, memory, memory_sequence_length, normalize, None, score_mask_value, dtype, name=name
         )  # fmt: skip
-        self._prepare(sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode)
+        self._set_monotonic(sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode)
 
 
 class LuongMonotonicAttention(_Monotonic, LuongAttention):
@@ -259,4 +259,4 @@ class LuongMonotonicAttention(_Monotonic, LuongAttention):
         sigmoid_noise_seed=None, score_bias_init=0.0, mode="parallel", dtype=None, name="LuongMonotonicAttention",
     ):  # fmt: skip
         super().__init__(num_units, memory, memory_sequence_length, scale, None, score_mask_value, dtype, name=name)
-        self._prepare(sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode)
+        self._set_monotonic(sigmoid_noise, sigmoid_noise_seed, score_bias_init, mode)

@@ -99,7 +99,7 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
         self._attention_fn = attention_fn or _compute_attention
         self._initial_cell_state = initial_cell_state
 
-    def _one_or_all(self, items):
+    def _single_or_tuple(self, items):
         items = tuple(items)
         return items if self._is_multi else items[0]
 
@@ -111,9 +111,9 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
     def state_size(self):
         sizes = [mechanism.alignments_size for mechanism in self._attention_mechanisms]
         return AttentionWrapperState(
-            self._cell.state_size, self._attention_size, tf.TensorShape([]), self._one_or_all(sizes),
-            self._one_or_all(() for _ in sizes) if not self._has_history else self._one_or_all(sizes),
-            self._one_or_all(mechanism.state_size for mechanism in self._attention_mechanisms),
+            self._cell.state_size, self._attention_size, tf.TensorShape([]), self._single_or_tuple(sizes),
+            self._single_or_tuple(() for _ in sizes) if not self._has_history else self._single_or_tuple(sizes),
+            self._single_or_tuple(mechanism.state_size for mechanism in self._attention_mechanisms),
         )  # fmt: skip
 
     def zero_state(self, batch_size, dtype):
@@ -132,8 +132,8 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
             ]
             return AttentionWrapperState(
                 cell_state=start, attention=tf.zeros([batch_size, self._attention_size], dtype), time=tf.constant(0),
-                alignments=self._one_or_all(alignments), alignment_history=self._one_or_all(histories),
-                attention_state=self._one_or_all(each.initial_state(batch_size, dtype) for each in mechanisms),
+                alignments=self._single_or_tuple(alignments), alignment_history=self._single_or_tuple(histories),
+                attention_state=self._single_or_tuple(each.initial_state(batch_size, dtype) for each in mechanisms),
             )  # fmt: skip
 
     def call(self, inputs, state):
@@ -154,7 +154,8 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
             kept.append(histories[place].write(state.time, alignment) if self._has_history else ())
         attention = attentions[0] if len(attentions) == 1 else tf.concat(attentions, 1)
         next_state = AttentionWrapperState(
-            cell_state=cell_state, attention=attention, time=state.time + 1, alignments=self._one_or_all(alignments),
-            alignment_history=self._one_or_all(kept), attention_state=self._one_or_all(states),
+            cell_state=cell_state, attention=attention, time=state.time + 1,
+            alignments=self._single_or_tuple(alignments), alignment_history=self._single_or_tuple(kept),
+            attention_state=self._single_or_tuple(states),
         )  # fmt: skip
         return attention if self._output_attention else cell_output, next_state

@@ -25,7 +25,7 @@ FinalBeamSearchDecoderOutput = collections.namedtuple(
 def tile_batch(t, multiplier, name=None):
     """Repeats each batch entry `multiplier` times in a row, for all tensors of a nested structure."""
 
-    def tiled(tensor):
+    def tile(tensor):
         tensor = tf.convert_to_tensor(tensor)
         repeated = tf.repeat(tensor, multiplier, axis=0)
         batch = tf.compat.dimension_value(tensor.shape[0])
@@ -34,7 +34,7 @@ def tile_batch(t, multiplier, name=None):
         return repeated
 
     with tf.name_scope(name, "tile_batch", [*tf.nest.flatten(t), multiplier]):
-        return tf.nest.map_structure(tiled, t)
+        return tf.nest.map_structure(tile, t)
 
 
 def gather_tree(step_ids, parent_ids, max_sequence_lengths, end_token, name=None):
@@ -97,11 +97,11 @@ class BeamSearchDecoder(Decoder):
     """A decoder that keeps the `beam_width` most likely sequences at each step.
 
     Args:
-      cell: an RNN cell; the memory of an attention cell must be tiled with `tile_batch`.
+      cell: an RNN cell; the memory of an attention cell must be tile with `tile_batch`.
       embedding: an embedding table, or a function from ids to embeddings.
       start_tokens: int32 [batch].
       end_token: int32 scalar.
-      initial_state: the initial state of the cell, tiled to [batch * beam_width, ...].
+      initial_state: the initial state of the cell, tile to [batch * beam_width, ...].
       beam_width: number of sequences to keep.
       output_layer: computes logits from outputs.
       length_penalty_weight: exponent of `(5 + length) / 6`, by which scores are divided.
@@ -123,12 +123,12 @@ class BeamSearchDecoder(Decoder):
         self._end_token = tf.convert_to_tensor(end_token, tf.int32)
         self._length_penalty_weight = length_penalty_weight
         self._batch_size = tf.size(self._start_tokens)
-        self._initial_cell_state = tf.nest.map_structure(self._split, initial_state)
+        self._initial_cell_state = tf.nest.map_structure(self._split_beams, initial_state)
         tokens = tf.tile(self._start_tokens[:, None], [1, beam_width])
         self._start_inputs = self._embedding_fn(tokens)
         self._finished = tf.one_hot(tf.zeros([self._batch_size], tf.int32), beam_width, False, True, dtype=tf.bool)
 
-    def _split(self, tensor):
+    def _split_beams(self, tensor):
         if isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, None):
             return tensor
         result = tf.reshape(tensor, tf.concat([[self._batch_size, self._beam_width], tf.shape(tensor)[1:]], 0))
@@ -137,7 +137,7 @@ class BeamSearchDecoder(Decoder):
         ))  # fmt: skip
         return result
 
-    def _merge(self, tensor):
+    def _merge_beams(self, tensor):
         if isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, None):
             return tensor
         result = tf.reshape(tensor, tf.concat([[self._batch_size * self._beam_width], tf.shape(tensor)[2:]], 0))
@@ -176,10 +176,10 @@ class BeamSearchDecoder(Decoder):
 
     def step(self, time, inputs, state, name=None):
         """Implements `Decoder.step`."""
-        cell_state = tf.nest.map_structure(self._merge, state.cell_state)
-        outputs, next_cell_state = self._cell(self._merge(inputs), cell_state)
-        logits = self._split(outputs)
-        next_cell_state = tf.nest.map_structure(self._split, next_cell_state)
+        cell_state = tf.nest.map_structure(self._merge_beams, state.cell_state)
+        outputs, next_cell_state = self._cell(self._merge_beams(inputs), cell_state)
+        logits = self._split_beams(outputs)
+        next_cell_state = tf.nest.map_structure(self._split_beams, next_cell_state)
         if self._output_layer is not None:
             logits = self._output_layer(logits)
         output, state = self._search(logits, next_cell_state, state)

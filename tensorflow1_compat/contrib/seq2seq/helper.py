@@ -150,18 +150,18 @@ class TrainingHelper(_MostLikelyHelper):
         """int32 [batch]."""
         return self._sequence_length
 
-    def _read(self, time):
+    def _read_inputs(self, time):
         return tf.nest.map_structure(lambda array: array.read(time), self._input_tas)
 
     def initialize(self, name=None):
         """Implements `Helper.initialize`."""
         finished = tf.equal(0, self._sequence_length)
-        return finished, tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read(0))
+        return finished, tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read_inputs(0))
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
         """Implements `Helper.next_inputs`."""
         finished = time + 1 >= self._sequence_length
-        inputs = tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read(time + 1))
+        inputs = tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read_inputs(time + 1))
         return finished, inputs, state
 
 

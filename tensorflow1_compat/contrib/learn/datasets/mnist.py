@@ -13,17 +13,17 @@ DEFAULT_SOURCE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
 SOURCE_URL = DEFAULT_SOURCE_URL
 
 
-def _read32(stream):
+def _read_uint32(stream):
     return int(np.frombuffer(stream.read(4), np.dtype(">u4"))[0])
 
 
 def extract_images(f):
     """Reads images from an open gzip file: uint8 [images, rows, columns, 1]."""
     with gzip.GzipFile(fileobj=f) as stream:
-        magic = _read32(stream)
+        magic = _read_uint32(stream)
         if magic != 2051:
             raise ValueError(f"extract_images: {f.name} is not a file of images: magic number {magic}, expected 2051.")
-        count, rows, columns = (_read32(stream) for _ in range(3))
+        count, rows, columns = (_read_uint32(stream) for _ in range(3))
         return np.frombuffer(stream.read(count * rows * columns), np.uint8).reshape(count, rows, columns, 1)
 
 
@@ -35,10 +35,10 @@ def dense_to_one_hot(labels_dense, num_classes):
 def extract_labels(f, one_hot=False, num_classes=10):
     """Reads labels from an open gzip file: uint8 [labels], or one-hot [labels, classes]."""
     with gzip.GzipFile(fileobj=f) as stream:
-        magic = _read32(stream)
+        magic = _read_uint32(stream)
         if magic != 2049:
             raise ValueError(f"extract_labels: {f.name} is not a file of labels: magic number {magic}, expected 2049.")
-        labels = np.frombuffer(stream.read(_read32(stream)), np.uint8)
+        labels = np.frombuffer(stream.read(_read_uint32(stream)), np.uint8)
         return dense_to_one_hot(labels, num_classes) if one_hot else labels
 
 
