@@ -181,9 +181,8 @@ def error_of_call(function: Callable[..., Any], *positional: Any, **named: Any) 
             with made:  # checks its arguments on entry
                 pass
     except _REFUSALS as error:
-        return (
-            None if isinstance(error.__cause__, (DirectoryError, OSError)) else error
-        )  # the script can still make the folder
+        # A folder that is missing now can exist in the run: the script can still make it.
+        return None if isinstance(error.__cause__, (DirectoryError, OSError)) else error
     except (Exception, Undecided):
         return None
     return None

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from npu_bridge.reporting.history import StepRow
-from npu_run.try_ import _numbers, _problem
+from npu_run.try_ import _describe_problem, _describe_training
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 FIT = """
@@ -89,14 +89,14 @@ def _row(step, loss, skipped=False, time=0.0):
     ],
 )
 def test_what_is_wrong(code, rows, problem):
-    found = _problem(code, rows)
+    found = _describe_problem(code, rows)
     assert found.startswith(problem) and bool(found) == bool(problem)
 
 
 def test_the_numbers():
     rows = [_row(0, 2.0, True, 10.0), _row(1, 1.5, time=10.5), _row(2, None, time=11.0)]
-    assert _numbers(rows, 1234567) == (
+    assert _describe_training(rows, 1234567) == (
         "loss 2 -> 1.5, skipped 1 of 3 steps, while the loss scale settles, 1,234,567 parameters, 2 steps/s after the "
         "first one"
     )
-    assert _numbers([_row(1, None)], None) == "its loss is not known"
+    assert _describe_training([_row(1, None)], None) == "its loss is not known"

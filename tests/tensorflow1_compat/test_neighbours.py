@@ -148,7 +148,7 @@ def test_channels_of_pictures_as_before_scikit_image_0_21(monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     new = sys.modules["skimage.filters"]
     new.gaussian = lambda image, sigma=1, channel_axis=None: (sigma, channel_axis)
-    blur = shims._with_channels("skimage.filters", "gaussian")
+    blur = shims._accepting_multichannel("skimage.filters", "gaussian")
     assert blur(0, 2, multichannel=True) == (2, -1) and blur(0, channel_axis=0) == (1, 0)
     assert blur(0, multichannel=False) == blur(0) == (1, None)
 

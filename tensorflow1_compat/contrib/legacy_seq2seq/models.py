@@ -84,7 +84,7 @@ def embedding_tied_rnn_seq2seq(
         if output_projection is None:
             cell = OutputProjectionWrapper(cell, num_decoder_symbols or num_symbols)
         return _decode_with_feedback(feed_previous, lambda feeds_back, trains: tied_rnn_seq2seq(
-            sources, wanted, cell, decoders._feed_back(table, output_projection, trains) if feeds_back else None, dtype
+            sources, wanted, cell, decoders._make_feedback(table, output_projection, trains) if feeds_back else None, dtype
         ))  # fmt: skip
 
 

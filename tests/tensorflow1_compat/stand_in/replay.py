@@ -95,10 +95,11 @@ class Oracle:
 
     def _end(self, session):
         import tensorflow as tf
-        from replay_tf1 import name_of
+        from replay_tf1 import name_in_record
 
         with session.graph.as_default():
-            variables = {name_of(each): each for each in tf.global_variables() if each.dtype.base_dtype != tf.string}
+            saved = [each for each in tf.global_variables() if each.dtype.base_dtype != tf.string]
+            variables = {name_in_record(each): each for each in saved}
         np.savez(os.path.join(OUT, "weights_after.npz"), **session.run(variables))
         with open(os.path.join(OUT, "replayed.json"), "w") as file:
             json.dump({"losses": self._losses, "drawn": sorted(self._drawn)}, file)
