@@ -26,7 +26,7 @@ _AVERAGES = {
     "npu_keras_optimizer",
     "npu_tf_optimizer",
 }
-# Parts of names that can combine gradients or weights of the ranks, or that distribute rows themselves.
+# Parts of the names of functions that can combine gradients or weights of the ranks, or that distribute rows.
 _CAN_AVERAGE = (*_AVERAGES, "istribut", "allreduce", "all_reduce", "strategy", "sync_all")
 _DISTRIBUTES_ROWS = ("GlobalBatches", "resumable", "ResumableLoop", "AutoShard", "InputContext", "EndTogether")
 _TRAINS = {"run", "train", "fit", "train_on_batch", "train_step", "apply_gradients", "minimize", "apply"}
@@ -194,14 +194,14 @@ RULES = (
     Rule(
         "is_distributed left out",
         "changes numbers",
-        "the script asks for ranks, but nothing averages gradients: each rank trains a model of its own",
+        "the script asks for ranks, but nothing averages gradients: each rank trains a separate model",
         "Write NPUOptimizer(..., is_distributed=True).",
         _find_missing_is_distributed,
     ),
     Rule(
         "a plain Keras optimizer",
         "changes numbers",
-        "the ranks start with the same weights, but nothing averages gradients: each then trains a model of its own",
+        "the ranks start with the same weights, but nothing averages gradients: each rank trains a separate model",
         "Write model.compile(npu_keras_optimizer(optimizer), ...).",
         _find_plain_keras_optimizer,
     ),
@@ -213,17 +213,17 @@ RULES = (
         _find_unsharded_rows,
     ),
     Rule(
-        "a loop as long as the rank says",
+        "a loop whose length depends on the rank",
         "stops it",
         "a rank that ends first leaves the others waiting, which ends the job",
         "Give all ranks the same number of steps, or add EndTogether, in Keras EndTogetherCallback (docs/ranks.md).",
         _find_loops_over_rank,
     ),
     Rule(
-        "a loop over a part of the rows",
+        "a loop over this rank's rows",
         "harmless",
-        "the ranks end together only if all have as many batches",
-        "If rows do not divide, add EndTogether, in Keras EndTogetherCallback (docs/ranks.md).",
+        "the ranks end together only if all ranks have equally many batches",
+        "If the rows do not divide evenly, add EndTogether, in Keras EndTogetherCallback (docs/ranks.md).",
         _find_loops_over_own_rows,
     ),
 )

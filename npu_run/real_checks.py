@@ -39,7 +39,7 @@ _SCOPES = "npu_bridge.estimator.npu.npu_scope"
 _CHECKING_FUNCTIONS = ("npu_hooks_append", "npu_keras_optimizer", "npu_tf_optimizer", "set_npu_loop_size")
 # Arguments whose legal values depend on the ranks of the job, with a legal value for a single rank.
 _SINGLE_RANK_VALUES: dict[str, Any] = {"group": "hccl_world_group", "rank": 0, "rank_size": 1, "root_rank": 0}
-# Arguments about which a single rank knows nothing, and folders, which are not made here.
+# Arguments that a single process cannot check: other ranks, and folders, which these checks do not make.
 _JOB_ARGUMENTS = re.compile(
     r"dest_rank|src_rank|send_\w+|recv_\w+|\w*_(dir|path)|folder|path|job_start_file|warm_start_from"
 )
@@ -162,7 +162,7 @@ def find_call_error(function: Callable[..., Any], arguments: Arguments) -> Excep
     try:
         bound = (signature.bind_partial if is_open else signature.bind)(*positional, **named)
     except TypeError:
-        return error_of_call(function, *positional, **named)  # it raises before it does anything
+        return error_of_call(function, *positional, **named)  # the call fails before the function does anything
     if not _can_be_checked(function):
         return None
     if getattr(function, "_declared_as", None):

@@ -17,7 +17,7 @@ from npu_run.outputs import own_output
 from npu_run.trials.trial import Trial, environment_of, replace_out
 
 WAYS = ("seed", "order", "rounding")
-_NOTE = "trial.json"  # in the folder of a run: what is varied in it
+_NOTE = "trial.json"  # in the folder of a run; describes the variation
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 

@@ -115,7 +115,7 @@ class SourceChoice(NamedTuple):
         from npu_run.check_page import facts_of, make_page
         from tensorflow1_compat.journal import entries
 
-        found = self.survey(script, calls=False)  # it has run
+        found = self.survey(script, calls=False)  # the script has run, so its calls need no checks
         facts = json.dumps(facts_of(script, found, entries()), indent=1)
         if self.report:
             Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)

@@ -78,9 +78,9 @@ def _wait_for_threads() -> None:
     """Waits for other threads, because executors of Python 3.9 and later accept no work after the main thread ends."""
     from concurrent.futures import thread as executors
 
-    left_out = {threading.main_thread(), *executors._threads_queues}  # they wait for work
+    left_out = {threading.main_thread(), *executors._threads_queues}  # executor threads, which wait for work
     while others := [each for each in threading.enumerate() if not each.daemon and each not in left_out]:
-        others[0].join(0.1)  # it can be a thread of an executor that is being filled
+        others[0].join(0.1)  # this can be a thread of an executor that still gets work
         left_out.update(executors._threads_queues)
 
 

@@ -21,9 +21,9 @@ __all__ = ["Evidence", "evidence_in", "evidence_of", "switched"]
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
 _SWITCHES_TO_2 = ("npu_device",)
-# Never worked with TensorFlow 1, so beside it, names of `tensorflow.compat.v1` belong to a script for both versions.
+# Packages that never worked with TensorFlow 1: a script that imports one uses `tensorflow.compat.v1` under TensorFlow 2.
 _NEEDS_2 = ("tensorflow_addons",)
-# Under these names `tf` is TensorFlow 1 in every version, but executes eagerly unless the script switches that off.
+# These names mean TensorFlow 1 in every version, but execute eagerly unless the script switches eager execution off.
 _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
 # In a script for both versions that writes `tf.compat.v1.name`, these only work in TensorFlow 2 after one of
 # `_MAKES_GRAPHS`.
@@ -39,7 +39,7 @@ _OLD_OF_2 = frozenset({
     METHODS_OF_LEGACY,
 }) - LEGACY_OPTIMIZERS.keys() - {"keras", "keras.__version__"}  # fmt: skip
 _OLD_BESIDE_NUMPY_2 = (_OLD_OF_2 | OLD_BESIDE_NUMPY_2) - REUSED
-# Keywords that these modules accepted then, and refuse or ignore now.
+# Keywords that these modules accepted in earlier versions, and refuse or ignore now.
 _OLD_KEYWORDS = {"optimizers": {"decay", "lr"}, "skimage": {"multichannel"}}
 # The places of Keras's public names in the installed files.
 _INSTALLED = {"tensorflow.keras.": f"{KERAS}.api._v2.keras.", "keras.": "keras."}
@@ -176,7 +176,7 @@ def _has_old_keywords(use: Use) -> bool:
 
 def _is_old(use: Use) -> bool:
     """Returns whether only an older version of TensorFlow 2, Keras, numpy or Python has the used name."""
-    if use.name == METHODS_OF_LEGACY:  # TensorFlow 1's classes and explicitly legacy ones still have them
+    if use.name == METHODS_OF_LEGACY:  # classes of TensorFlow 1 and of the legacy namespace still have these methods
         return not use.alias.startswith(_VERSION_1) and "legacy" not in use.alias
     old = _OLD_BESIDE_NUMPY_2 if numpy_version() >= (2, 0) else _OLD_OF_2
     found = use.name

@@ -220,7 +220,7 @@ def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> 
                 continue
             folder = "" if _is_installed(package) else _folder_that_holds(use.name, roots)
             if folder is None:
-                # Anyone could offer a package under an unknown name.
+                # Do not suggest unknown names: anyone can publish a package under such a name.
                 is_known = package in _INSTALLED_AS or package in _KNOWN_TO_WORK or package in _KNOWN
                 fix = f"pip install {_INSTALLED_AS.get(package, package)}" if is_known else "install its package"
                 remark = f"it is not installed: {fix}, or name its folder with --tree"
@@ -282,7 +282,7 @@ def _folder_of_old_package(package: str, roots: Sequence[str]) -> str | None:
 
 def _imports_tensorflow(path: pathlib.Path) -> bool:
     with open_file(path, "rb") as file:
-        if b"tensorflow" not in file.read():  # most files: to parse all takes minutes
+        if b"tensorflow" not in file.read():  # true of most files; parsing all files takes minutes
             return False
     return any("tensorflow" in module for module, _ in read_file(str(path)).modules)
 
@@ -303,7 +303,7 @@ def _folder_that_holds(name: str, roots: Sequence[str]) -> str | None:
     """Returns the folder of the project that contains the package or module of a dotted name; None if none does."""
     package, *inner = name.split(".")
     folders = [folder for root in roots for folder in _modules_below(root).get(package, ())]
-    for folder in folders:  # several can have a package of that name
+    for folder in folders:  # several folders can have a package of this name
         if not inner or _contains_module(inner[0], os.path.join(folder, package)):
             return folder
     return folders[0] if folders else None

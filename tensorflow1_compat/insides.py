@@ -11,7 +11,7 @@ __all__ = ["SPLIT", "inner_module", "module_around", "moved"]
 
 _CONTRIB = "tensorflow.contrib"
 
-# Modules below `tensorflow.python` that were split since -> other modules in which their names are looked for.
+# Modules below `tensorflow.python` that were split later -> the modules that have their names now.
 SPLIT: dict[str, str] = {
     "eager.function": "eager.polymorphic_function.polymorphic_function eager.polymorphic_function.concrete_function",
     "framework.graph_util": "framework.convert_to_constants",

@@ -205,7 +205,7 @@ def _definitions_by_name(module: str) -> dict[str, list[Any]]:
     for top in tree.body:
         defined = [pair for node in search([top], _nested_statements) for pair in _definitions(node, package)]
         for name, _ in [] if isinstance(top, _COMPOUND) else defined:
-            found.pop(name, None)  # a later definition counts, unless both are in branches
+            found.pop(name, None)  # a later definition replaces an earlier one, unless it is in a branch
         for name, what in defined:
             found.setdefault(_ANYTHING if name == "__getattr__" else name, []).append(what)
     return found
@@ -243,6 +243,6 @@ def exported_by(module: str) -> list[str]:
     for node in index.get("__all__", ()):
         try:
             return list(ast.literal_eval(node.value))
-        except (ValueError, AttributeError):  # it is computed
+        except (ValueError, AttributeError):  # the value is computed
             return [_ANYTHING]
     return [name for name in index if not name.startswith("_")]

@@ -291,7 +291,7 @@ def _import_base(name: str) -> types.ModuleType:
             journal.say_once(name, f"no longer there; {target} is used")
     if target is not None:
         if target.partition(".")[0] == "tf_slim":
-            importlib.import_module("tensorflow1_compat.contrib.slim")  # fixes it
+            importlib.import_module("tensorflow1_compat.contrib.slim")  # patches TF-Slim
         return importlib.import_module(target)
     parent, _, leaf = name.rpartition(".")
     if not parent or parent == "npu_bridge":
@@ -302,7 +302,8 @@ def _import_base(name: str) -> types.ModuleType:
     except _NameMissing:
         raise missing.import_error(name, dir(above), _tables, ModuleNotFoundError) from None
     if not isinstance(value, types.ModuleType):
-        raise ModuleNotFoundError(f"No module named {name!r}; {parent!r} has a {type(value).__name__} there", name=name)
+        kind = type(value).__name__
+        raise ModuleNotFoundError(f"No module named {name!r}; in {parent!r} this name is a {kind}", name=name)
     return value
 
 

@@ -127,7 +127,7 @@ class _Reader(ast.NodeVisitor):
         self._aliases_in = aliases_in
         self._tree = tree
         self._guards = 0
-        self._tested: list[str] = []  # last words of the names for which enclosing tests ask
+        self._tested: list[str] = []  # last words of names whose existence enclosing conditions test
         self._call: ast.Call | None = None
         self._base = ""  # the base of the class being read
 
@@ -157,7 +157,7 @@ class _Reader(ast.NodeVisitor):
                 )
                 if not node.level:
                     self._add_use(module, node, is_import=True)
-            elif bound and alias.name in bound:  # it means the same as there
+            elif bound and alias.name in bound:  # the name has the meaning that it has in that module
                 self.aliases[alias.asname or alias.name] = bound[alias.name]
                 self._add_use(full, node, is_import=True)
             elif not node.level:

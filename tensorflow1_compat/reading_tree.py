@@ -12,9 +12,9 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
 from tensorflow1_compat.reading import FileFacts, read_file
 
-# Further files are not read: a script's own tree is smaller, and the answer is known long before.
+# Further files are not read: a script's own tree is smaller, and the first files determine the era.
 _MOST_FILES = 400
-_MOST_NESTED = 20  # files that are read to read another one; each needs many frames of Python
+_MOST_NESTED = 20  # nesting of files that import each other; each level needs many frames of Python
 _OWN_PACKAGES = frozenset(map(os.path.basename, own_packages()))
 
 
@@ -66,7 +66,7 @@ class _Tree:
         for _ in range(level):
             folder = os.path.dirname(folder)
         if not level and name.partition(".")[0] in _OWN_PACKAGES:
-            return []  # for example if the current folder is this project's
+            return []  # such as modules of this project, if it is in the current folder
         found = _find_files(name, [folder] if level else self._roots)
         return [self.known.setdefault(os.path.realpath(file), file) for file in found]
 

@@ -11,7 +11,7 @@ from tensorflow1_compat.reading import Call
 
 __all__ = ["complaint_about"]
 
-# Decorators that keep a signature; the effect of other ones is not known.
+# Decorators that keep a function's signature; the effect of other decorators is not known.
 _KEEP_SIGNATURES = (
     "tf_export",
     "keras_export",
@@ -33,7 +33,7 @@ _KEEP_SIGNATURES = (
     "cache",
     "lru_cache",
 )
-_MOST_STEPS = 12  # from a name through files that only pass it on
+_MOST_STEPS = 12  # steps from a name through files that only re-export it
 
 
 class _Parameters(NamedTuple):
@@ -93,7 +93,7 @@ def _find_definition(
     """Returns the module and the syntax node that define a name of a module; None if they are not unique."""
     nodes = defined_in(module, name)
     if len(nodes) != 1 or steps == 0:
-        return None  # one of several
+        return None  # several definitions
     (node,) = nodes
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return module, node

@@ -26,7 +26,7 @@ ENTRANCE = "__tf1__"
 _compile = functools.partial(importlib._bootstrap._call_with_frames_removed, compile)
 _WORD = re.compile(r"\w+")
 _NUMBER_TYPES = frozenset({"complex", "float", "int"})
-_REFUSES_ARRAYS_SINCE = (2, 4)  # from this numpy on, an array with an axis is not a number
+_REFUSES_ARRAYS_SINCE = (2, 4)  # since this version of numpy, `float` refuses arrays with an axis
 _NEW_PROTO_CODE = """
 from google.protobuf.internal import builder as _builder
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
@@ -49,7 +49,7 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
         return _compile(_rewrite_old_proto(tree), path, "exec", dont_inherit=True, optimize=optimize)
     words = set(_WORD.findall(source.decode("latin-1")))
     roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
-    is_compiled = "numba" in words  # functions that it compiles cannot call functions of this package
+    is_compiled = "numba" in words  # functions compiled by numba cannot call functions of this package
     methods = OLD_METHODS & words if not is_compiled else frozenset()
     has_numbers = not is_compiled and (b"%" in source or not _NUMBER_TYPES.isdisjoint(words))
     has_numbers = has_numbers and numpy_version() >= _REFUSES_ARRAYS_SINCE

@@ -94,12 +94,12 @@ MODULES: dict[str, str] = {
     f"{_INNER_KERAS}.utils": f"{_KERAS}.utils",
 }
 
-# Modules of stand-alone Keras that are one module now, under every name by which files look for them.
+# Modules of stand-alone Keras that are one module now, under every name that scripts import.
 _KERAS_LAYERS = (
     "advanced_activations", "convolutional", "convolutional_recurrent", "core", "cudnn_recurrent", "embeddings",
     "local", "merge", "noise", "normalization", "pooling", "recurrent", "wrappers",
 )  # fmt: skip
-# The layers and cells of version 1 belong to Keras's, under every path; TensorFlow has a second copy.
+# Layers and cells of version 1 must be Keras's classes under every path; TensorFlow has a second copy of them.
 for _name in ("base", "convolutional", "core", "normalization", "pooling"):
     MODULES[f"tensorflow.python.layers.{_name}"] = f"{KERAS}.src.legacy_tf_layers.{_name}"
 for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.keras"):

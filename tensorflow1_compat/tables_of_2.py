@@ -24,7 +24,7 @@ _INSIDES = (
     "utils.tf_inspect", "utils.tf_utils", "utils.version_utils", "utils.vis_utils",
 )  # fmt: skip
 _TESTING = f"{KERAS}.src.testing_infra"
-# Optimizers of Keras until TensorFlow 2.10. A newer generation has the same names, so these show no age.
+# Optimizers of Keras until TensorFlow 2.10. Newer optimizers have the same names, which therefore do not show the age.
 LEGACY_OPTIMIZERS: dict[str, str] = {
     f"{root}.optimizers.{name}": f"{_KERAS}.optimizers.legacy:{name}"
     for root in ("keras", "tensorflow", "tensorflow.keras")

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from npu_bridge.base import environment
 from npu_bridge.base.machine import own_packages
 
-# Files that an import of a TensorFlow 1 script passes through; a traceback can end in them.
+# Files of the import hook for scripts of TensorFlow 1, in which a traceback can end.
 _IMPORT_HOOK_FILES = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array")
 _LIBRARIES += tuple(os.path.join(folder, "") for folder in own_packages())
@@ -55,7 +55,9 @@ def format_traceback(error: BaseException, script: str) -> str:
       script: the script's path, as its code object names it.
     """
     frames = script_frames(error, script)
-    if environment.is_flag_on(environment.VERBOSE) or hasattr(error, "exceptions"):  # a group has several reasons
+    if environment.is_flag_on(environment.VERBOSE) or hasattr(
+        error, "exceptions"
+    ):  # an exception group has several reasons
         return "".join(traceback.format_exception(type(error), error, frames))
     stack = traceback.extract_tb(frames)
     seen = {(frame.filename, frame.lineno) for frame in stack}

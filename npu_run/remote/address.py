@@ -18,7 +18,7 @@ def address_towards(host: str) -> str:
 
 def find_interface(address: str) -> str:
     """Returns the active network interface with an IPv4 address of this machine; "" if no interface has the address."""
-    import psutil  # it comes with Horovod, which several ranks need
+    import psutil  # installed with Horovod, which several ranks need
 
     states = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():

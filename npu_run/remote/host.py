@@ -24,7 +24,7 @@ from npu_run.remote.host_agent import LIFE_SIGN_SECS
 # How long a host can be silent before it counts as lost. Longer than a short network failure with TCP's recovery;
 # shorter than the 30 s after which Gloo gives up, so that the message names the host and not the rank that waits.
 SILENCE_SECS = 20.0
-# The limit before the first sign of life: names are looked up, and Python is read from a cold network disk.
+# The limit before the first sign of life: DNS look-ups and reading Python from a cold network disk take time.
 _START_SECS = 90.0
 _CHUNK_BYTES = 65536
 _SSH = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=15"]

@@ -152,7 +152,7 @@ def _connect(task: environment.Task, address: tuple[str, int], secret: str) -> s
 
 def _hydra_address() -> str:
     """Returns the address that MPICH's launcher gives its proxy, different for each job; "" under other launchers."""
-    with contextlib.suppress(ImportError):  # it comes with Horovod, which several ranks need
+    with contextlib.suppress(ImportError):  # psutil is installed with Horovod, which several ranks need
         import psutil
 
         with contextlib.suppress(psutil.Error):

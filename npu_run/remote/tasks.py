@@ -230,7 +230,7 @@ def lead_tasks(task: environment.Task, wait_secs: float, say: Callable[[str], No
     """Makes this task the launcher of all tasks during the block; the other tasks end with the block's exit code."""
     tasks = Tasks(task, wait_secs, say)
     before = signal.getsignal(signal.SIGTERM)
-    # For the time in which no ranks run: the signal ends this process, with an exit code for all tasks.
+    # While no ranks run, the signal ends this process, with an exit code for all tasks.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     code = 1
     try:

@@ -36,10 +36,10 @@ class StepsOfFit(tf.keras.callbacks.Callback):
         self._has_begun = False
         self._train_step = model.train_step
         model.train_step = self._run_step
-        model.train_function = None  # Keras then builds it again, with this step
+        model.train_function = None  # makes Keras build the function again, with this step
 
     def _run_step(self, data):
-        with tf.init_scope():  # a model without an input shape has had no weights before
+        with tf.init_scope():  # a model without an input shape has no weights yet
             if not self.model.built:
                 self.model(tf.nest.map_structure(_zero_row_like, data[0] if isinstance(data, tuple) else data))
             self._handle_weights_once()

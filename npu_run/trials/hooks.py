@@ -28,7 +28,7 @@ from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.session.precision.rewriter import has_floating_type
 from npu_run.trials.trial import Trial
 
-# No precision mode lowers these operators for themselves: they only move or hold values.
+# No precision mode lowers these operators alone, because they only move or hold values.
 _NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "Shape")
 
 

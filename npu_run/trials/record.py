@@ -92,7 +92,7 @@ class Record:
 
     def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
         os.makedirs(self._folder, exist_ok=True)
-        archive = io.BytesIO()  # numpy's archives in a file on a full disk raise again when they are collected
+        archive = io.BytesIO()  # on a full disk, a numpy archive in a file raises again when it is garbage-collected
         np.savez(archive, **{key: plain(value) for key, value in values.items()})
         with new_file(os.path.join(self._folder, name), "wb") as file:
             file.write(archive.getbuffer())
@@ -112,7 +112,7 @@ class RecordSteps(HookOfTraining):
         self._record = Record(folder, rank)
         self._facts = self._record.facts
         self._raced: dict[Run, list[tf.Operation]] = {}  # by kind of run
-        self._made_fetchable: list[tf.Operation] = []  # only this run can fetch them
+        self._made_fetchable: list[tf.Operation] = []  # fetchable only in this run
 
     def after_create_session(self, session, coord):
         """Writes the initial weights."""
@@ -166,10 +166,10 @@ class RecordSteps(HookOfTraining):
         for op in self._made_fetchable:
             graph.prevent_fetching(op)
         for key, given in (run_context.original_args.feed_dict or {}).items():
-            tensors = list_elements(graph, key)  # a sparse key has several
+            tensors = list_elements(graph, key)  # the key of a sparse tensor stands for several tensors
             for tensor, value in zip(tensors, [given] if len(tensors) == 1 else given):
                 if _is_number(tensor.dtype):
-                    # TensorFlow also converts text to the number that it spells.
+                    # TensorFlow also converts a text such as "1.5" to a number.
                     run_values.results["values"][tensor.name] = np.asarray(value, tensor.dtype.as_numpy_dtype)
                     self._facts["kinds"][tensor.name] = "fed"
                 else:

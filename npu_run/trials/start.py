@@ -89,7 +89,9 @@ class _TrialWatch(SessionEngine):
 
 
 def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> None:
-    if imposed_options() and not _KERASES & set(sys.modules):  # only half loaded if a script imports it first
+    if imposed_options() and not _KERASES & set(
+        sys.modules
+    ):  # Keras is only half loaded here if a script imports it first
         _let_sessions_read_options()
     from npu_bridge.base.tf_internals.training import watch_gradients
     from npu_bridge.graph.run import note_gradients

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from npu_bridge.base.environment import IMPOSED_OPTIONS
 from npu_bridge.base.secondary_files import GrowingFile
 
-SEED = 20150  # for scripts that set none; any number would do (ours)
+SEED = 20150  # for scripts that set no seed; an arbitrary number
 OUT = "NPU_RUN_OUT"  # the folder of the run, for scripts that choose their own output folder
 FOLDER_MARK = "{out}"  # stands for this folder in a script's arguments
 # Imposing these options keeps every operator's dtype.

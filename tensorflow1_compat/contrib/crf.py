@@ -18,7 +18,7 @@ def crf_multitag_sequence_score(inputs, tag_bitmap, sequence_lengths, transition
 
     `tag_bitmap` is bool [batch, time, tags]: whether a tag is allowed at a time step.
     """
-    # A sequence of one step counts whatever its given length is, as in 1.15.
+    # With one time step, `sequence_lengths` is ignored, as in 1.15.
     if inputs.shape[1] == 1:
         sequence_lengths = tf.ones_like(sequence_lengths)
     allowed = tf.where(tag_bitmap, inputs, tf.fill(tf.shape(inputs), tf.cast(-np.inf, inputs.dtype)))

@@ -13,7 +13,7 @@ def sparsemax(logits, name=None):
         sums = tf.cumsum(ordered, axis=1)
         ranks = tf.range(1, tf.cast(tf.shape(logits)[1], logits.dtype) + 1, dtype=logits.dtype)
         support = tf.reduce_sum(tf.cast(1 + ranks * ordered > sums, tf.int32), axis=1)
-        # A row of NaN has no support, but the index must be legal.
+        # A row of NaN has an empty support, but the index must be valid.
         last = tf.maximum(support, 1) - 1
         threshold = (tf.gather(sums, last, axis=1, batch_dims=1) - 1) / tf.cast(support, logits.dtype)
         probabilities = tf.maximum(tf.cast(0, logits.dtype), logits - threshold[:, None])

@@ -206,7 +206,7 @@ def linspace(start: Any, stop: Any, num: Any = 50, *arguments: Any, **options: A
 @functools.wraps(numpy.save)
 def save(file: Any, arr: Any, *arguments: Any, **options: Any) -> None:
     """Calls `numpy.save`; also accepts rows of different lengths."""
-    if isinstance(arr, (list, tuple)):  # before the file is opened: after a failure it stays unchanged
+    if isinstance(arr, (list, tuple)):  # convert first: if this fails, the file stays unchanged
         arr = asarray(arr)
     numpy.save(file, arr, *arguments, **options)
 

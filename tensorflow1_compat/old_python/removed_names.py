@@ -66,7 +66,7 @@ GONE_NAMES: dict[str, str] = {
     "skimage.measure.compare_ssim": f"{_SHIMS}:structural_similarity",
     "time.clock": "time:perf_counter",
 }
-# By the version of Python that removed them. Earlier versions still have them.
+# Names by the version of Python that removed them.
 _SINCE: dict[tuple[int, int], dict[str, str]] = {
     (3, 12): {
         "configparser.SafeConfigParser": "configparser:ConfigParser",
@@ -112,7 +112,7 @@ _MODULES_SINCE: dict[tuple[int, int], dict[str, str]] = {
 for _version, _names in _MODULES_SINCE.items():
     if sys.version_info >= _version:
         GONE_MODULES.update(_names)
-# A module without the name -> another that has it: numpy 1 also had all of its names below these.
+# A module that lacks a name -> the module that has the name: numpy 1 had all of its names in both.
 UP: dict[str, str] = {"numpy.core": "numpy", "numpy.lib": "numpy", "numpy.matlib": "numpy"}
 
 # Removed methods: "module.Class.method" -> the current method, or "module:function", which gets the object first.
@@ -142,7 +142,7 @@ GONE_METHODS: dict[str, str] = {
     "xml.etree.ElementTree.ElementTree.getiterator": f"{_PYTHON}:elements_of",
 }
 
-# Names with a new meaning: scripts of TensorFlow 1 still get what `GONE_NAMES` lists.
+# Names with a new meaning: scripts of TensorFlow 1 still get the replacement in `GONE_NAMES`.
 REUSED = frozenset({"numpy.bool", "numpy.long"})
 
 # Names that reveal an old script, as `reading.py` writes them; some only count with numpy 2.
@@ -159,7 +159,7 @@ OLD_BESIDE_NUMPY_2 = _as_remarks(removed_of_numpy.METHODS).union(
 _OTHERS = (f"{OF_OLD}.open", "numpy.core.umath_tests", *(("imp",) if sys.version_info >= (3, 12) else ()))
 OLD_ANYWHERE = _as_remarks(GONE_METHODS).union(GONE_NAMES, GONE_MODULES, _OTHERS) - OLD_BESIDE_NUMPY_2
 
-# These always replace the real ones: arguments accepted then are errors or mean something else now.
+# Wrappers that always replace the real functions, which now refuse some arguments or interpret them differently.
 WRAPPED: dict[str, str] = {
     "absl.flags.DEFINE_enum": f"{_SHIMS}:define_enum",
     "importlib.import_module": "tensorflow1_compat.imports:import_module",

@@ -106,7 +106,7 @@ KEYWORDS: dict[str, frozenset[str]] = {
     "numpy.quantile": frozenset({"interpolation"}),
     "numpy.reshape": frozenset({"newshape"}),
 }
-# Functions that are called as before, but refuse the arguments or return other results.
+# Functions that still exist, but refuse some arguments or return other results.
 WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_python.old_umath_tests"} | _map_to_module(
     _RULES,
     "array asarray atleast_1d atleast_2d atleast_3d broadcast_arrays column_stack cross dstack fromstring full "

@@ -122,7 +122,7 @@ def imrotate(arr: Any, angle: float, interp: str = "bilinear") -> np.ndarray:
     """Rotates an image counter-clockwise by `angle` degrees."""
     from PIL import Image
 
-    # Pillow rotates with only three of them.
+    # Pillow rotates with only three of these filters.
     resampling = {"lanczos": "BICUBIC"}.get(interp, _RESAMPLING[interp])
     return fromimage(toimage(arr).rotate(angle, resample=getattr(Image, resampling)))
 

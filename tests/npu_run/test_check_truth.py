@@ -98,11 +98,11 @@ OF_RANKS = {
         "optimizer = npu_tf_optimizer(opt)\ndata = tf.data.Dataset.from_tensor_slices(x)\n",
         "changes numbers",
     ),
-    "a loop as long as the rank says": (
+    "a loop whose length depends on the rank": (
         "first = get_rank_id()\nfor start in range(first, 100, 4):\n    session.run(train_op)\n",
         "stops it",
     ),
-    "a loop over a part of the rows": (
+    "a loop over this rank's rows": (
         "data = data.shard(get_rank_size(), get_rank_id())\nbatches = data.batch(4)\nmodel.fit(batches, epochs=2)\n",
         "harmless",
     ),
@@ -111,8 +111,8 @@ CURED = {
     "is_distributed left out": ("is_loss_scale=True", "is_distributed=True, is_loss_scale=True"),
     "a plain Keras optimizer": ("'sgd'", "npu_keras_optimizer(opt)"),
     "the same rows on all ranks": ("slices(x)", "slices(x).shard(get_rank_size(), get_rank_id())"),
-    "a loop as long as the rank says": ("first, 100, 4", "100"),
-    "a loop over a part of the rows": ("batch(4)", "batch(4).repeat()"),
+    "a loop whose length depends on the rank": ("first, 100, 4", "100"),
+    "a loop over this rank's rows": ("batch(4)", "batch(4).repeat()"),
 }
 
 
@@ -179,4 +179,4 @@ def test_rows_that_a_slice_deals_out_are_a_part_too(tmp_path, monkeypatch):
         tmp_path, f"{BEGIN}own = rows[get_rank_id() :: get_rank_size()]\nmodel.fit(own)\nmodel.fit(rows[::-1])\n"
     )
     page = CliRunner().invoke(check, ["train.py"]).output
-    assert page.count("a loop over a part of the rows") == 1 and "train.py:5: a loop over" in page
+    assert page.count("a loop over this rank's rows") == 1 and "train.py:5: a loop over" in page

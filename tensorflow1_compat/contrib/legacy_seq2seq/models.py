@@ -84,7 +84,8 @@ def embedding_tied_rnn_seq2seq(
         if output_projection is None:
             cell = OutputProjectionWrapper(cell, num_decoder_symbols or num_symbols)
         return _decode_with_feedback(feed_previous, lambda feeds_back, trains: tied_rnn_seq2seq(
-            sources, wanted, cell, decoders._make_feedback(table, output_projection, trains) if feeds_back else None, dtype
+            sources, wanted, cell,
+            decoders._make_feedback(table, output_projection, trains) if feeds_back else None, dtype,
         ))  # fmt: skip
 
 
@@ -109,7 +110,9 @@ def model_with_buckets(
     )
     for what, inputs, longest in needed:
         if len(inputs) < longest:
-            raise ValueError(f"model_with_buckets: {what} has {len(inputs)} steps, the last bucket {longest}.")
+            raise ValueError(
+                f"model_with_buckets: {what} has {len(inputs)} steps; the last bucket needs at least {longest}."
+            )
     loss = decoders.sequence_loss_by_example if per_example_loss else decoders.sequence_loss
     outputs, losses = [], []
     with tf.name_scope(name, "model_with_buckets", [*encoder_inputs, *decoder_inputs, *targets, *weights]):

@@ -139,7 +139,7 @@ class LuongAttention(AttentionMechanism):
 
     def _score(self, query):
         if query.shape[-1] != self._keys.shape[-1]:
-            raise ValueError(f"{self._name}: the query's depth {query.shape[-1]} is not that of the keys, "
+            raise ValueError(f"{self._name}: the query has depth {query.shape[-1]}, but the keys have depth "
                              f"{self._keys.shape[-1]}. Set num_units to the query's depth.")  # fmt: skip
         score = tf.squeeze(tf.matmul(query[:, None], self._keys, transpose_b=True), [1])
         if self._scale:

@@ -13,7 +13,7 @@ from tensorflow1_compat.contrib.seq2seq.attention import (
     LuongAttention,
     LuongMonotonicAttention,
     _BaseAttentionMechanism,
-    _dense,
+    _make_dense_layer,
     monotonic_attention,
     safe_cumprod,
 )
@@ -79,7 +79,7 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
             sizes = attention_layer_size if isinstance(attention_layer_size, (list, tuple)) else [attention_layer_size]
             if len(sizes) != count:
                 raise ValueError(f"AttentionWrapper: {count} attention mechanisms need as many layers; got {sizes}.")
-            self._attention_layers = [_dense(size, "attention_layer", None) for size in sizes]
+            self._attention_layers = [_make_dense_layer(size, "attention_layer", None) for size in sizes]
             self._attention_size = sum(sizes)
         elif attention_layer is not None:
             layers = attention_layer if isinstance(attention_layer, (list, tuple)) else [attention_layer]

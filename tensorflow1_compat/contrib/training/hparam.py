@@ -175,7 +175,8 @@ class HParams:
         kind, is_list = self._hparam_types[key]
         if default is not None:
             if is_list != isinstance(default, list):
-                raise ValueError(f"HParams: {key} is {'a list' if is_list else 'a single value'}; default {default!r}.")
+                kind_of_value = "a list" if is_list else "a single value"
+                raise ValueError(f"HParams: {key} is {kind_of_value}, but the default is {default!r}.")
             for each in default if is_list else [default]:
                 _convert(each, kind, key)
         return getattr(self, key)
