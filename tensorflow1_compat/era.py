@@ -21,7 +21,7 @@ __all__ = ["Evidence", "evidence_in", "evidence_of", "switched"]
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
 _SWITCHES_TO_2 = ("npu_device",)
-# Packages that never worked with TensorFlow 1: a script that imports one uses `tensorflow.compat.v1` under TensorFlow 2.
+# Packages that never worked with TensorFlow 1: scripts that import them use `tensorflow.compat.v1` in TensorFlow 2.
 _NEEDS_2 = ("tensorflow_addons",)
 # These names mean TensorFlow 1 in every version, but execute eagerly unless the script switches eager execution off.
 _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")

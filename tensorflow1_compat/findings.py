@@ -69,8 +69,8 @@ class Finding(NamedTuple):
       what: the name, such as a function, an option or a package.
       remark: the meaning of the name in this package, or the cure.
       place: the first use of the name.
-      effect: "changes numbers" if the results differ from an NPU's or from float32, else "harmless". For the kind
-        "ranks": the severity in a job of several ranks.
+      effect: "changes numbers" if the training's results differ from results on an NPU or in float32, else "harmless".
+        For the kind "ranks": the severity in a job of several ranks.
     """
 
     kind: str

@@ -59,7 +59,7 @@ _inner = frozenset(_INNER.split())
 
 
 def inner_module(name: str) -> str | None:
-    """Returns the module of this package that replaces an internal module of `tf.contrib`; None for other names.
+    """Returns the name of the module that replaces an internal module of `tf.contrib`; None for other names.
 
     For example, `nn.python.ops.alpha_dropout` is a module, but `nn.alpha_dropout` is a function. The one exception in
     1.15 is `framework.python.ops.arg_scope`, a function, which is in the tables.
@@ -73,7 +73,7 @@ def inner_module(name: str) -> str | None:
 
 
 def module_around(name: str) -> str:
-    """Returns the module of this package that replaces `tensorflow.contrib.X`, for any name below `X`."""
+    """Returns the name of the module that replaces `tensorflow.contrib.X`, given any name below `X`."""
     parts = name.split(".")
     of_contrib = ".".join(parts[:3])
     return MODULES.get(of_contrib, f"tensorflow1_compat.contrib.{parts[2]}")

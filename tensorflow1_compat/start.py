@@ -78,7 +78,7 @@ def _prepare_child(
 
 
 def switch_v2_off() -> None:
-    """Sets defaults of TensorFlow 1.15: graphs, reference variables, larger epsilons, sizes such as `64 / 2`."""
+    """Sets defaults of TensorFlow 1.15: graphs, reference variables, old shapes, epsilons, sizes such as `64 / 2`."""
     import tensorflow.compat.v1 as tf
 
     # One of the switches warns about its removal, which a script of TensorFlow 1 need not know. Only this logger's own
