@@ -7,7 +7,7 @@ from tensorflow1_compat.contrib.graph_editor.util import make_list_of_op, make_l
 
 
 def add_control_inputs(op, cops):
-    """Adds control inputs to an operation, which then runs after them."""
+    """Adds control inputs to an operation, so that the operation runs after these inputs."""
     graphs.add_control_inputs(op, make_list_of_op(cops))
 
 

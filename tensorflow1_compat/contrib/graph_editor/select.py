@@ -18,7 +18,7 @@ def can_be_regex(obj):
 
 
 def make_regex(obj):
-    """Compiles a regular expression; raises ValueError unless it is a string or already compiled."""
+    """Compiles a regular expression; raises ValueError for an object that is not a string or compiled expression."""
     if not can_be_regex(obj):
         raise ValueError(f"make_regex: expected a regular expression; got {obj!r}.")
     return re.compile(obj)

@@ -13,7 +13,7 @@ class SubGraphView:
 
     Attributes:
       ops: the operations.
-      inputs, outputs: tensors at the border.
+      inputs, outputs: tensors that the operations read from outside, and that they provide to other operations.
     """
 
     def __init__(self, inside_ops=(), passthrough_ts=()):

@@ -11,7 +11,7 @@ from tensorflow1_compat.contrib.graph_editor.subgraph import SubGraphView
 def copy_with_input_replacements(
     sgv, replacement_ts, dst_graph=None, dst_scope="", src_scope="", reuse_dst_scope=False
 ):
-    """Copies a part of a graph whose copy reads other tensors.
+    """Copies a part of a graph, and connects the copy to other input tensors.
 
     Args:
       sgv: a `SubGraphView` or operations.
