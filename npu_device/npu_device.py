@@ -16,7 +16,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.estimator.helper import get_gen_ops
 from npu_bridge.session import precision
-from npu_bridge.session.devices import asked_devices, visible_gpus
+from npu_bridge.session.devices import requested_devices, visible_gpus
 from npu_device.configs.npu_config import global_options
 
 __all__ = ["NpuDeviceHandle", "gen_npu_ops", "global_npu_ctx", "npu_compat_function", "open", "set_npu_loop_size"]
@@ -40,7 +40,9 @@ class NpuDeviceHandle:
         self._options = options
         gpus = tf.config.list_physical_devices("GPU")
         self._gpus = (
-            [gpus[number] for number in visible_gpus(asked_devices(options) or (device_id,), len(gpus))] if gpus else []
+            [gpus[number] for number in visible_gpus(requested_devices(options) or (device_id,), len(gpus))]
+            if gpus
+            else []
         )
 
     @property

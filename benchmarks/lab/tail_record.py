@@ -22,11 +22,11 @@ def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int,
     """
     from npu_bridge.base.session_wrapper import add_engine
     from npu_bridge.reporting.step_recorder import StepRecorder
-    from npu_bridge.session.hooked_session import WatchOfTraining
+    from npu_bridge.session.hooked_session import TrainingHookEngine
 
     recorded = range(_STEPS.start * in_a_row, _STEPS.stop * in_a_row)
     for name, step in steps.items():
-        add_engine(session, WatchOfTraining([StepRecorder(recorded, str(_file_of(folder, name, rank)), rank)]))
+        add_engine(session, TrainingHookEngine([StepRecorder(recorded, str(_file_of(folder, name, rank)), rank)]))
         for _ in range(_STEPS.stop):
             session.run(step)
 

@@ -22,11 +22,11 @@ from npu_bridge.base.tf_internals.sessions import chrome_trace, run_quietly
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_reading import read_overlapping_steps, read_step
 from npu_bridge.session import steps_per_run
-from npu_bridge.session.hooked_session import HookOfTraining
+from npu_bridge.session.hooked_session import TrainingHook
 from npu_bridge.session.iterations import take_record
 
 
-class StepRecorder(HookOfTraining):
+class StepRecorder(TrainingHook):
     """A hook that records certain training steps of this rank and writes them to a file.
 
     The file is a Chrome trace (chrome://tracing, Perfetto) that also holds, under `npu_bridge`, a `StepTrace` for each

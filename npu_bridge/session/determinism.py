@@ -1,4 +1,4 @@
-"""The option `deterministic`: seeds and deterministic kernels, so that the same run gives the same bits."""
+"""Implements the option `deterministic`: seeds and deterministic kernels, with which a run repeats bit for bit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FALLBACK_SEED = 2023
 _KEY = ("npu_bridge", "deterministic")  # TensorFlow exports collections with text keys only
 
 
-def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
-    """Gives a graph a seed if it has none, and then each random operator without one."""
+def seed_graph(options: TrainingOptions, graph: tf.Graph) -> None:
+    """Gives a graph a seed if it has none. Then gives a seed to each random operator that has none."""
     if graph.seed is None:
         graph.seed = choose_seed(options)
     if graph.seed is None:
@@ -38,7 +38,10 @@ def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
 
 
 def choose_seed(options: TrainingOptions) -> int | None:
-    """Returns the graph seed of a run: `tf_random_seed`, else a fixed one, with a warning, if determinism needs one."""
+    """Returns `tf_random_seed`, the graph seed of a run.
+
+    If unset, returns a fixed seed for `deterministic`, with a warning, else None.
+    """
     if options.tf_random_seed is not None or options.deterministic != 1 or not options.use_off_line:
         return options.tf_random_seed
     say_once(
@@ -50,52 +53,52 @@ def choose_seed(options: TrainingOptions) -> int | None:
     return FALLBACK_SEED
 
 
-def mark(graph: tf.Graph) -> None:
-    """Marks a graph, all of whose sessions then run deterministically."""
+def mark_deterministic(graph: tf.Graph) -> None:
+    """Marks a graph as deterministic: all its sessions then run deterministically."""
     graph.get_collection_ref(_KEY)[:] = [True]
 
 
-def is_marked(graph: Any) -> bool:
-    """Returns whether `mark` was called for a graph."""
+def is_marked_deterministic(graph: Any) -> bool:
+    """Returns whether a graph is marked as deterministic."""
     return isinstance(graph, tf.Graph) and bool(graph.get_collection(_KEY))
 
 
 def run_deterministically(session: tf.compat.v1.Session) -> None:
-    """Makes an existing session run with TensorFlow's deterministic kernels; other sessions are not affected.
+    """Makes an existing session use TensorFlow's deterministic kernels; other sessions are not affected.
 
-    TensorFlow has one switch for the process: it is on while such a session runs, and restored afterwards. Meanwhile
-    another thread that builds a graph needs a seed for random operators.
+    TensorFlow has one determinism switch for the whole process. It is turned on while the session runs, and restored
+    afterwards. While it is on, a graph that another thread builds needs a seed for its random operators.
     """
-    if find_engine(session, _Determinism) is None:
-        add_engine(session, _Determinism())
+    if find_engine(session, _DeterministicEngine) is None:
+        add_engine(session, _DeterministicEngine())
 
 
-class _Determinism(SessionEngine):
-    """Turns the switch on while a session builds or runs kernels, which read it."""
+class _DeterministicEngine(SessionEngine):
+    """A session engine that turns TensorFlow's determinism switch on while the session builds or runs kernels."""
 
     place = Place.DETERMINISM
 
     def call_kernels(self, session, call, *arguments):
-        with _switch().on():
+        with _determinism_switch().turned_on():
             return self.inner.call_kernels(session, call, *arguments)
 
     def set_up_partial_run(self, session, fetches, feeds):
-        with _switch().on():
+        with _determinism_switch().turned_on():
             return self.inner.set_up_partial_run(session, fetches, feeds)
 
     def prepare_call(self, session, callable_options):
-        with _switch().on():
-            made = self.inner.prepare_call(session, callable_options)
+        with _determinism_switch().turned_on():
+            call = self.inner.prepare_call(session, callable_options)
 
         def run(*arguments, **keywords):
-            with _switch().on():
-                return made(*arguments, **keywords)
+            with _determinism_switch().turned_on():
+                return call(*arguments, **keywords)
 
         return run
 
 
-class _Switch:
-    """TensorFlow's switch for determinism: on while any caller is in a block of `on`, then restored."""
+class _DeterminismSwitch:
+    """TensorFlow's determinism switch: on while any thread is in a block of `turned_on`, then restored."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -103,7 +106,7 @@ class _Switch:
         self._was_on = False
 
     @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
+    def turned_on(self) -> Iterator[None]:
         with self._lock:
             if self._inside == 0:
                 self._was_on = is_deterministic()
@@ -119,6 +122,6 @@ class _Switch:
 
 
 @functools.cache
-def _switch() -> _Switch:
-    """Returns the switch of this process."""
-    return _Switch()
+def _determinism_switch() -> _DeterminismSwitch:
+    """Returns the determinism switch of this process."""
+    return _DeterminismSwitch()

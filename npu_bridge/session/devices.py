@@ -1,4 +1,4 @@
-"""Chooses the devices that a session of this rank may use, and the device of its variables."""
+"""Chooses the devices that a session of this rank uses, and the device of the session's variables."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _HOST = "/device:CPU:0"
 
 
 def choose_devices(options: TrainingOptions, session_config: Any) -> None:
-    """Makes the GPUs that options or the environment name visible in a ConfigProto; does nothing without a GPU.
+    """Makes only the GPUs that options or the environment name visible in a ConfigProto; does nothing without a GPU.
 
-    A `visible_device_list` of the script stays.
+    A `visible_device_list` that the script has set stays.
 
     Raises:
-      ValueError: a variable or the rank table that names the device is malformed.
+      ValueError: the rank table, or an environment variable that names the device, is malformed.
     """
     if session_config.gpu_options.visible_device_list:
         return
     gpu_count = len(tf.config.list_physical_devices("GPU"))
     if gpu_count:
-        visible = visible_gpus(asked_devices(options), gpu_count)
+        visible = visible_gpus(requested_devices(options), gpu_count)
         session_config.gpu_options.visible_device_list = ",".join(map(str, visible))
 
 
-def make_room_for(strategy: Any, session_config: Any) -> None:
-    """Gives a session the CPU devices that a strategy (or None) has replicas on; with fewer it would hang."""
+def provide_cpu_devices(strategy: Any, session_config: Any) -> None:
+    """Gives a session as many CPU devices as the replicas of a strategy (or None) need; with fewer it would hang."""
     if strategy is None:
         return
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
@@ -45,14 +45,14 @@ def make_room_for(strategy: Any, session_config: Any) -> None:
         session_config.device_count["CPU"] = needed
 
 
-def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
-    """Returns the ordinals of the devices for this process; empty if no source names any.
+def requested_devices(options: TrainingOptions) -> tuple[int, ...]:
+    """Returns the ordinals of the devices requested for this process; empty if no source names a device.
 
-    The first source that names some wins: `session_device_id`, `local_device_list`, the rank table, `ASCEND_DEVICE_ID`,
-    `DEVICE_ID`, the launcher's local rank.
+    The first source that names devices wins: `session_device_id`, `local_device_list`, the rank table,
+    `ASCEND_DEVICE_ID`, `DEVICE_ID`, the launcher's local rank.
 
     Raises:
-      ValueError: a variable or the rank table is malformed.
+      ValueError: an environment variable or the rank table is malformed.
     """
     if options.session_device_id >= 0:
         return (options.session_device_id,)
@@ -71,7 +71,7 @@ def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
     """Returns the GPU numbers for device ordinals, in order of preference and without repetitions.
 
     An ordinal beyond the last GPU shares a GPU with others, with a warning. If the environment lists a single GPU, the
-    launcher has chosen it, and every ordinal, which counts the GPUs of the machine, means this one.
+    launcher has chosen that GPU; every ordinal (a number among all GPUs of the machine) then means that GPU.
     """
     if gpu_count == 1 and len(environment.visible_gpus() or ()) == 1:
         return [0] if ordinals else []
@@ -86,13 +86,13 @@ def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
     return list(dict.fromkeys(ordinal % gpu_count for ordinal in ordinals))
 
 
-def variables_on_host(op: tf.Operation) -> str:
-    """Returns the CPU for a variable and the present device for any other operator; a device function."""
+def variable_device(op: tf.Operation) -> str:
+    """Returns the CPU for a variable, and the device already set for any other operator; a function for `tf.device`."""
     return _HOST if op.type in VARIABLE_TYPES else op.device
 
 
 def check_placement(options: TrainingOptions, graph: tf.Graph) -> None:
-    """Warns if variables should be on the host but the graph already has some elsewhere."""
+    """Warns if `variable_placement` is "Host" but the graph already has variables on other devices."""
     if options.variable_placement != "Host":
         return
     elsewhere = [op.name for op in graph.get_operations() if op.type in VARIABLE_TYPES and "CPU" not in op.device]

@@ -1,4 +1,4 @@
-"""Writes the files of a dump: defines their folders, names and contents."""
+"""Writes the files of a dump; defines folders, names and contents of the files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class DumpedTensor(NamedTuple):
 
     Attributes:
       op: name of the operator.
-      op_type: its type.
+      op_type: type of the operator.
       side: "input" or "output".
-      slot: its position among them, from 0.
+      slot: position among the inputs or outputs, from 0.
       tensor: name of the tensor.
       value: numpy array.
     """
@@ -41,8 +41,8 @@ class DumpedTensor(NamedTuple):
     value: np.ndarray
 
     @property
-    def description(self) -> dict[str, Any]:
-        """Everything but the value, as text and numbers."""
+    def metadata(self) -> dict[str, Any]:
+        """All attributes except the value, with dtype and shape of the value."""
         return {
             "op": self.op,
             "type": self.op_type,
@@ -55,12 +55,12 @@ class DumpedTensor(NamedTuple):
 
 
 class DumpFolder:
-    """The folders of one watch: `<dump_path>/<time>/<rank>/<graph name>/<graph id>/<step>`.
+    """The folders into which one hook writes: `<dump_path>/<time>/<rank>/<graph name>/<graph id>/<step>`.
 
     Args:
-      dump_path: the root, which exists.
+      dump_path: the root folder, which must exist.
       rank: rank of this process.
-      clock: seconds since the epoch; read once.
+      clock: returns seconds since the epoch; called once.
     """
 
     def __init__(self, dump_path: str, rank: int, clock: Callable[[], float] = time.time):
@@ -68,7 +68,7 @@ class DumpFolder:
         self._root = os.path.join(dump_path, started, str(rank))
         self._graphs: dict[Any, str] = {}
 
-    def of_step(self, graph_name: str, graph: Any, step: int) -> str:
+    def make_step_folder(self, graph_name: str, graph: Any, step: int) -> str:
         """Creates the folder of one step and returns its path.
 
         Args:
@@ -76,12 +76,12 @@ class DumpFolder:
           graph: a hashable key of the graph; each key gets its own number.
         """
         if graph not in self._graphs:
-            self._graphs[graph] = self._new_graph(file_name(graph_name))
+            self._graphs[graph] = self._make_graph_folder(file_name(graph_name))
         folder = os.path.join(self._graphs[graph], str(step))
         _make_folder(folder)
         return folder
 
-    def _new_graph(self, name: str) -> str:
+    def _make_graph_folder(self, name: str) -> str:
         parent = os.path.join(self._root, name)
         of_time = os.path.dirname(self._root)
         os.makedirs(os.path.dirname(of_time), exist_ok=True)
@@ -98,7 +98,7 @@ class DumpFolder:
 
 
 def _make_folder(folder: str) -> None:
-    """Makes a folder unless it exists; does not follow links.
+    """Creates a folder unless it exists; does not follow links.
 
     Raises:
       FileExistsError: a link or a file has that name.
@@ -112,7 +112,10 @@ def _make_folder(folder: str) -> None:
 
 
 def file_name(text: str) -> str:
-    """Makes a file name of a text: `. / \\ :` and blanks become `_`; a long one ends in a digest of the text."""
+    """Converts a text to a file name: `. / \\ :` and blanks become `_`.
+
+    A long name is cut and ends with a digest of the text.
+    """
     name = text.translate(_NAME_CHARACTERS)
     if len(name) > _LONGEST_NAME:
         digest = hashlib.sha1(text.encode()).hexdigest()[:12]
@@ -121,9 +124,9 @@ def file_name(text: str) -> str:
 
 
 def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) -> None:
-    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` of them all and of `about`.
+    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` that lists them beside `about`.
 
-    dtypes that numpy does not know, such as bfloat16, are written as float32, which holds all their values.
+    Tensors of dtypes that numpy does not know, such as bfloat16, are written as float32 without loss.
     """
     index = []
     taken = set()
@@ -134,16 +137,16 @@ def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) ->
             unique, number = f"{name}.{number}", number + 1
         taken.add(unique)
         with new_file(os.path.join(folder, f"{unique}.npy"), "wb") as file:
-            np.save(file, plain(tensor.value), allow_pickle=False)
-        index.append({"file": f"{unique}.npy", **tensor.description})
+            np.save(file, with_savable_dtype(tensor.value), allow_pickle=False)
+        index.append({"file": f"{unique}.npy", **tensor.metadata})
     with new_file(os.path.join(folder, "index.json")) as file:
         json.dump({**about, "tensors": index}, file, indent=1)
 
 
 def write_operators(folder: str, operators: Iterable[tuple[str, str, list[str]]]) -> None:
-    """Writes `operators.json` beside the folders of a graph's steps, once: name, type and inputs of every operator.
+    """Writes `operators.json` beside the step folders of a graph, once: name, type and inputs of every operator.
 
-    Operators come in an order in which they can be computed; inputs are names of tensors.
+    Each operator comes after those that compute its inputs. Inputs are names of tensors.
     """
     path = os.path.join(os.path.dirname(folder), OPERATORS_FILE)
     if not os.path.lexists(path):
@@ -152,19 +155,22 @@ def write_operators(folder: str, operators: Iterable[tuple[str, str, list[str]]]
 
 
 def write_statistics(folder: str, tensors: Iterable[DumpedTensor]) -> None:
-    """Writes `statistics.csv`: one line for each tensor; minimum, maximum and mean of its finite elements."""
+    """Writes `statistics.csv`: minimum, maximum and mean of finite elements, and counts of NaN and Inf, by tensor."""
     with new_file(os.path.join(folder, "statistics.csv")) as file:
         lines = csv.writer(file)
         lines.writerow(["op", "type", "side", "slot", "tensor", "dtype", "shape", *STATISTICS])
         for tensor in tensors:
-            description = tensor.description
-            description["shape"] = "x".join(map(str, tensor.value.shape))
-            lines.writerow([*description.values(), *statistics(tensor.value).values()])
+            metadata = tensor.metadata
+            metadata["shape"] = "x".join(map(str, tensor.value.shape))
+            lines.writerow([*metadata.values(), *compute_statistics(tensor.value).values()])
 
 
-def statistics(value: np.ndarray) -> dict[str, Any]:
-    """Computes `STATISTICS` of an array, of magnitudes if it is complex; "" if no element is finite."""
-    numbers = np.asarray(plain(value))
+def compute_statistics(value: np.ndarray) -> dict[str, Any]:
+    """Computes the `STATISTICS` of an array; of magnitudes for complex numbers.
+
+    Minimum, maximum and mean are "" if no element is finite.
+    """
+    numbers = np.asarray(with_savable_dtype(value))
     if numbers.dtype.kind == "c":
         numbers = np.abs(numbers)
     if numbers.dtype.kind in "bf":
@@ -176,7 +182,7 @@ def statistics(value: np.ndarray) -> dict[str, Any]:
     return {**found, "nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
 
 
-def plain(value: np.ndarray) -> np.ndarray:
+def with_savable_dtype(value: np.ndarray) -> np.ndarray:
     """Converts an array to a dtype that `np.save` can write and `np.load` can read."""
     value = np.asarray(value)
     return value.astype(np.float32) if value.dtype.kind == "V" else value

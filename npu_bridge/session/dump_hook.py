@@ -15,15 +15,16 @@ _SIDES = {"input": ("input",), "output": ("output",), "all": ("input", "output")
 
 
 class DumpHook(TensorWatch):
-    """A hook that writes tensors of the operators in `dump_layer`, in the steps of `dump_step`.
+    """A hook that writes tensors of the operators named in `dump_layer`, in the steps given by `dump_step`.
 
-    A step fetches the tensors as well; its results do not change in general. But TensorFlow cannot fuse operators
-    whose tensors are fetched: where the fused kernel rounds differently, a dumped step can round differently.
+    A dumped step fetches these tensors as well. In general its results do not change. But TensorFlow cannot fuse
+    operators whose tensors are fetched: if the fused kernel rounds differently, results of a dumped step can differ in
+    the last bits.
 
-    Constants are written when `dump_layer` names them, or as inputs of others. Operators inside loops and
-    conditions, and tensors without numbers, are left out.
+    Constants are written when `dump_layer` names them, or as inputs of other operators. Operators inside loops and
+    conditions, and non-numeric tensors, are left out.
 
-    Ranks: local; each writes to its own folder.
+    Ranks: local; each rank writes to its own folder.
     """
 
     def __init__(self, options: TrainingOptions, graph_name: str | None = None):
@@ -32,22 +33,22 @@ class DumpHook(TensorWatch):
         self._sides = _SIDES[options.dump_mode]
         self._layers = frozenset(options.dump_layer.split()) if options.dump_layer else None
 
-    def wanted(self, run: Run, step: int) -> list:
-        """Returns the names of the tensors to write; empty in a step that is not dumped."""
+    def names_to_fetch(self, run: Run, step: int) -> list:
+        """Returns the names of the tensors to write; an empty list in a step that is not dumped."""
         if self._steps_to_dump is not None:
             if not any(first <= step <= last for first, last in self._steps_to_dump):
                 return []
         if self._layers is not None:
             self._check_layers(run)
-        return list(dict.fromkeys(tensor.name for *_, tensor in self._places(run)))
+        return list(dict.fromkeys(tensor.name for *_, tensor in self._tensor_places(run)))
 
-    def seen(self, run: Run, step: int, values: dict) -> None:
-        """Writes one step."""
-        folder = self.write(run, step, self._places(run), values)
+    def handle_values(self, run: Run, step: int, values: dict) -> None:
+        """Writes the tensors of one step."""
+        folder = self.write(run, step, self._tensor_places(run), values)
         # A comparison of two dumps follows these edges.
         write_operators(folder, ((op.name, op.type, [tensor.name for tensor in op.inputs]) for op in run.ops))
 
-    def _places(self, run: Run):
+    def _tensor_places(self, run: Run):
         layers = self._layers
         ops = [op for op in run.ops if (op.type != "Const" if layers is None else op.name in layers)]
         return find_places(ops, self._sides, run.values)

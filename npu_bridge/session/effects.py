@@ -1,4 +1,4 @@
-"""Applies options to a session: changes its ConfigProto, makes hooks for its runs, sets the seed of its graph."""
+"""Applies options to a session: changes its ConfigProto, makes hooks for its runs and sets the seed of its graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npu_bridge.session.tailing_hook import TailingHook
 
 
 def has_entry(session_config: Any) -> bool:
-    """Returns whether session settings hold an `NpuOptimizer` entry: the mark of code written for this interface."""
+    """Returns whether session settings hold an `NpuOptimizer` entry, by which code for this interface is recognized."""
     if not isinstance(session_config, tf.compat.v1.ConfigProto):
         return False
     optimizers = session_config.graph_options.rewrite_options.custom_optimizers
@@ -27,11 +27,11 @@ def has_entry(session_config: Any) -> bool:
 
 
 def prepare_session_config(options: TrainingOptions, session_config: Any = None) -> Any:
-    """Makes the ConfigProto with which a session gets the effects of options.
+    """Returns a copy of session settings (a ConfigProto) with the effects of options.
 
-    It lacks the `NpuOptimizer` entries, which name a plug-in TensorFlow does not have. It has soft placement, because
-    scripts of this interface place operators on devices this machine may lack, and the settings of single options.
-    Everything else stays, `log_device_placement` and the rewriter's switches included.
+    The copy has no `NpuOptimizer` entries, as TensorFlow has no such plug-in. It has soft placement, because scripts of
+    this interface place operators on devices that this machine can lack. It has the settings of single options.
+    Everything else stays, including `log_device_placement` and the rewriter's switches.
     """
     prepared = tf.compat.v1.ConfigProto()
     if session_config is not None:
@@ -49,14 +49,14 @@ def prepare_session_config(options: TrainingOptions, session_config: Any = None)
 
 
 def hooks_for(options: TrainingOptions, graph_name: str | None = None, folder: str | None = None) -> list:
-    """Makes the hooks of a session's options: tail optimisation, dumps, overflow detection, profiling.
+    """Makes the hooks that a session's options need: for tail optimisation, dumps, overflow detection and profiling.
 
-    Pass them to `close_hooks` at the end, as a MonitoredSession that fails does not end its hooks.
+    Pass the hooks to `close_hooks` at the end, as a MonitoredSession that fails does not call their `end`.
 
     Args:
       options: the options of the run.
-      graph_name: name of the graph in dumps; by default the first thing a run fetches.
-      folder: folder of the reports; None writes none.
+      graph_name: name of the graph in dumps; by default the name of the first element that a run fetches.
+      folder: folder of the reports; None writes no reports.
     """
     if not options.use_off_line:
         return []
@@ -71,36 +71,36 @@ def hooks_for(options: TrainingOptions, graph_name: str | None = None, folder: s
 
 
 def close_hooks(hooks: list) -> None:
-    """Closes what hooks have open; does nothing for hooks that have ended."""
+    """Calls the `end` of hooks, which closes their files; no effect on hooks that have already ended."""
     for hook in hooks:
         hook.end(None)
 
 
-def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_one_run: bool) -> None:
-    """Applies options to a graph: with `deterministic`, a graph without a seed gets a fixed one.
+def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_this_run: bool) -> None:
+    """Applies options to a graph: with `deterministic`, gives a graph without a seed a fixed one.
 
-    With `is_of_one_run` all its sessions belong to this run, and all run deterministically.
+    With `is_of_this_run` all sessions of the graph belong to this run, and are made deterministic.
     """
     if options.use_off_line and options.deterministic == 1:
-        determinism.give_seed(options, graph)
-        if is_of_one_run:
-            determinism.mark(graph)
+        determinism.seed_graph(options, graph)
+        if is_of_this_run:
+            determinism.mark_deterministic(graph)
 
 
 def settle_session(session: tf.compat.v1.Session, options: TrainingOptions | None = None) -> None:
-    """Applies options to a session that has run nothing yet: deterministic kernels, if asked for.
+    """Makes a session that has run nothing yet use deterministic kernels, if the option `deterministic` is on.
 
-    Without options (None) a session follows its graph.
+    Without options (None) it does so if the session's graph is marked as deterministic.
     """
     is_asked = options is not None and options.use_off_line and options.deterministic == 1
-    if is_asked or (options is None and determinism.is_marked(getattr(session, "graph", None))):
+    if is_asked or (options is None and determinism.is_marked_deterministic(getattr(session, "graph", None))):
         determinism.run_deterministically(session)
 
 
 def placed_softly(session_config: Any, is_interactive: bool = False) -> tf.compat.v1.ConfigProto:
-    """Copies session settings and turns on soft placement: an operator whose device is missing runs on another.
+    """Copies session settings and turns on soft placement: an operator whose device is missing runs on another device.
 
-    For None it copies TensorFlow's defaults, which differ for an `InteractiveSession`.
+    Without settings (None) it copies TensorFlow's defaults, which differ for an `InteractiveSession`.
     """
     copied = tf.compat.v1.ConfigProto()
     if session_config is not None:

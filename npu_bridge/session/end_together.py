@@ -1,8 +1,8 @@
-"""`EndTogether`: ranks with unequal numbers of batches end together, with the last step of the one that has fewest.
+"""`EndTogether`: ends ranks with unequal numbers of batches together, after the last step of the rank that has fewest.
 
 If the input of a rank ended in the middle of a step, the other ranks would already be in an all-reduce. So each rank
 reads one batch ahead. Each batch carries a flag that says whether another one follows; the ranks combine the flags in
-the run that trains, and stop together after the first step in which some rank has its last batch.
+the run that trains, and stop together after the first step in which any rank has its last batch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ _NEXT = "hook.next_of(dataset), called where the graph is built"
 
 
 class EndTogether(tf.estimator.SessionRunHook):
-    """Ends the training of all ranks with the last step of the rank that has fewest batches.
+    """A hook that ends the training of all ranks after the last step of the rank that has fewest batches.
 
-    Among the hooks of `NPUEstimator.train` it needs nothing else; the `input_fn` returns a `tf.data.Dataset`. For a
-    `MonitoredTrainingSession` take the batches from `next_of`. A loop around a plain session also takes them from
-    there, runs `tf.compat.v1.tables_initializer()`, fetches `is_last` with each step, and stops when it is True.
-    All ranks end at one global step, so that their variables are alike and the last checkpoint is of that step. The
-    rest of a longer input is not trained. With one rank nothing changes. A rank that has no batch at all fails.
+    For `NPUEstimator.train`, pass it among the hooks and let the `input_fn` return a `tf.data.Dataset`. For a
+    `MonitoredTrainingSession`, take the batches from `next_of`. A loop around a plain session also takes the batches
+    from `next_of`, runs `tf.compat.v1.tables_initializer()`, fetches `is_last` with each step, and stops when `is_last`
+    is True.
+    All ranks end at the same global step, so their variables are alike, and the last checkpoint is of that step. The
+    remaining batches of a longer input are not used. With one rank nothing changes. A rank that has no batch at all
+    fails.
 
     Cost: the memory of one more batch, and an all-reduce of one number in each step.
 
     Attributes:
-      is_last: boolean scalar of the graph, after `next_of`: some rank has its last batch in this run.
+      is_last: boolean scalar tensor, set by `next_of`: whether any rank has its last batch in this run.
     Raises:
-      ValueError: a training begins and `next_of` was not called.
+      ValueError: a training begins but `next_of` was not called.
     Ranks: every rank needs the hook.
     """
 
@@ -44,7 +46,7 @@ class EndTogether(tf.estimator.SessionRunHook):
         self._takes_batch: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
 
     def next_of(self, dataset: tf.data.Dataset) -> Any:
-        """Returns the next element of a dataset, read one ahead, in the TF 1 graph that is being built.
+        """Returns the next element of a dataset, which is read one element ahead, in the current TF 1 graph.
 
         Args:
           dataset: the dataset of this rank, of any length. Its iterator is initialized with the tables of the graph,
@@ -52,7 +54,7 @@ class EndTogether(tf.estimator.SessionRunHook):
         Returns:
           The result of `make_initializable_iterator(dataset).get_next()`.
         Raises:
-          ValueError: it is no dataset: an iterator or tensors cannot be read ahead.
+          ValueError: `dataset` is not a `tf.data.Dataset`; an iterator or tensors cannot be read ahead.
         Graph: the operators of the dataset, and with several ranks an all-reduce of one number.
         """
         check_dataset(dataset, _OWNER)
@@ -64,7 +66,7 @@ class EndTogether(tf.estimator.SessionRunHook):
         return element
 
     def begin(self):
-        """Checks that `next_of` was called for this graph."""
+        """Raises ValueError unless `next_of` was called for this graph."""
         graph = tf.compat.v1.get_default_graph()
         if self.is_last is None or self.is_last.graph is not graph:
             raise ValueError(
@@ -78,7 +80,7 @@ class EndTogether(tf.estimator.SessionRunHook):
             )
 
     def before_run(self, run_context):
-        """Fetches `is_last` along with a step."""
+        """Fetches `is_last` along with a training step."""
         asked = run_context.original_args
         run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
         if run not in self._takes_batch:
@@ -86,13 +88,13 @@ class EndTogether(tf.estimator.SessionRunHook):
         return tf.estimator.SessionRunArgs(self.is_last if self._takes_batch[run] else [])
 
     def after_run(self, run_context, run_values):
-        """Ends the training after the last step that all ranks can make."""
+        """Ends the training after the last step for which all ranks have a batch."""
         if not isinstance(run_values.results, list) and bool(run_values.results):
             run_context.request_stop()
 
 
 def check_dataset(dataset: Any, owner: str) -> None:
-    """Raises ValueError unless the input is a dataset: iterators, tensors and arrays cannot be read ahead."""
+    """Raises ValueError unless `dataset` is a `tf.data.Dataset`: iterators, tensors and arrays cannot be read ahead."""
     if not isinstance(dataset, tf.data.Dataset):
         problem, expected = "the input cannot be looked ahead", "a tf.data.Dataset"
         fix = "Pass the dataset itself, not an element of its iterator."
@@ -100,11 +102,11 @@ def check_dataset(dataset: Any, owner: str) -> None:
 
 
 def with_look_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Pairs each element of a dataset with a flag that another one follows. Reads the dataset once."""
+    """Pairs each element of a dataset with a flag: whether another element follows. Reads the dataset once."""
     pairs = tf.data.Dataset.zip((dataset, tf.data.Dataset.from_tensors(True).repeat()))
 
-    def first_of(elements, flags):
+    def first_pair(elements, flags):
         follows = flags.skip(1).concatenate(tf.data.Dataset.from_tensors(False))
         return tf.data.Dataset.zip((tf.data.Dataset.zip(elements), follows)).take(1)
 
-    return pairs.window(2, shift=1).flat_map(first_of)
+    return pairs.window(2, shift=1).flat_map(first_pair)

@@ -1,4 +1,4 @@
-"""`EndTogetherCallback`: ends each epoch of `model.fit` with the last step of the rank with fewest batches."""
+"""`EndTogetherCallback`: ends each epoch of `model.fit` after the last step of the rank with fewest batches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from npu_bridge.session.end_together import check_dataset, with_look_ahead
 _OWNER = "EndTogetherCallback"
 
 
-class _EpochIsOver:
-    """The value of `model.stop_training` that ends one epoch; True, set by any callback, ends the training."""
+class _EpochEnd:
+    """The value of `model.stop_training` that ends only an epoch; True, set by any callback, ends the training."""
 
 
 class EndTogetherCallback(tf.keras.callbacks.Callback):
-    """Ends each epoch on all ranks with the last step of the rank that has fewest batches.
+    """A callback that ends each epoch on all ranks after the last step of the rank that has fewest batches.
 
     Pass `fit` the dataset that `look_ahead` returns. With `steps_per_epoch` the data continue from epoch to epoch, so
-    the training ends. All ranks make the same number of steps, so that other callbacks save the same step at the end
-    of an epoch. With one rank nothing changes. A rank that has no batch at all fails.
+    the whole training ends there. All ranks make the same number of steps, so other callbacks save the same step at the
+    end of an epoch. With one rank nothing changes. A rank that has no batch at all fails.
 
     Cost: the memory of one more batch, and an all-reduce of one number after each step, which waits for the step.
 
@@ -39,70 +39,74 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         self._supports_tf_logs = True  # logs stay tensors: nothing here needs a number
         self._latest_pass = 0  # through a data set
         self._follows: dict[tuple[int, int], bool] = {}
-        self._place = (0, 0)
+        self._batch_key = (0, 0)
 
     def look_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns a dataset of the same elements that reads one element ahead.
+        """Returns a dataset with the same elements, which reads one element ahead.
 
         Raises:
-          ValueError: it is no `tf.data.Dataset`.
+          ValueError: `dataset` is not a `tf.data.Dataset`.
         """
         check_dataset(dataset, _OWNER)
 
         def one_pass(number):
-            return with_look_ahead(dataset).enumerate().map(lambda index, pair: self._noted(number, index, *pair))
+            return (
+                with_look_ahead(dataset)
+                .enumerate()
+                .map(lambda index, pair: self._record_and_pass_on(number, index, *pair))
+            )
 
         # The number tells a new iterator from one that was left early, whose elements can still arrive.
         number = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(self._begin_pass, [], tf.int64))
         return number.flat_map(one_pass)
 
     def on_train_begin(self, logs=None):
-        """Checks for eager execution and one step in each execution."""
+        """Raises ValueError unless Keras runs eagerly (no TF 1 graph) and with `steps_per_execution=1`."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
             fix = "Train with an NPUEstimator and EndTogether, or with eager execution."
-            raise _error("Keras reads its data in a TF 1 graph", "eager execution", "a graph", fix)
+            raise _value_error("Keras reads its data in a TF 1 graph", "eager execution", "a graph", fix)
         if steps_per_execution(self.model) > 1:
             got = f"steps_per_execution={steps_per_execution(self.model)}"
-            raise _error(
+            raise _value_error(
                 "an execution of several steps cannot end early", "steps_per_execution=1", got, "Leave it out."
             )
 
     def on_train_batch_end(self, batch, logs=None):
-        """Ends the epoch, or the training, after the last step that all ranks can make."""
-        place = (self._latest_pass, self._place[1] + 1 if self._place[0] == self._latest_pass else 0)
-        if place not in self._follows:
+        """Ends the epoch, or the training, after the last step for which all ranks have a batch."""
+        key = (self._latest_pass, self._batch_key[1] + 1 if self._batch_key[0] == self._latest_pass else 0)
+        if key not in self._follows:
             expected, fix = "fit(callback.look_ahead(dataset), ...)", "Give fit the data set that look_ahead returns."
-            raise _error("fit does not train on what look_ahead returned", expected, "other data", fix)
-        follows = self._follows.pop(place)
-        self._place = place
+            raise _value_error("fit does not train on what look_ahead returned", expected, "other data", fix)
+        follows = self._follows.pop(key)
+        self._batch_key = key
         if not bool(collective.current().all_true(tf.constant(follows), "end_together_callback")):
-            self._end()
+            self._end_epoch_or_training()
 
     def on_epoch_end(self, epoch, logs=None):
         """Continues with the next epoch, unless another callback ends the training."""
-        if isinstance(self.model.stop_training, _EpochIsOver):
+        if isinstance(self.model.stop_training, _EpochEnd):
             self.model.stop_training = False
 
-    def _end(self):
+    def _end_epoch_or_training(self):
         self._follows.clear()
         if self.params.get("steps") is not None:
             self.model.stop_training = True
         elif not self.model.stop_training:
-            self.model.stop_training = _EpochIsOver()
+            self.model.stop_training = _EpochEnd()
 
     def _begin_pass(self):
         self._latest_pass += 1
         return self._latest_pass
 
-    def _noted(self, number, index, element, follows):
-        """Notes in Python whether another element follows, before the element is handed on."""
-        noted = tf.numpy_function(self._note, [number, index, follows], [])
-        with tf.control_dependencies([noted]):
+    def _record_and_pass_on(self, number, index, element, follows):
+        """Returns the tensors of an element, and records in Python whether another element follows."""
+        recorded = tf.numpy_function(self._record_follows, [number, index, follows], [])
+        with tf.control_dependencies([recorded]):
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
-    def _note(self, number, index, follows):
+    def _record_follows(self, number, index, follows):
         self._follows[int(number), int(index)] = bool(follows)
 
 
-def _error(problem: str, expected: str, got: str, fix: str) -> ValueError:
+def _value_error(problem: str, expected: str, got: str, fix: str) -> ValueError:
     return ValueError(message(_OWNER, problem, expected, got, fix))

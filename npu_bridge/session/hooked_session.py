@@ -1,4 +1,4 @@
-"""Calls hooks around runs: all runs of a plain session, which takes no hooks by itself, or all runs that train."""
+"""Calls hooks around all runs of a plain session, which has no hooks by itself, or around all training runs."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ from npu_bridge.graph.run import Run, run_of, run_of_call
 def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.SessionRunHook]) -> None:
     """Calls hooks around every `run` of an existing session; does nothing without hooks.
 
-    A hook's `before_run` and `after_run` are called as in a MonitoredSession, its `end` whenever the session closes.
-    `begin` and `after_create_session` are not called: the graph may be half-built, and may
-    grow. Functions from `make_callable` and `partial_run` are not watched.
+    A hook's `before_run` and `after_run` are called as in a MonitoredSession; its `end` is called whenever the session
+    closes. `begin` and `after_create_session` are not called, because the graph can be incomplete and can grow. Runs
+    through `make_callable` and `partial_run` call no hooks.
     """
     if hooks:
-        add_engine(session, _Hooks(hooks))
+        add_engine(session, _HookEngine(hooks))
 
 
-class HookOfTraining(tf.estimator.SessionRunHook):
-    """A hook of `WatchOfTraining`, which calls `begin` and `after_create_session` before the first training run.
+class TrainingHook(tf.estimator.SessionRunHook):
+    """A hook around training runs. `begin` and `after_create_session` are called before the first training run.
 
     Attributes:
-      training: the run that is about to happen, from `begin` on.
-      is_over: it needs no further run.
+      training: the training run that is about to start; set before `begin`.
+      is_over: whether the hook needs no further runs.
     """
 
     training: Run
     is_over = False
 
     def before_close(self, session: tf.compat.v1.Session) -> None:
-        """Runs before a session that has trained closes; subclasses override this."""
+        """Called before a session that has trained closes; subclasses override this method."""
 
 
-class WatchOfTraining(SessionEngine):
-    """Calls hooks, in order, around the runs that train, of all sessions of a process.
+class TrainingHookEngine(SessionEngine):
+    """Calls hooks, in order, around all training runs of all sessions of a process.
 
-    A run also fetches what the hooks ask for; their feeds win over those of the script.
+    A run also fetches the tensors that the hooks request. Feeds of the hooks win over feeds of the script.
     """
 
-    def __init__(self, hooks: Sequence[HookOfTraining]):
+    def __init__(self, hooks: Sequence[TrainingHook]):
         self._hooks = tuple(hooks)
-        self._begun: weakref.WeakSet = weakref.WeakSet()
-        self._inside = threading.local()  # runs of hooks are their own
+        self._begun_sessions: weakref.WeakSet = weakref.WeakSet()
+        self._in_hooked_run = threading.local()  # runs of hooks are their own
 
     def run(self, session, fetches, feed_dict, options, run_metadata):
-        is_idle = hasattr(self._inside, "session") or all(hook.is_over for hook in self._hooks)
+        is_idle = hasattr(self._in_hooked_run, "session") or all(hook.is_over for hook in self._hooks)
         training = None if is_idle else run_of(session.graph, fetches, feed_dict)
         if training is None or not training.trains:
             return self.inner.run(session, fetches, feed_dict, options, run_metadata)
-        self._inside.session = session
+        self._in_hooked_run.session = session
         try:
-            self._begin(session, training)
-            return _hooked_run(self.inner.run, self._hooks, session, fetches, feed_dict, options, run_metadata)
+            self._begin_hooks(session, training)
+            return _run_with_hooks(self.inner.run, self._hooks, session, fetches, feed_dict, options, run_metadata)
         finally:
-            del self._inside.session
+            del self._in_hooked_run.session
 
     def prepare_call(self, session, callable_options):
-        """Prepares a function through which Keras trains in a graph: its calls become runs with hooks."""
+        """Prepares a callable, through which Keras trains in a graph; calls that train become runs with hooks."""
         call = self.inner.prepare_call(session, callable_options)
         if callable_options.tensor_connection:
             return call
 
         def run_or_call(*values, run_metadata=None):
             graph = session.graph
-            if hasattr(self._inside, "session") or not run_of_call(graph, callable_options).trains:
+            if hasattr(self._in_hooked_run, "session") or not run_of_call(graph, callable_options).trains:
                 return call(*values, run_metadata=run_metadata)
             fetched, options = callable_options.fetch, callable_options.run_options
             asked = [graph.as_graph_element(name) for name in (*fetched, *callable_options.target)]
@@ -79,14 +79,14 @@ class WatchOfTraining(SessionEngine):
         return run_or_call
 
     def close(self, session):
-        """Calls the hooks' `before_close`, in which they can still read variables, and closes the session."""
-        if session in self._begun and not hasattr(self._inside, "session"):
-            self._inside.session = session
+        """Calls `before_close` of the hooks, in which variables can still be read, and closes the session."""
+        if session in self._begun_sessions and not hasattr(self._in_hooked_run, "session"):
+            self._in_hooked_run.session = session
             try:
                 for hook in self._hooks:
                     hook.before_close(session)
             finally:
-                del self._inside.session
+                del self._in_hooked_run.session
         self.inner.close(session)
 
     def end(self) -> None:
@@ -94,12 +94,12 @@ class WatchOfTraining(SessionEngine):
         for hook in self._hooks:
             hook.end(None)
 
-    def _begin(self, session, training):
+    def _begin_hooks(self, session, training):
         for hook in self._hooks:
             hook.training = training
-        if session in self._begun:
+        if session in self._begun_sessions:
             return
-        self._begun.add(session)
+        self._begun_sessions.add(session)
         with session.graph.as_default():
             for hook in self._hooks:
                 hook.begin()
@@ -107,7 +107,7 @@ class WatchOfTraining(SessionEngine):
                 hook.after_create_session(session, None)
 
 
-class _Hooks(SessionEngine):
+class _HookEngine(SessionEngine):
     """Calls hooks around each run of a session."""
 
     place = Place.HOOKS
@@ -116,7 +116,7 @@ class _Hooks(SessionEngine):
         self._hooks = tuple(hooks)
 
     def run(self, session, *arguments):
-        return _hooked_run(self.inner.run, self._hooks, session, *arguments)
+        return _run_with_hooks(self.inner.run, self._hooks, session, *arguments)
 
     def close(self, session):
         try:
@@ -126,8 +126,8 @@ class _Hooks(SessionEngine):
             self.inner.close(session)
 
 
-def _hooked_run(run, hooks, session, fetches, feed_dict, options, run_metadata):
-    """Runs a session with hooks; values and run options that they give win over those of the script."""
+def _run_with_hooks(run, hooks, session, fetches, feed_dict, options, run_metadata):
+    """Runs a session with hooks; feeds and run options of the hooks win over those of the script."""
     asked = tf.estimator.SessionRunArgs(fetches, feed_dict, options)
     context = tf.estimator.SessionRunContext(original_args=asked, session=session)
     answers = [hook.before_run(context) or tf.estimator.SessionRunArgs([]) for hook in hooks]

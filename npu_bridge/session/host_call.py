@@ -16,9 +16,9 @@ def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
     Args:
       function: called once, now; returns an operator, a tensor, or a structure of them. The `tf.summary` operators it
         makes need not be returned.
-      tensors: list or tuple of its arguments, or a dict of keyword arguments.
-      after: operator or tensor that runs before the arguments are read, variables included.
-    Graph: an identity of each argument, what `function` adds, and a group.
+      tensors: list or tuple of the function's arguments, or a dict of keyword arguments.
+      after: operator or tensor that is computed before the arguments, including variables, are read.
+    Graph: an identity of each argument, the operators of `function`, and a group.
     """
     known = len(summary_operators())
     # Only the arguments wait, not all operators of the function: a summary writer exists before the first step.
@@ -33,8 +33,8 @@ def check_host_call(host_call: Any) -> None:
     """Checks the `host_call` of an `NPUEstimatorSpec`.
 
     Raises:
-      ValueError: it is not a pair of a function and its arguments.
-      TypeError: its first element cannot be called.
+      ValueError: `host_call` is not a pair of a function and its arguments.
+      TypeError: the first element cannot be called.
       RuntimeError: the function takes another number of arguments.
     """
     if not isinstance(host_call, (tuple, list)) or len(host_call) != 2:
@@ -64,7 +64,7 @@ def check_host_call(host_call: Any) -> None:
 
 
 class HostCallHook(tf.estimator.SessionRunHook):
-    """Opens the graph's summary writers with the session, and flushes them when it ends.
+    """A hook that opens the graph's summary writers when a session is created, and flushes them when it ends.
 
     Ranks: local.
     """
@@ -79,7 +79,7 @@ class HostCallHook(tf.estimator.SessionRunHook):
         self._flush = [tf.raw_ops.FlushSummaryWriter(writer=op.inputs[0]) for op in self._open]
 
     def after_create_session(self, session, coord):
-        """Opens the writers, also after a lost session was recreated."""
+        """Opens the writers; also called after a lost session was recreated."""
         del coord
         session.run(self._open)
 

@@ -1,15 +1,15 @@
-"""The option `iterations_per_loop`: one `session.run` of the training step trains N steps and fetches from the last.
+"""Implements `iterations_per_loop`: a `session.run` of the training step trains N steps and fetches from the last.
 
 A script names its training step by grouping it as `IterationOp`. When a session that trains in loops runs this op, it
-first trains all steps but the last, and then makes the run as asked for. So fetches and hooks see the last step, and
-all other runs of the session stay as they were. If data ends in the middle of a loop, the error is raised as in any
-run, and the steps made so far stay trained.
+first trains all steps but the last, and then makes the requested run. So fetches and hooks see the last step. Runs
+without this op are not changed. If the data ends in the middle of a loop, the usual error is raised, and the updates of
+the steps made so far stay.
 
-The steps before the last run in a loop of the graph where the step can be copied into one (`graph/loop.py`), else one
-by one through a prepared call of the session, or, on several ranks, overlapping (`overlapped_steps.py`). One by one is
-nearly as fast: a linear model took 0.031 ms a step in the graph and 0.039 ms in prepared calls, small networks with
-Adam 0.10 and 0.11 ms; a run of a monitored session with an Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow
-2.15).
+The steps before the last are executed in a loop of the graph, if the step can be copied into a loop (`graph/loop.py`).
+Otherwise they are executed one by one through a prepared call of the session, or, on several ranks, overlapping
+(`overlapped_steps.py`). One by one is nearly as fast: a linear model took 0.031 ms a step in the graph and 0.039 ms in
+prepared calls, small networks with Adam 0.10 and 0.11 ms. A run of a monitored session with an Estimator's hooks adds
+0.2 ms to a step (2 cores, TensorFlow 2.15).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _LONGEST_STEP_SECS = 1e-3
 
 
 def name_step(train_op: Any) -> tf.Operation:
-    """Groups a training step, an operation or a tensor, as the op named `IterationOp`, which sessions repeat.
+    """Groups a training step (an operation or a tensor) as an op named `IterationOp`, which sessions repeat.
 
-    The op of a second step gets a number after its name.
+    The op of a second training step gets a number after its name.
     """
     with tf.name_scope(""), tf.control_dependencies(None):
         op = tf.group(train_op, name=ITERATION_OP)
@@ -64,42 +64,42 @@ def name_step(train_op: Any) -> tf.Operation:
 
 
 def train_in_loops(session: Any, steps_per_run: int) -> None:
-    """Makes a session train several steps in each run of an `IterationOp`; another call changes the number.
+    """Makes a session train several steps in each run of an `IterationOp`; another call changes the number of steps.
 
-    Graph: what `put_in_loop` adds, at the first such run; also to a finalized graph.
+    Graph: the operators of `put_in_loop`, at the first such run; also in a finalized graph.
     Ranks: local; all ranks need the same number.
     """
     _compare_with_options(session.graph, steps_per_run)
-    loops = find_engine(session, _Loops)
+    loops = find_engine(session, _LoopEngine)
     if loops is None:
         if steps_per_run == 1:
             return
-        loops = _Loops()
+        loops = _LoopEngine()
         add_engine(session, loops)
     loops.steps_per_run = steps_per_run
 
 
 def steps_per_run(session: Any) -> int:
     """Returns the number of training steps in one run of a session; 1 by default."""
-    loops = find_engine(session, _Loops)
+    loops = find_engine(session, _LoopEngine)
     return loops.steps_per_run if loops is not None else 1
 
 
 def take_record(session: Any) -> config_pb2.RunMetadata | None:
-    """Returns TensorFlow's record of the last overlapping steps of a run with a trace level; None without overlap."""
-    loops = find_engine(session, _Loops)
+    """Returns the RunMetadata of the last overlapping steps of a run with a trace level; None without such steps."""
+    loops = find_engine(session, _LoopEngine)
     return loops.take_record() if loops is not None else None
 
 
-class _Loops(SessionEngine):
-    """Trains all steps of a run but the last before the run itself."""
+class _LoopEngine(SessionEngine):
+    """A session engine that trains all steps of a run but the last before the run itself."""
 
     place = Place.LOOPS
 
     def __init__(self):
         self.steps_per_run = 1
         self._steps_of_run: dict[tuple, tuple[str, ...]] = {}
-        self._earlier_steps: dict[tuple, _InGraph | _OneByOne | OverlappedSteps] = {}
+        self._earlier_steps: dict[tuple, _StepsInGraph | _StepsOneByOne | OverlappedSteps] = {}
 
     def execute(self, session, request):
         earlier = self._earlier_steps_of(session, request) if self.steps_per_run > 1 else None
@@ -112,7 +112,7 @@ class _Loops(SessionEngine):
             return self.inner.execute(session, request)
 
     def take_record(self):
-        """Returns and forgets the record of the first kind of steps that has one."""
+        """Returns the RunMetadata of the first kind of steps that has one, and drops it here."""
         for steps in self._earlier_steps.values():
             if isinstance(steps, OverlappedSteps) and steps.record is not None:
                 record, steps.record = steps.record, None
@@ -120,7 +120,7 @@ class _Loops(SessionEngine):
         return None
 
     def _earlier_steps_of(self, session, request):
-        """Returns the object that trains the steps before the last one of a run; None if the run does not train."""
+        """Returns the object that trains all steps of a run but the last; None if the run does not train."""
         fed = tuple(sorted(tensor.name for tensor in request.fed))
         kind = (tuple(element.name for element in request.asked), fed)
         if kind not in self._steps_of_run:
@@ -131,10 +131,10 @@ class _Loops(SessionEngine):
         if not step:
             return None
         if (step, fed) not in self._earlier_steps:
-            self._earlier_steps[step, fed] = self._prepare(session, step, fed)
+            self._earlier_steps[step, fed] = self._make_earlier_steps(session, step, fed)
         return self._earlier_steps[step, fed]
 
-    def _prepare(self, session, names, fed):
+    def _make_earlier_steps(self, session, names, fed):
         graph = session.graph
         step = [graph.get_operation_by_name(name) for name in names]
         if any(op.type == "OneShotIterator" for op in graph.get_operations()):
@@ -142,11 +142,11 @@ class _Loops(SessionEngine):
         reason, is_only_random = _reason_against_copying(session), False
         if not reason:
             try:
-                return _InGraph(_make_loop(graph, step, fed))
+                return _StepsInGraph(_make_loop(graph, step, fed))
             except NotLoopableError as error:
                 reason, is_only_random = str(error), error.is_only_random
         # A step that waits for other ranks or for a queue stays in the pool.
-        one_by_one = _OneByOne(names, fed, LoopThreads(None if is_only_random else POOL))
+        one_by_one = _StepsOneByOne(names, fed, LoopThreads(None if is_only_random else POOL))
         if not _reason_against_copying(session) and transfers_of_gradients(computed_ops(step, fed)):
             return OverlappedSteps(
                 step, fed, one_by_one.train, functools.partial(_make_overlapped_loop, graph, step, fed)
@@ -155,8 +155,8 @@ class _Loops(SessionEngine):
         return one_by_one
 
 
-class _InGraph:
-    """Steps in a loop of the graph."""
+class _StepsInGraph:
+    """Trains steps in a loop of the graph."""
 
     def __init__(self, loop: InGraphLoop):
         self._loop = loop
@@ -173,13 +173,13 @@ class _InGraph:
             with run_options_buffer(tf.compat.v1.RunOptions(inter_op_thread_pool=choice)) as options:
                 engine.execute(session, Request([], [self._loop.op], feeds, options))
             secs = time.perf_counter() - start
-            self._threads.took(choice, steps, secs)
+            self._threads.note_duration(choice, steps, secs)
             self._steps_per_call = max(int(_LONGEST_CALL_SECS * steps / secs), 1)
             count -= steps
 
 
-class _OneByOne:
-    """Steps one by one through a prepared call, one for each choice of threads."""
+class _StepsOneByOne:
+    """Trains steps one by one through a prepared call; each choice of threads has its own call."""
 
     def __init__(self, step: Sequence[str], fed: Sequence[str], threads: LoopThreads):
         self._step = step
@@ -200,15 +200,16 @@ class _OneByOne:
         start = time.perf_counter()
         for _ in range(count):
             call(*arguments)
-        self._threads.took(choice, count, time.perf_counter() - start)
+        self._threads.note_duration(choice, count, time.perf_counter() - start)
 
 
 class LoopThreads:
     """Chooses the threads for repeated small steps: TensorFlow's inter-op pool, or the calling thread alone.
 
-    Tries both in turns and keeps the one whose best loop was faster; `settled` is a choice made without trials.
+    Tries both in turns and keeps the choice whose best loop was faster; `settled` is a choice made without trials.
     Handing a small operator to another thread takes longer than computing it: a step of 0.14 ms took 0.09 ms in the
-    calling thread (2 cores, TensorFlow 2.15). Larger steps are faster with the pool. Results are the same.
+    calling thread (2 cores, TensorFlow 2.15). Larger steps are faster with the pool. Both choices compute the same
+    results.
     """
 
     def __init__(self, settled: int | None = None):
@@ -222,8 +223,8 @@ class LoopThreads:
             return self._settled
         return POOL if len(self._secs[POOL]) <= len(self._secs[CALLER]) else CALLER
 
-    def took(self, choice: int, steps: int, secs: float) -> None:
-        """Notes how long a loop took, except the first one, in which TensorFlow prepares the graph."""
+    def note_duration(self, choice: int, steps: int, secs: float) -> None:
+        """Records how long a loop took, except for the first loop, in which TensorFlow prepares the graph."""
         if self._settled is not None:
             return
         if not self._has_warmed_up:
@@ -251,16 +252,16 @@ def _reason_against_copying(session):
 
 
 def _make_loop(graph, step, fed):
-    """Returns the loop of these steps: a new one, or the loop an earlier session made."""
-    return _kept_or_made(graph, (step, fed), lambda: put_in_loop(graph, step, fed))[0]
+    """Returns the loop of these steps: the loop that an earlier session made, or a new one."""
+    return _find_or_make_loop(graph, (step, fed), lambda: put_in_loop(graph, step, fed))[0]
 
 
 def _make_overlapped_loop(graph, step, fed, waits):
-    """Returns the loop in which the next step begins early, and whether it is new: only then `waits` count."""
-    return _kept_or_made(graph, (step, fed, "overlapped"), lambda: put_in_overlapped_loop(graph, step, fed, waits))
+    """Returns the loop in which the next step begins early, and whether it is new; only a new loop uses `waits`."""
+    return _find_or_make_loop(graph, (step, fed, "overlapped"), lambda: put_in_overlapped_loop(graph, step, fed, waits))
 
 
-def _kept_or_made(graph, asked, make):
+def _find_or_make_loop(graph, asked, make):
     known = graph.get_collection_ref(_LOOPS_KEY)
     for earlier, loop in known:
         if earlier == asked:

@@ -15,7 +15,7 @@ from npu_bridge.base.machine import own_packages
 from npu_bridge.base.terminal import logger
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
-from npu_bridge.session.dump_files import plain
+from npu_bridge.session.dump_files import with_savable_dtype
 from npu_bridge.session.precision import rounding
 from npu_bridge.session.tensor_watch import TensorWatch, find_places
 
@@ -50,11 +50,11 @@ class OverflowHook(TensorWatch):
         super().__init__(options, graph_name)
         self._reports = 0
 
-    def wanted(self, run: Run, step: int) -> list:
+    def names_to_fetch(self, run: Run, step: int) -> list:
         """Returns the names of all numeric tensors of the run."""
         return sorted(run.values)
 
-    def seen(self, run: Run, step: int, values: dict) -> None:
+    def handle_values(self, run: Run, step: int, values: dict) -> None:
         """Reports the origin of non-finite values in one step."""
         finding = find_origin(run.ops, run.fed, values)
         if finding is None:
@@ -112,7 +112,7 @@ _FINITE, _INF, _NAN = range(3)
 
 
 def _worst(value):
-    number = plain(value)
+    number = with_savable_dtype(value)
     if number.dtype.kind not in "fc" or np.isfinite(number).all():
         return _FINITE
     return _NAN if np.isnan(number).any() else _INF

@@ -23,7 +23,7 @@ class _Pending(NamedTuple):
 
 
 class TensorWatch(tf.estimator.SessionRunHook):
-    """A hook that fetches tensors along with a run, passes their values to `seen`, and can write them.
+    """A hook that fetches tensors along with a run, passes their values to `handle_values`, and can write them.
 
     It adds nothing to the graph, and no computation to a run. Steps count from 0 for each kind of run (see
     `Run.purpose`) during the life of this object. A TF 1 reference variable that is updated in the same step may
@@ -45,11 +45,11 @@ class TensorWatch(tf.estimator.SessionRunHook):
         self._pending: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._is_off = False
 
-    def wanted(self, run: Run, step: int) -> list:
+    def names_to_fetch(self, run: Run, step: int) -> list:
         """Returns the names of the tensors to fetch, out of `run.values`; subclasses implement this."""
         raise NotImplementedError
 
-    def seen(self, run: Run, step: int, values: dict) -> None:
+    def handle_values(self, run: Run, step: int, values: dict) -> None:
         """Takes the values, numpy arrays by tensor name."""
         raise NotImplementedError
 
@@ -61,7 +61,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         with self._lock:
             run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
             step = self._steps.get(run.purpose, 0)
-            names = self.wanted(run, step)
+            names = self.names_to_fetch(run, step)
             self._pending[run_context] = _Pending(run, step, names)
         return tf.estimator.SessionRunArgs(names) if names else None
 
@@ -85,7 +85,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
 
     def write(self, run: Run, step: int, places: Iterable[tuple], values: dict) -> str:
         """Writes tensors, or statistics of them, of what `find_places` gives; returns the folder of the step."""
-        folder = self._folder.of_step(self.name_of(run), run.purpose, step)
+        folder = self._folder.make_step_folder(self.name_of(run), run.purpose, step)
         tensors = (
             DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
             for op, side, slot, tensor in places
@@ -97,7 +97,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         return folder
 
     def _hand_over(self, pending, values):
-        self._secondary.attempt(self.seen, pending.run, pending.step, values)
+        self._secondary.attempt(self.handle_values, pending.run, pending.step, values)
 
 
 def find_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:

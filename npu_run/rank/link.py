@@ -41,7 +41,7 @@ class RankLink:
         os.close(file)
         self._process = os.getpid()
         self._unread = b""
-        self._stop_request = stop_request.of_this_process()
+        self._stop_request = stop_request.stop_request_of_process()
         self._stop_request.attach(self.send)
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
         atexit.register(self._sampler.end)  # registered first, so it runs after the exit handlers that wait for ranks
@@ -73,7 +73,7 @@ class RankLink:
             self.has_left_horovod = True
             _leave_horovod()
         elif order == "hold":
-            self._stop_request.hold()
+            self._stop_request.hold_runs()
         elif order == "end_after":
             self._stop_request.end_after(int(words[0]))
         else:

@@ -24,7 +24,7 @@ from npu_bridge.graph.variables import changes_variable
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
 from npu_bridge.reporting.keras_numbers import Numbers
-from npu_bridge.session.hooked_session import HookOfTraining
+from npu_bridge.session.hooked_session import TrainingHook
 from npu_bridge.session.precision.rewriter import has_floating_type
 from npu_run.trials.trial import Trial
 
@@ -32,7 +32,7 @@ from npu_run.trials.trial import Trial
 _NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "Shape")
 
 
-class HistoryOfTrial(HistoryHook, HookOfTraining):
+class HistoryOfTrial(HistoryHook, TrainingHook):
     """A hook that writes every step to `history.jsonl` in the trial's folder, unless the script writes this file.
 
     In a graph without a global step, training runs are counted instead.
@@ -84,7 +84,7 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
         self.history.close()
 
 
-class RoundInitialWeights(HookOfTraining):
+class RoundInitialWeights(TrainingHook):
     """A hook that rounds each initial weight up, down or not at all, in the first session of a process.
 
     The same draw number makes the same changes on every rank.
@@ -104,7 +104,7 @@ class RoundInitialWeights(HookOfTraining):
             variable.load(round_at_random(value, self._draw, variable.op.name), session)
 
 
-class ListOperators(HookOfTraining):
+class ListOperators(TrainingHook):
     """A hook that writes a JSON list of the first training run's operators that a precision mode can lower.
 
     Each entry has `name`, `type`, and `where`: the script line that made the operator, or "".
@@ -123,7 +123,7 @@ class ListOperators(HookOfTraining):
         Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
 
 
-class CountParameters(HookOfTraining):
+class CountParameters(TrainingHook):
     """A hook that writes to a file the number of trained parameters of the first training session."""
 
     def __init__(self, path: str):
@@ -141,7 +141,7 @@ def write_parameter_count(path: str, variables: Iterable[tf.Variable]) -> None:
         Secondary(f"the number of parameters {path}").attempt(write_whole, path, json.dumps(count))
 
 
-class EndAfterSteps(HookOfTraining):
+class EndAfterSteps(TrainingHook):
     """A hook that ends the script, with exit code 0, after a number of training runs."""
 
     def __init__(self, steps: int):

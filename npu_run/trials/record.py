@@ -39,8 +39,8 @@ from npu_bridge.graph.races import find_races
 from npu_bridge.graph.run import Run
 from npu_bridge.graph.variables import changes_variable, variable_behind
 from npu_bridge.session import steps_per_run
-from npu_bridge.session.dump_files import plain
-from npu_bridge.session.hooked_session import HookOfTraining
+from npu_bridge.session.dump_files import with_savable_dtype
+from npu_bridge.session.hooked_session import TrainingHook
 from npu_run.trials.replay_tf1 import name_in_record
 
 _BATCHES = ("IteratorGetNext", "QueueDequeue", "PyFunc", "EagerPyFunc", "ReaderRead", "Unstage")
@@ -93,12 +93,12 @@ class Record:
     def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
         os.makedirs(self._folder, exist_ok=True)
         archive = io.BytesIO()  # on a full disk, a numpy archive in a file raises again when it is garbage-collected
-        np.savez(archive, **{key: plain(value) for key, value in values.items()})
+        np.savez(archive, **{key: with_savable_dtype(value) for key, value in values.items()})
         with new_file(os.path.join(self._folder, name), "wb") as file:
             file.write(archive.getbuffer())
 
 
-class RecordSteps(HookOfTraining):
+class RecordSteps(TrainingHook):
     """A hook that records the first steps of a process's first training session.
 
     If `with_tensors`, the hook also records the results of a step's operators.

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.reading import open_file
-from npu_bridge.session.hooked_session import HookOfTraining
+from npu_bridge.session.hooked_session import TrainingHook
 from npu_run.trials.record import folder_of_rank, read_weights
 from npu_run.trials.replay_tf1 import Replay
 
 
-class ReplaySteps(HookOfTraining):
+class ReplaySteps(TrainingHook):
     """A hook that replays a record in the first training session of a process, and then ends the script.
 
     The hook writes a JSON file with `steps`, the number of steps, and `differences`, a list of sentences.

@@ -50,7 +50,7 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
     """Calls hooks around every session run of this process that trains, also in sessions that the script makes itself.
 
     Args:
-      make_hooks: returns a list of `HookOfTraining`; called when a session first runs, because hooks need TensorFlow.
+      make_hooks: returns a list of `TrainingHook`; called when a session first runs, because hooks need TensorFlow.
     Returns:
       A function to call when the script ends.
     """
@@ -61,7 +61,7 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
 
 
 class _TrialWatch(SessionEngine):
-    """A session engine that delegates to a `WatchOfTraining`, made when a session first runs."""
+    """A `TrainingHookEngine` that delegates to a `WatchOfTraining`, made when a session first runs."""
 
     def __init__(self, make_hooks: Callable[[], list]):
         self._make_hooks = make_hooks
@@ -81,9 +81,9 @@ class _TrialWatch(SessionEngine):
 
     @functools.cached_property
     def _watch(self) -> Any:
-        from npu_bridge.session.hooked_session import WatchOfTraining
+        from npu_bridge.session.hooked_session import TrainingHookEngine
 
-        made = WatchOfTraining(self._make_hooks())
+        made = TrainingHookEngine(self._make_hooks())
         made.inner = self.inner
         return made
 

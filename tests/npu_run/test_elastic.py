@@ -399,10 +399,10 @@ def test_a_rank_that_hangs_after_its_last_step_does_not_hold_the_job(tmp_path):
         import npu_bridge.npu_init
         import tensorflow as tf
         from npu_bridge.session.elastic import stop_request
-        request = stop_request.of_this_process()
+        request = stop_request.stop_request_of_process()
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             never = tf.queue.FIFOQueue(1, tf.int32).dequeue()
-            with request.heeded(1):
+            with request.handle_requests(1):
                 print("trains", flush=True)
                 while not request.is_due:
                     request.begin_run()

@@ -96,8 +96,8 @@ def test_what_only_one_task_is_told_becomes_an_ordered_end_of_all(tmp_path):
         """
         import os, time
         from npu_bridge.session.elastic import stop_request
-        request = stop_request.of_this_process()
-        with request.heeded(2):
+        request = stop_request.stop_request_of_process()
+        with request.handle_requests(2):
             print("trains", flush=True)
             while not request.is_due:
                 request.begin_run()

@@ -19,7 +19,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.overlapped_loop import put_in_overlapped_loop
 from npu_bridge.optimizers import tf1 as ours
-from npu_bridge.session.iterations import _Loops, name_step, train_in_loops
+from npu_bridge.session.iterations import _LoopEngine, name_step, train_in_loops
 from npu_bridge.stages import Accumulate
 from tests.goldens.two_layers import OPTIMIZERS, as_built_by_many, assert_all_finite, assert_same_bits, in_graph
 
@@ -206,7 +206,7 @@ def train_by_trial(steps_per_run, runs):
         train_in_loops(session, steps_per_run)
         for _ in range(runs):
             session.run(step)
-        ways = [] if steps_per_run == 1 else find_engine(session, _Loops)._earlier_steps.values()
+        ways = [] if steps_per_run == 1 else find_engine(session, _LoopEngine)._earlier_steps.values()
         kept = [(way._overlaps, {known: len(secs) for known, secs in way._secs.items()}) for way in ways]
         return kept, session.run({variable.name: variable for variable in tf1.global_variables()})
 

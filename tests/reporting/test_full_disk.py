@@ -12,7 +12,7 @@ from npu_bridge.options import read_session_config
 from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsHook, ReportHook, TensorBoardHook
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session.dump_hook import DumpHook
-from npu_bridge.session.hooked_session import WatchOfTraining
+from npu_bridge.session.hooked_session import TrainingHookEngine
 from npu_bridge.session.profiling import ProfilingHook
 from npu_run.compare.events import read_scalars
 from npu_run.trials.record import RecordSteps
@@ -119,7 +119,7 @@ def run_with(*hooks):
         train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(weight**2, global_step=step)
         with tf.compat.v1.Session() as session:
             session.run(tf.compat.v1.global_variables_initializer())
-            add_engine(session, WatchOfTraining(list(hooks)))
+            add_engine(session, TrainingHookEngine(list(hooks)))
             for _ in range(3):
                 session.run(train)
             return int(session.run(step))

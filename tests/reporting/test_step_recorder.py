@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session import name_step, train_in_loops
-from npu_bridge.session.hooked_session import WatchOfTraining
+from npu_bridge.session.hooked_session import TrainingHookEngine
 from npu_run.timeline import Recording
 
 tf1 = tf.compat.v1
@@ -28,7 +28,7 @@ def record(graph, tmp_path):
 
     def run(steps, *fetches):
         recorder = StepRecorder(steps, str(tmp_path / "trace.json"), rank=0)
-        watch = WatchOfTraining([recorder])
+        watch = TrainingHookEngine([recorder])
         with tf1.Session(graph=graph) as session:
             add_engine(session, watch)
             for each in fetches:
@@ -93,7 +93,7 @@ def test_updates_inside_functions_are_found(graph, record):
 
 def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
     train = name_step(minimized())
-    watch = WatchOfTraining([StepRecorder(range(3, 6), str(tmp_path / "trace.json"), rank=0)])
+    watch = TrainingHookEngine([StepRecorder(range(3, 6), str(tmp_path / "trace.json"), rank=0)])
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         train_in_loops(session, 4)
@@ -109,7 +109,7 @@ def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
 def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(graph, tmp_path):
     train = name_step(minimized())
     recording = Recording(4, 6, str(tmp_path))
-    watch = WatchOfTraining([StepRecorder(recording.steps, recording.path_of(0), rank=0)])
+    watch = TrainingHookEngine([StepRecorder(recording.steps, recording.path_of(0), rank=0)])
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         train_in_loops(session, 4)
@@ -123,7 +123,7 @@ def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(g
 
 def test_options_of_the_script_are_kept(graph, tmp_path):
     train = minimized()
-    watch = WatchOfTraining([StepRecorder(range(0, 1), str(tmp_path / "trace.json"), rank=0)])
+    watch = TrainingHookEngine([StepRecorder(range(0, 1), str(tmp_path / "trace.json"), rank=0)])
     options = tf1.RunOptions(timeout_in_ms=60_000, report_tensor_allocations_upon_oom=True)
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
@@ -143,7 +143,7 @@ def test_a_restart_beyond_the_steps_keeps_what_was_recorded(graph, record, tmp_p
 
 def test_what_cannot_be_written_does_not_end_the_training(graph, tmp_path, caplog):
     (tmp_path / "file").touch()
-    watch = WatchOfTraining([StepRecorder(range(0, 1), str(tmp_path / "file" / "trace.json"), rank=3)])
+    watch = TrainingHookEngine([StepRecorder(range(0, 1), str(tmp_path / "file" / "trace.json"), rank=3)])
     train = minimized()
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.options import read_session_config
-from npu_bridge.session.devices import asked_devices, choose_devices, visible_gpus
+from npu_bridge.session.devices import choose_devices, requested_devices, visible_gpus
 from tests.session.models import session_config
 
 
@@ -27,27 +27,27 @@ def _write_rank_table(path, device):
 
 
 def test_first_that_speaks_decides(monkeypatch, tmp_path):
-    assert asked_devices(_options()) == ()
+    assert requested_devices(_options()) == ()
     monkeypatch.setenv("HOROVOD_RANK", "5")
     monkeypatch.setenv("HOROVOD_SIZE", "8")
     monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
     monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")
-    assert asked_devices(_options()) == (1,)
+    assert requested_devices(_options()) == (1,)
     monkeypatch.setenv("DEVICE_ID", "2")
-    assert asked_devices(_options()) == (2,)
+    assert requested_devices(_options()) == (2,)
     monkeypatch.setenv("ASCEND_DEVICE_ID", "3")
-    assert asked_devices(_options()) == (3,)
+    assert requested_devices(_options()) == (3,)
     _write_rank_table(tmp_path / "table.json", "4")
     monkeypatch.setenv("RANK_TABLE_FILE", str(tmp_path / "table.json"))
-    assert asked_devices(_options()) == (4,)
-    assert asked_devices(_options(local_device_list="5,6")) == (5, 6)
-    assert asked_devices(_options(local_device_list="5,6", session_device_id=0)) == (0,)
+    assert requested_devices(_options()) == (4,)
+    assert requested_devices(_options(local_device_list="5,6")) == (5, 6)
+    assert requested_devices(_options(local_device_list="5,6", session_device_id=0)) == (0,)
 
 
 def test_malformed_variable_is_an_error(monkeypatch):
     monkeypatch.setenv("ASCEND_DEVICE_ID", "first")
     with pytest.raises(ValueError, match="ASCEND_DEVICE_ID.*'first'"):
-        asked_devices(_options())
+        requested_devices(_options())
 
 
 @pytest.mark.parametrize(

@@ -196,12 +196,12 @@ def test_a_folder_of_a_dump_is_no_link_to_another_folder(tmp_path, level):
     names = {"time": time.strftime("%Y%m%d%H%M%S", time.localtime(0)), "rank": "0", "graph": "loss", "step": "7"}
     root.mkdir()
     if level == "step":
-        pathlib.Path(dumps.of_step("loss", "graph", 1)).with_name("7").symlink_to(elsewhere)
+        pathlib.Path(dumps.make_step_folder("loss", "graph", 1)).with_name("7").symlink_to(elsewhere)
     else:
         *above, last = [*names.values()][: [*names].index(level) + 1]
         link = root.joinpath(*above)
         link.mkdir(parents=True, exist_ok=True)
         (link / last).symlink_to(elsewhere)
     with pytest.raises(FileExistsError, match="dumps do not follow links"):
-        dumps.of_step("loss", "graph", 7)
+        dumps.make_step_folder("loss", "graph", 7)
     assert not list(elsewhere.iterdir())

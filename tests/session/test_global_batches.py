@@ -61,7 +61,7 @@ def test_a_count_that_a_file_of_keras_lacks_goes_on_from_its_steps(tmp_path):
 
 
 def test_each_epoch_has_an_order_of_its_own():
-    one, other, again = (GlobalBatches(rows=40, batch=8, seed=seed)._order for seed in (1, 2, 1))
+    one, other, again = (GlobalBatches(rows=40, batch=8, seed=seed)._permutation_of_epoch for seed in (1, 2, 1))
     orders = [one(0), one(1), other(0)]
     assert all(sorted(order) == list(range(40)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3 and tuple(again(1)) == tuple(orders[1])

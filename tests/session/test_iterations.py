@@ -259,9 +259,9 @@ def test_a_recovered_session_trains_in_loops_again(graph):
 def test_threads_are_tried_in_turns_and_the_faster_stay(pool, caller, settled):
     threads, tried = LoopThreads(), []
     millis = {POOL: pool, CALLER: caller}
-    threads.took(threads.choose(), 99, 60.0)  # the graph is prepared: no trial
+    threads.note_duration(threads.choose(), 99, 60.0)  # the graph is prepared: no trial
     for _ in range(10):
         tried.append(threads.choose())
-        threads.took(tried[-1], 99, 99 * millis[tried[-1]] / 1000)
+        threads.note_duration(tried[-1], 99, 99 * millis[tried[-1]] / 1000)
     expected = [POOL] if pool > 1.0 else [POOL, CALLER] * 3
     assert tried == expected + [settled] * (10 - len(expected))

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(make_memory_folder() is None, reason="there are 
 
 
 @pytest.fixture
-def of_job(monkeypatch):
+def only_of_job(monkeypatch):
     """The folder in memory of a job that this process is a rank of."""
     folder = make_memory_folder()
     monkeypatch.setenv(MEMORY_FOLDER, folder.path)
@@ -139,7 +139,7 @@ def write(copies, text, step, size_bytes=10):
 def test_only_the_newest_copy_is_kept(tmp_path):
     copies = MemoryCheckpoints(str(tmp_path / "copies"))
     first = write(copies, "one", 1)
-    with copies.used(first):
+    with copies.kept_in_use(first):
         write(copies, "two", 2)
         third = write(copies, "three", 3)
         assert len(os.listdir(tmp_path / "copies")) == 2, "what is being copied to the disk stays"
@@ -147,7 +147,7 @@ def test_only_the_newest_copy_is_kept(tmp_path):
     assert Path(f"{third}.index").read_text() == "three"
     write(copies, "four", 4)
     assert len(os.listdir(tmp_path / "copies")) == 1
-    copies.forget()
+    copies.remove_copies()
     assert not (tmp_path / "copies").exists()
 
 
@@ -163,7 +163,7 @@ def test_no_copy_is_made_where_memory_is_short(tmp_path):
     assert not os.listdir(tmp_path), "what there was no room for takes none"
 
 
-def test_copies_are_made_as_seldom_as_they_cost_little(of_job, monkeypatch, tmp_path):
+def test_copies_are_made_as_seldom_as_they_cost_little(only_of_job, monkeypatch, tmp_path):
     clock = [0.0]
     monkeypatch.setattr(memory_checkpoints_module.time, "monotonic", lambda: clock[0])
     made = []
@@ -182,7 +182,7 @@ def test_copies_are_made_as_seldom_as_they_cost_little(of_job, monkeypatch, tmp_
 
     train(45, Training(tick), hook)
     assert made == [10, 20, 30, 40] and hook.every_n_runs == 10  # 0.05 s of 10 s are 0.5 %
-    assert not list(of_job.glob("*/*")), "a training that has ended needs no copy"
+    assert not list(only_of_job.glob("*/*")), "a training that has ended needs no copy"
 
 
 # Resuming from a copy.
@@ -205,17 +205,17 @@ def train_and_be_killed(folder, steps, copied_at, monkeypatch):
         train(steps, NPUCheckpointSaverHook(folder, save_steps=1000), MemoryCheckpointHook(folder), Training(die))
 
 
-def as_of_another_process(of_job):
-    (place,) = of_job.glob("*/*-*")
+def as_of_another_process(only_of_job):
+    (place,) = only_of_job.glob("*/*-*")
     return place.rename(place.with_name(place.name.replace(str(os.getpid()), "1")))
 
 
-def test_a_copy_that_is_newer_becomes_the_newest_checkpoint(of_job, monkeypatch, tmp_path):
+def test_a_copy_that_is_newer_becomes_the_newest_checkpoint(only_of_job, monkeypatch, tmp_path):
     folder = str(tmp_path / "out")
     train_and_be_killed(folder, steps=8, copied_at=5, monkeypatch=monkeypatch)
     take_memory_checkpoint(folder)
     assert saved_steps(folder) == [0], "the same process has not been started again"
-    as_of_another_process(of_job)
+    as_of_another_process(only_of_job)
     take_memory_checkpoint(folder)
     assert saved_steps(folder) == [0, 5]
     assert [name for name in files(folder) if "-5" in name] == [
@@ -228,23 +228,23 @@ def test_a_copy_that_is_newer_becomes_the_newest_checkpoint(of_job, monkeypatch,
     assert saved_steps(folder) == [5, 7] or saved_steps(folder) == [0, 5, 7]
 
 
-def test_a_copy_that_is_older_than_the_disk_is_left_out(of_job, monkeypatch, tmp_path):
+def test_a_copy_that_is_older_than_the_disk_is_left_out(only_of_job, monkeypatch, tmp_path):
     folder = str(tmp_path / "out")
     train_and_be_killed(folder, steps=8, copied_at=5, monkeypatch=monkeypatch)
-    as_of_another_process(of_job)
+    as_of_another_process(only_of_job)
     with monkeypatch.context() as elsewhere:
         elsewhere.delenv(MEMORY_FOLDER)
         train(7, NPUCheckpointSaverHook(folder, save_steps=1000))
     before = files(folder)
-    assert list(of_job.glob("*/5-1"))
+    assert list(only_of_job.glob("*/5-1"))
     take_memory_checkpoint(folder)
     assert files(folder) == before and saved_steps(folder)[-1] == 7
 
 
-def test_a_damaged_copy_is_left_out(of_job, monkeypatch, tmp_path):
+def test_a_damaged_copy_is_left_out(only_of_job, monkeypatch, tmp_path):
     folder = str(tmp_path / "out")
     train_and_be_killed(folder, steps=8, copied_at=5, monkeypatch=monkeypatch)
-    (data,) = as_of_another_process(of_job).glob("*.data-*")
+    (data,) = as_of_another_process(only_of_job).glob("*.data-*")
     content = bytearray(data.read_bytes())
     content[100] ^= 4
     data.write_bytes(content)
@@ -263,12 +263,12 @@ def test_a_damaged_copy_is_left_out(of_job, monkeypatch, tmp_path):
     ],
 )
 def test_a_copy_that_is_newer_than_what_is_intact_is_taken_once(
-    of_job, monkeypatch, tmp_path, saved_at, copied_at, goes_on_from
+    only_of_job, monkeypatch, tmp_path, saved_at, copied_at, goes_on_from
 ):
     """A later request, for the rows or the variables, gets the same step."""
     folder = str(tmp_path / "out")
     train_and_be_killed(folder, steps=8, copied_at=copied_at, monkeypatch=monkeypatch)
-    as_of_another_process(of_job)
+    as_of_another_process(only_of_job)
     with monkeypatch.context() as elsewhere:
         elsewhere.delenv(MEMORY_FOLDER)
         for start, end in zip([0, *saved_at], saved_at):
@@ -292,7 +292,7 @@ def loop_of(folder, every_n_steps=None):
     return loop, model.numbers, lambda: optimizer.apply_gradients([(-tf.ones([1000]), model.numbers)])
 
 
-def test_a_loop_of_ones_own_goes_on_from_a_copy(of_job, monkeypatch, tmp_path):
+def test_a_loop_of_ones_own_goes_on_from_a_copy(only_of_job, monkeypatch, tmp_path):
     folder = str(tmp_path / "out")
     monkeypatch.setattr(memory_checkpoints_module, "_FIRST_AFTER_RUNS", 5)
     loop, _, update = loop_of(folder)
@@ -301,14 +301,14 @@ def test_a_loop_of_ones_own_goes_on_from_a_copy(of_job, monkeypatch, tmp_path):
             break
         update()
     assert not os.path.exists(folder), "nothing is on the disk"
-    as_of_another_process(of_job)
+    as_of_another_process(only_of_job)
     loop, numbers, update = loop_of(folder)
     np.testing.assert_array_equal(numbers, np.full(1000, 5.0))
     for reached in loop.until(12):
-        assert bool(list(of_job.glob(f"*/*-{os.getpid()}"))) == (reached >= 10)
+        assert bool(list(only_of_job.glob(f"*/*-{os.getpid()}"))) == (reached >= 10)
         update()
     np.testing.assert_array_equal(numbers, np.full(1000, 12.0))
-    assert not list(of_job.glob(f"*/*-{os.getpid()}")), "a training that has ended needs no copy"
+    assert not list(only_of_job.glob(f"*/*-{os.getpid()}")), "a training that has ended needs no copy"
     assert saved_steps(folder)[-1] == 12
 
 
@@ -329,7 +329,7 @@ def test_a_loop_of_ones_own_goes_back_from_a_damaged_checkpoint(is_started_again
             loop_of(folder)
 
 
-def test_a_damaged_file_of_keras_gives_way_to_a_copy(of_job, tmp_path):
+def test_a_damaged_file_of_keras_gives_way_to_a_copy(only_of_job, tmp_path):
     path = tmp_path / "model.keras"
 
     class Dies(tf.keras.callbacks.Callback):
@@ -346,7 +346,7 @@ def test_a_damaged_file_of_keras_gives_way_to_a_copy(of_job, tmp_path):
     with pytest.raises(KilledError):
         model.fit(np.ones([10, 2]), np.ones([10, 1]), 1, callbacks=[resume, Dies()], verbose=0)
     resume._writer.wait()
-    as_of_another_process(of_job)
+    as_of_another_process(only_of_job)
     path.write_bytes(path.read_bytes()[:-100])
     model, resume = make()
     assert resume.restore(model) == 6
@@ -382,14 +382,14 @@ def test_what_is_saved_is_the_state_at_the_time(monkeypatch, tmp_path):
             assert session.run(v1.train.get_global_step()) == step
 
 
-def test_a_copy_is_not_removed_before_the_thread_has_begun(of_job, monkeypatch, tmp_path):
+def test_a_copy_is_not_removed_before_the_thread_has_begun(only_of_job, monkeypatch, tmp_path):
     """A training that ends with a save that is just beginning."""
     folder = str(tmp_path / "out")
     start = threading.Thread.start
 
     def start_late(self):
         if self.name == "npu_bridge checkpoint":
-            memory_checkpoints(folder, of_job=True).forget()
+            memory_checkpoints(folder, only_of_job=True).remove_copies()
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", start_late)
@@ -452,8 +452,8 @@ def test_nothing_is_left_in_memory(tmp_path):
 import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tests.session.test_memory_checkpoints import *
 train(5, NPUCheckpointSaverHook({str(tmp_path / "out")!r}, save_steps=2))
-from npu_bridge.session.elastic.memory_checkpoints import _of_this_process
-print(_of_this_process().path)
+from npu_bridge.session.elastic.memory_checkpoints import _memory_folder_of_process
+print(_memory_folder_of_process().path)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE, StopReque
 
 def test_hooks_behind_it_end_before_the_process_does(graph, tmp_path, monkeypatch):
     request = StopRequest()
-    monkeypatch.setattr(stop_hook, "of_this_process", lambda: request)
+    monkeypatch.setattr(stop_hook, "stop_request_of_process", lambda: request)
     weight = tf.compat.v1.get_variable("weight", [])
     step = tf.compat.v1.train.get_or_create_global_step()
     train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(weight * weight, step)

@@ -92,7 +92,7 @@ def model_fn_under_options(model_fn, options, has_params):
     @tf.autograph.experimental.do_not_convert  # strategies of tf.distribute convert all functions that they call
     def build(features, labels, mode, params, config):
         of_graph.publish(options)
-        session.prepare_graph(options, tf.compat.v1.get_default_graph(), is_of_one_run=True)
+        session.prepare_graph(options, tf.compat.v1.get_default_graph(), is_of_this_run=True)
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         given = {name: value for name, value in given.items() if takes_any or name in parameters}
         is_training = mode == tf.estimator.ModeKeys.TRAIN

@@ -21,7 +21,7 @@ from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
 from npu_bridge.session import precision
 from npu_bridge.session.determinism import choose_seed
-from npu_bridge.session.devices import variables_on_host
+from npu_bridge.session.devices import variable_device
 
 __all__ = [
     "DumpConfig",
@@ -201,7 +201,7 @@ class NPURunConfig(tf.estimator.RunConfig):
     def device_fn(self):
         """The device function of an Estimator: puts variables on the CPU with `variable_placement="Host"`."""
         if self.__dict__.get("_variable_placement") == "Host" and not self.cluster_spec:
-            return variables_on_host
+            return variable_device
         return self._device_fn
 
 

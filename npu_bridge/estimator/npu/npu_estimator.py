@@ -43,7 +43,7 @@ from npu_bridge.reporting.failure_hook import FailureHook
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.reporting.report_hook import places_of_ranks
-from npu_bridge.session.devices import make_room_for
+from npu_bridge.session.devices import provide_cpu_devices
 from npu_bridge.session.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.session.stop_together import StopTogether, may_stop
 
@@ -124,7 +124,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._stragglers = StragglerHook()
         self._session_config = session.prepare_session_config(options, self._session_config)
         for strategy in (config.train_distribute, config.eval_distribute):
-            make_room_for(strategy, self._session_config)
+            provide_cpu_devices(strategy, self._session_config)
         precision.prepare(self._session_config)
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):

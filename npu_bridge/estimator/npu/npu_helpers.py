@@ -154,7 +154,7 @@ def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operatio
     options = read_session_config(normalised)
     collective.current()
     graph = tf.compat.v1.get_default_graph()
-    effects.prepare_graph(options, graph, is_of_one_run=False)
+    effects.prepare_graph(options, graph, is_of_this_run=False)
     with graph.as_default(), tf.control_dependencies(None):
         shutdown = tf.no_op(name="npu_shutdown")
     session = tf.compat.v1.Session(graph=graph, config=effects.prepare_session_config(options, normalised))

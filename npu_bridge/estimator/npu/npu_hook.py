@@ -266,7 +266,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     def _get_saver(self):
         saver = super()._get_saver()
-        return saver and self._background.of(saver)
+        return saver and self._background.use_saver(saver)
 
 
 class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):

@@ -67,7 +67,7 @@ def decorator_tf_session(func: Callable) -> Callable:
             precision.prepare(config)
             if has_entry and options.use_off_line and isinstance(graph, tf.Graph):
                 of_graph.publish(options, graph)
-                effects.prepare_graph(options, graph, is_of_one_run=False)
+                effects.prepare_graph(options, graph, is_of_this_run=False)
                 check_placement(options, graph)
         if __init__.places_softly and isinstance(  # type: ignore[attr-defined]
             config, (tf.compat.v1.ConfigProto, type(None))

@@ -1,4 +1,4 @@
-"""Saves checkpoints in the background: copies variables to memory, and from there to the disk in a thread."""
+"""Saves checkpoints in the background: copies variables to memory, and lets a thread copy them to the disk."""
 
 from __future__ import annotations
 
@@ -17,59 +17,61 @@ from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
 
 
 class BackgroundWriter:
-    """A thread that writes copies in memory to the disk, one at a time."""
+    """Writes copies from memory to the disk in a thread, one copy at a time."""
 
     def __init__(self):
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
     def start(self, copies: MemoryCheckpoints, path: str, write: Callable[[], object]) -> None:
-        """Begins to write; the copy stays until this is done.
+        """Starts a thread that writes a copy to the disk; the copy stays in memory until it is written.
 
         Args:
-          copies: the copies of the training.
+          copies: the copies of the training in memory.
           path: path of the copy to write.
-          write: writes it to the disk.
+          write: function that writes the copy to the disk.
         """
         in_use = contextlib.ExitStack()
-        in_use.enter_context(copies.used(path))  # here already, as the thread can start later
-        self._thread = threading.Thread(target=self._run, args=(copies, in_use, write), name="npu_bridge checkpoint")
+        in_use.enter_context(copies.kept_in_use(path))  # here already, as the thread can start later
+        self._thread = threading.Thread(
+            target=self._write_in_thread, args=(copies, in_use, write), name="npu_bridge checkpoint"
+        )
         self._thread.start()
 
     def wait(self) -> None:
-        """Waits until the copy is on the disk; raises the error of the thread."""
+        """Waits until the copy is on the disk; raises the thread's error if writing failed."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
         self.check()
 
     def check(self) -> None:
-        """Raises an error of the thread, once."""
+        """Raises the thread's error if writing has failed; a second call does not raise the error again."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def _run(self, copies, in_use, write):
+    def _write_in_thread(self, copies, in_use, write):
         try:
             with in_use:
                 write()
         except Exception as error:  # is raised by `check`, in the thread that trains
             self._error = error
         if folder_of_job() is None:  # no restart would use them
-            copies.forget()
+            copies.remove_copies()
 
 
 class BackgroundSaver:
-    """A saver like `CarefulSaver` that saves during the training.
+    """A saver like `CarefulSaver` that saves in the background while the training continues.
 
-    It saves the state at the time of `save`. A save waits for the one before. An older checkpoint is removed once the
-    new one is on the disk and has been read back.
+    A checkpoint holds the state at the time of `save`. A call of `save` waits until the previous checkpoint is on the
+    disk. An older checkpoint is removed once the new one is on the disk and has been read back.
 
     Args:
-      copies: copies in memory; with None, or too little memory, the training waits for the disk.
+      copies: the copies in memory; with None, or too little memory, the training waits for the disk.
       hold: the hold on the folder of the checkpoints.
     Attributes:
-      waits: whether `save` returns only when everything is on the disk.
+      waits: whether `save` returns only when the checkpoint is on the disk.
     """
 
     def __init__(self, copies: MemoryCheckpoints | None, hold: Hold | None = None):
@@ -78,36 +80,36 @@ class BackgroundSaver:
         self._meta_graph: tuple[int, bytes] | None = None
         self.waits = True
 
-    def of(self, saver: Any) -> BackgroundSaver:
-        """Sets the `tf.compat.v1.train.Saver` to save with, which counts its checkpoints."""
+    def use_saver(self, saver: Any) -> BackgroundSaver:
+        """Sets the `tf.compat.v1.train.Saver` to save with, which keeps the list of checkpoints; returns this saver."""
         self._saver, self.saver_def = saver, saver.saver_def
         return self
 
     def save(self, session: Any, save_path: str, global_step: int, write_meta_graph: bool = True) -> None:
-        """Saves variables as `tf.compat.v1.train.Saver.save`, or begins to.
+        """Saves variables as `tf.compat.v1.train.Saver.save` does; in the background if memory allows.
 
         Raises:
-          CheckpointNotSavedError: there is no space, for this save or the one before.
+          CheckpointNotSavedError: the disk has no space for this checkpoint, or had none for the previous one.
           FolderHeldError: another job has taken over the folder.
         """
         try:
             self.wait()
-        finally:  # the error of the save before is raised after this save has begun
-            if not self._begin(session, save_path, global_step, write_meta_graph):
+        finally:  # an error of the previous save is raised after this save has begun
+            if not self._begin_background_save(session, save_path, global_step, write_meta_graph):
                 CarefulSaver(self._saver, self._hold).save(session, save_path, global_step, write_meta_graph)
         if self.waits:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until the checkpoint is on the disk; raises the error of the save."""
+        """Waits until the checkpoint is on the disk; raises the error if saving failed."""
         self._writer.wait()
 
     def check(self) -> None:
-        """Raises an error of a save in the background, once."""
+        """Raises the error if a save in the background has failed; a second call does not raise the error again."""
         self._writer.check()
 
-    def _begin(self, session, save_path, global_step, write_meta_graph):
-        """Copies the variables to memory, and starts the thread; returns False if this is not possible."""
+    def _begin_background_save(self, session, save_path, global_step, write_meta_graph):
+        """Copies variables to memory and starts the thread that writes them; returns False if this is not possible."""
         names, saver = self.saver_def, self._saver
         is_plain = type(saver).save is tf.compat.v1.train.Saver.save and names.version == names.V2
         if self._copies is None or not is_plain:
@@ -120,11 +122,11 @@ class BackgroundSaver:
         if path is None:
             return False
         copying = _CopyingSession(session.graph, path)
-        write = functools.partial(self._write, saver, copying, save_path, global_step, write_meta_graph)
+        write = functools.partial(self._write_to_disk, saver, copying, save_path, global_step, write_meta_graph)
         self._writer.start(self._copies, path, write)
         return True
 
-    def _write(self, saver, copying, save_path, global_step, write_meta_graph):
+    def _write_to_disk(self, saver, copying, save_path, global_step, write_meta_graph):
         graph, careful = copying.graph, CarefulSaver(saver, self._hold)
         # Making the file of a graph takes longer than writing it, and blocks Python.
         is_new = self._meta_graph is None or self._meta_graph[0] != graph.version
@@ -138,7 +140,7 @@ class BackgroundSaver:
 
 
 class _CopyingSession(session_interface()):  # type: ignore[misc]  # a class of TensorFlow, looked up
-    """A session for a saver, in which the save operator copies an existing checkpoint."""
+    """A stand-in for a saver's session: its `run` copies an existing checkpoint instead of saving variables."""
 
     def __init__(self, graph: tf.Graph, path: str):
         self._graph, self._path = graph, path
@@ -154,7 +156,7 @@ class _CopyingSession(session_interface()):  # type: ignore[misc]  # a class of 
 
 
 def size_of_variables(graph: tf.Graph) -> int:
-    """Computes the bytes of a graph's variables, without those of unknown shape."""
+    """Returns the size of a graph's variables in bytes; variables of unknown shape do not count."""
     variables = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     sizes = [(variable.shape.num_elements() or 0) * variable.dtype.base_dtype.size for variable in variables]
     return sum(sizes)

@@ -1,4 +1,4 @@
-"""`GlobalBatches`: gives every update the same rows, and each row once an epoch, with any number of ranks."""
+"""`GlobalBatches`: gives every update the same rows with any number of ranks, and uses each row once an epoch."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ UPDATES_DEALT = "updates_dealt"  # the variable's name, also in checkpoints
 
 
 class GlobalBatches:
-    """A distribution of the rows of a data set over ranks that makes a training the same with any number of ranks.
+    """Distributes the rows of a data set over ranks so that a training is the same with any number of ranks.
 
-    Rows have one endless order: epoch after epoch, each a permutation of all rows that depends only on `seed` and the
-    number of the epoch. Update number n uses the `batch` rows from n * `batch` on. They are cut into micro-batches of
-    `micro` rows, which the ranks share: of 8 micro-batches, each of 4 ranks adds up two; of 3 ranks, two add up three
-    and one two; of 16 ranks, half have nothing to do. The mean over all rows is the same each time, except for
-    rounding. A training that resumes at update n with more or fewer ranks continues with the rows of this update: no
-    row is left out or comes twice.
+    Rows have one endless order, epoch after epoch. Each epoch is a permutation of all rows that depends only on `seed`
+    and the number of the epoch. Update number n uses the `batch` rows from position n * `batch` on. They are split into
+    micro-batches of `micro` rows, which the ranks share. With 8 micro-batches and 4 ranks, each rank adds up two; with
+    3 ranks, two ranks add up three and one rank two; with 16 ranks, half of the ranks have nothing to do. The mean over
+    all rows is the same for any number of ranks, except for rounding. A training that resumes at update n with more or
+    fewer ranks continues with the rows of update n: no row is left out or used twice.
 
     Give the optimizer the stages of `stages()`, and train on batches of `dataset` or `indices`. Every rank makes the
-    same number of runs for an update (`batches_per_update`); a rank with a smaller share repeats rows, which do not
-    count.
+    same number of runs for an update (`batches_per_update`). A rank with a smaller share repeats rows; the repeated
+    rows do not count.
 
     Args:
       rows: the number of rows of the data set.
@@ -71,11 +71,11 @@ class GlobalBatches:
 
     @property
     def batches_per_update(self) -> int:
-        """Batches that each rank computes for one update, with the present number of ranks."""
+        """Number of batches that each rank computes for one update, with the present number of ranks."""
         return -(-(self.batch // self.micro) // collective.current().size)
 
     def stages(self) -> list:
-        """Makes new stages with which an optimizer makes one update of these batches, and counts updates."""
+        """Makes new stages with which an optimizer makes one update from `batch` rows, and counts updates."""
         share = _Share(self.batch // self.micro, collective.current().size, collective.current().rank)
         return [*([] if share.is_whole else [_AccumulateShares(share)]), _CountUpdates()]
 
@@ -83,8 +83,9 @@ class GlobalBatches:
         """Returns an endless dataset of row numbers for this rank: int64 tensors of shape [micro].
 
         Args:
-          after: the training to continue with its next update: the folder of its checkpoints, or a Keras model after
-            `ResumeCallback.restore`. None begins with the first update.
+          after: the training to continue: the folder of its checkpoints, or a Keras model after
+            `ResumeCallback.restore`. The dataset begins with the next update of this training; with None, with the
+            first update.
         Ranks: collective, unless `after` is None.
         """
         start, ranks = 0 if after is None else updates_dealt(after), collective.current()
@@ -95,14 +96,14 @@ class GlobalBatches:
         """Returns an endless dataset of batches for this rank.
 
         Args:
-          arrays: an array with `rows` rows, or a structure of such arrays; kept in the graph as constants, so for more
-            than a gigabyte map `indices` to rows yourself.
-          after: as in `indices`.
+          arrays: an array with `rows` rows, or a structure of such arrays. The graph holds them as constants: for more
+            than a gigabyte use `indices`, and look up the rows yourself.
+          after: the training to continue, as in `indices`.
         Returns:
           A data set of the same structure, with `micro` rows of each array.
         Raises:
-          ValueError: an array has another number of rows.
-        Ranks: as in `indices`.
+          ValueError: an array does not have `rows` rows.
+        Ranks: collective, unless `after` is None.
         """
         for array in tf.nest.flatten(arrays):
             if len(array) != self.rows:
@@ -111,10 +112,10 @@ class GlobalBatches:
         return self.indices(after).map(lambda numbers: tf.nest.map_structure(lambda a: tf.gather(a, numbers), arrays))
 
     def shares(self, start: int, rank: int, size: int) -> Iterator[np.ndarray]:
-        """Yields the row numbers of a rank, micro-batch by micro-batch, without end.
+        """Yields the row numbers of each micro-batch of a rank, without end.
 
         Args:
-          start: the first update.
+          start: number of the first update.
           rank, size: the rank, and the number of ranks.
         """
         count = self.batch // self.micro
@@ -128,27 +129,27 @@ class GlobalBatches:
                 numbers = np.empty(self.micro, np.int64)
                 for each in np.unique(places // self.rows):
                     if each != epoch:
-                        epoch, order = each, self._order(each)
+                        epoch, order = each, self._permutation_of_epoch(each)
                     mask = places // self.rows == each
                     numbers[mask] = order[places[mask] % self.rows]
                 yield numbers
             update += 1
 
-    def _order(self, epoch: int) -> np.ndarray:
+    def _permutation_of_epoch(self, epoch: int) -> np.ndarray:
         if self.seed is None:
             return np.arange(self.rows)
         return np.random.Generator(np.random.PCG64([self.seed, int(epoch)])).permutation(self.rows)
 
 
 def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
-    """Returns the number of updates for which a training has taken rows, by rank 0's count, on all ranks.
+    """Returns the number of updates for which a training has taken rows: rank 0's count, on all ranks.
 
     Args:
-      after: the folder of its checkpoints, for the latest one, or a compiled Keras model. If the optimizer has, or
-        had, no stages of `GlobalBatches`, its steps count.
+      after: the folder of the training's checkpoints, of which the latest is read, or a compiled Keras model. If the
+        optimizer has no stages of `GlobalBatches`, or had none when it was saved, the number of its steps is returned.
     Raises:
-      DamagedCheckpointError: the latest checkpoint is damaged; in a job that the launcher starts again, only if no
-        other one is intact.
+      DamagedCheckpointError: the latest checkpoint is damaged. In a job that the launcher restarts, raised only if no
+        other checkpoint is intact.
     Ranks: collective.
     """
     ranks, dealt = collective.current(), 0
@@ -172,8 +173,8 @@ def updates_dealt(after: str | os.PathLike | tf.keras.Model) -> int:
     return gather_values(dealt, "updates_dealt")[0]
 
 
-def _steps_so_far() -> tf.Tensor:
-    """Returns the first value of a count: the steps of a restored checkpoint that has no count, else 0."""
+def _initial_update_count() -> tf.Tensor:
+    """Returns the initial count of updates: the global step if a checkpoint without this count was restored, else 0."""
     step = None if tf.executing_eagerly() else global_step_of()
     if not isinstance(step, tf.Variable):
         return tf.zeros([], tf.int64)
@@ -185,9 +186,10 @@ class _Share:
     """The micro-batches of an update that one rank computes.
 
     Attributes:
-      runs: batches that every rank computes for an update; `own` of them count on this rank.
-      weight: weight of each that counts, in the mean over runs and ranks.
-      is_whole: one batch on each rank is an update.
+      runs: number of batches that every rank computes for an update.
+      own: number of these batches that count on this rank.
+      weight: weight of a batch that counts, in the mean over runs and ranks.
+      is_whole: whether one batch on each rank makes up an update.
     """
 
     def __init__(self, count: int, size: int, rank: int):
@@ -227,7 +229,7 @@ class _AccumulateShares(Accumulate):
 
 
 class _CountUpdates(Stage):
-    """The stage that counts updates, skipped ones included; the count is saved with the model."""
+    """A stage that counts updates, including skipped ones; the count is saved with the model."""
 
     def __init__(self):
         self._module: tf.Module | None = None
@@ -238,7 +240,7 @@ class _CountUpdates(Stage):
     def state(self):
         if self._module is None:
             self._module = tf.Module(name="dealt")
-            self._module.updates = state_variable(_steps_so_far, UPDATES_DEALT)
+            self._module.updates = state_variable(_initial_update_count, UPDATES_DEALT)
         return {"dealt": self._module}
 
     def create_variables(self, variables, gradients=None):

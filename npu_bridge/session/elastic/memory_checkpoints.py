@@ -1,7 +1,7 @@
-"""Keeps the newest state of a training in a folder in memory, which outlives its process.
+"""Keeps a copy of the newest state of a training in a folder in memory, which outlives the process.
 
-A restarted job resumes from there if this copy is newer than the checkpoint on the disk. Saves in the background copy
-from there to the disk.
+A restarted job resumes from this copy if it is newer than the checkpoint on the disk. A save in the background copies
+the copy to the disk.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FIRST_AFTER_RUNS = 10
 
 
 class CopyInterval:
-    """The number of runs between two copies, chosen so that copies take 0.5 % of the time.
+    """Decides after how many runs the next copy is due, so that copies take 0.5 % of the time.
 
-    Ranks: collective: all use the measurements of rank 0.
+    Ranks: collective; all ranks use the measurements of rank 0.
     """
 
     def __init__(self):
@@ -52,17 +52,17 @@ class CopyInterval:
         self.begin()
 
     def begin(self) -> None:
-        """Starts to count."""
+        """Starts to count runs and time."""
         self._made, self._since = 0, time.monotonic()
 
     def count_run(self) -> bool:
-        """Counts a run; returns whether a copy is due after it."""
+        """Counts a run; returns whether a copy is due after this run."""
         self._made += 1
         return self._made >= self.runs
 
     @contextlib.contextmanager
-    def measured(self) -> Iterator[None]:
-        """Measures a block that makes a copy, and sets the interval before the next one."""
+    def measured_copy(self) -> Iterator[None]:
+        """Measures the time of a block that makes a copy, and sets the number of runs until the next copy."""
         began = time.monotonic()
         secs_per_run = (began - self._since) / self._made
         yield
@@ -72,54 +72,54 @@ class CopyInterval:
         self.runs = int(self._agreed.run(np.int64(max(1, math.ceil(cost / (_SHARE * secs_per_run))))))
 
     def close(self) -> None:
-        """Closes the session in which ranks agree."""
+        """Closes the session in which the ranks agree on the interval."""
         self._agreed.close()
 
 
 class MemoryCheckpoints:
-    """The copies of one training's state in the memory of this machine, of which the newest is kept.
+    """The copies of one training's state in the memory of this machine. Only the newest copy is kept.
 
     Args:
-      folder: folder of the copies, created with the first one.
+      folder: folder of the copies, created with the first copy.
     """
 
     def __init__(self, folder: str):
         self._folder = folder
-        self._used: set[str] = set()
+        self._in_use: set[str] = set()
 
     def write(self, save: Callable[[str], object], step: int, size_bytes: int) -> str | None:
         """Writes a copy, and removes older ones.
 
         Args:
-          save: writes a checkpoint to a given path.
+          save: function that writes a checkpoint to a given path.
           step: the global step.
-          size_bytes: its expected size.
+          size_bytes: expected size of the checkpoint.
         Returns:
-          The path of the checkpoint; None if memory is too small.
+          The path of the checkpoint; None if there is too little memory.
         """
         own = os.getpid()
         place, unfinished = (os.path.join(self._folder, name) for name in (f"{step}-{own}", f"{UNFINISHED}{own}"))
         path = os.path.join(place, _NAME)
-        if place in self._used:  # the same step, which is being copied to the disk
+        if place in self._in_use:  # the same step, which is being copied to the disk
             return path
         try:
             os.makedirs(self._folder, 0o700, exist_ok=True)
             if free_bytes(self._folder) < _TIMES_FREE * size_bytes:
                 return None
-            _remove(unfinished)
+            _remove_copy(unfinished)
             os.mkdir(unfinished)
             save(os.path.join(unfinished, _NAME))
-            _remove(place)
+            _remove_copy(place)
             put_in_place(unfinished, place)
         except (OSError, *NO_SPACE):
             with contextlib.suppress(OSError):
-                _remove(unfinished)
+                _remove_copy(unfinished)
             return None
-        self._remove(lambda number, process: process == own or 0 <= number < step, but=place)
+        self._remove_if(lambda number, process: process == own or 0 <= number < step, except_place=place)
         return path
 
     def newest(self) -> tuple[int, str] | None:
-        """Returns the global step and the path of the newest copy of another process of this job."""
+        """Returns the global step and the path of the newest copy that another process of this job has made."""
         found = []
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):
@@ -129,59 +129,59 @@ class MemoryCheckpoints:
         return max(found, default=None)
 
     @contextlib.contextmanager
-    def used(self, path: str) -> Iterator[None]:
-        """Keeps a copy in a block, even if a newer one is written."""
+    def kept_in_use(self, path: str) -> Iterator[None]:
+        """Keeps a copy for the duration of a block, even if a newer copy is written."""
         place = os.path.dirname(path)
-        self._used.add(place)
+        self._in_use.add(place)
         try:
             yield
         finally:
-            self._used.discard(place)
+            self._in_use.discard(place)
 
-    def forget(self) -> None:
-        """Removes the copies of this process and of ended ones, at the end of a training."""
-        self._remove(lambda step, process: process == os.getpid() or not os.path.exists(f"/proc/{process}"))
+    def remove_copies(self) -> None:
+        """Removes the copies of this process and of processes that have ended; called at the end of a training."""
+        self._remove_if(lambda step, process: process == os.getpid() or not os.path.exists(f"/proc/{process}"))
         with contextlib.suppress(OSError):
             if not os.listdir(self._folder):
-                _remove(self._folder)
+                _remove_copy(self._folder)
 
-    def _remove(self, is_outdated, but=""):
-        """Removes copies by their step and process; another rank of this machine can write here too."""
+    def _remove_if(self, is_outdated, except_place=""):
+        """Removes copies whose step and process `is_outdated`; another rank of this machine can write here too."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 place, (step, _, process) = os.path.join(self._folder, name), name.rpartition("-")
                 step_number = int(step) if step.isdecimal() else -1  # -1: unfinished
-                if place != but and place not in self._used and is_outdated(step_number, int(process)):
-                    _remove(place)
+                if place != except_place and place not in self._in_use and is_outdated(step_number, int(process)):
+                    _remove_copy(place)
 
 
-def memory_checkpoints(model_dir: str, of_job: bool = False) -> MemoryCheckpoints | None:
-    """Returns the copies of the training in a folder, in the memory of the job, or else of this process.
+def memory_checkpoints(model_dir: str, only_of_job: bool = False) -> MemoryCheckpoints | None:
+    """Returns the copies of a training, in the memory folder of the job or, without one, in that of this process.
 
     Args:
       model_dir: folder of the checkpoints on the disk.
-      of_job: return None rather than copies of this process alone.
+      only_of_job: whether to return None if the job has no memory folder.
     """
     root = folder_of_job()
-    if root is None and not of_job:
-        own = _of_this_process()
+    if root is None and not only_of_job:
+        own = _memory_folder_of_process()
         root = own and own.path
     if root is None:
         return None
     real = model_dir if "://" in model_dir else os.path.realpath(model_dir)
-    return _at(os.path.join(root, hashlib.sha256(os.fsencode(real)).hexdigest()[:16]))
+    return _copies_in(os.path.join(root, hashlib.sha256(os.fsencode(real)).hexdigest()[:16]))
 
 
 def take_memory_checkpoint(model_dir: str | None) -> None:
-    """Makes the state in memory of an earlier start of this job the newest checkpoint, if it is newer.
+    """Copies the state that an earlier start of this job left in memory to the disk, if the latest checkpoint is older.
 
-    A checkpoint that is damaged does not count.
+    A damaged checkpoint on the disk is ignored.
 
-    Ranks: local, for rank 0; does nothing on others.
+    Ranks: local; does nothing on ranks other than 0.
     """
     if not model_dir or folder_of_job() is None or collective.current().rank > 0:
         return
-    copies = memory_checkpoints(model_dir, of_job=True)
+    copies = memory_checkpoints(model_dir, only_of_job=True)
     found = copies and copies.newest()
     if not found:
         return
@@ -196,11 +196,11 @@ def take_memory_checkpoint(model_dir: str | None) -> None:
     try:
         go_on_from_copy(model_dir, step, copy)
     except tf.errors.OpError as error:
-        _LOG.warning("The copy of step %d in memory is left out: it cannot be saved (%s).", step, error.message)
+        _LOG.warning("The copy of step %d in memory is not used: it cannot be saved (%s).", step, error.message)
 
 
 @functools.cache
-def _of_this_process() -> MemoryFolder | None:
+def _memory_folder_of_process() -> MemoryFolder | None:
     folder = make_memory_folder()
     if folder is not None:
         atexit.register(folder.close)
@@ -208,9 +208,9 @@ def _of_this_process() -> MemoryFolder | None:
 
 
 @functools.cache
-def _at(folder: str) -> MemoryCheckpoints:
+def _copies_in(folder: str) -> MemoryCheckpoints:
     return MemoryCheckpoints(folder)
 
 
-def _remove(place: str) -> None:
+def _remove_copy(place: str) -> None:
     remove_own(place, lambda path, found: os.path.basename(path).startswith(_NAME))

@@ -1,4 +1,4 @@
-"""`MemoryCheckpointHook`: copies a training's state to memory as often as 0.5 % of the time allows."""
+"""`MemoryCheckpointHook`: copies a training's state to memory, as often as is possible in 0.5 % of the time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_c
 class MemoryCheckpointHook(tf.estimator.SessionRunHook):
     """A hook that keeps a copy of all variables in memory, so that the loss of a rank or host costs few steps.
 
-    It works in a job that is restarted by `npu-run --min-np`, `--hosts-from` or `--restarts`; in others it does
-    nothing. Rank 0 and the first rank of each other host write their variables to memory every N runs. N comes from
+    It works in a job that `npu-run` restarts (`--min-np`, `--hosts-from` or `--restarts`); in other jobs it does
+    nothing. Rank 0 and the first rank of each other host write their variables to memory every N runs. N is chosen from
     the measured cost of a copy, so that copies take 0.5 % of the time. If ranks keep their own state (`TopK`, sharded
-    slots), only the host of rank 0 has copies. The next start resumes from a copy if it is newer than the checkpoints
-    on the disk. Copies are removed at the end of the training: put the hook after the saver, so that the last
-    checkpoint is on the disk by then.
+    slots), only the host of rank 0 has copies. A restarted job resumes from a copy if the copy is newer than the
+    checkpoints on the disk. Copies are removed at the end of the training: put this hook after the saver, so that the
+    last checkpoint is on the disk by then.
 
     Args:
       checkpoint_dir: the folder of the checkpoints on the disk.
-      sync: the hook that brings ranks together before they save, if there is one; it comes before this one.
+      sync: the hook that brings ranks together before they save, if there is one; it must come before this hook.
       scaffold: the `Scaffold` whose saver defines the saved variables; by default the saver of the graph.
     Raises:
       ValueError: in `begin`, if ranks keep their own state and `sync` is None.
@@ -51,7 +51,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
 
     @property
     def every_n_runs(self) -> int | None:
-        """Runs between two copies, as decided last; None without copies."""
+        """Present number of runs between two copies; None if no copies are made."""
         return self._interval and self._interval.runs
 
     def begin(self):
@@ -67,7 +67,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
             raise ValueError(message("MemoryCheckpointHook", problem, expected, "None", fix))
         is_alike = not is_apart and remote_slots.of_graph(graph) is None
         if ranks.rank == 0 or (ranks.local_rank == 0 and is_alike):
-            self._copies = memory_checkpoints(self._checkpoint_dir, of_job=True)
+            self._copies = memory_checkpoints(self._checkpoint_dir, only_of_job=True)
         self._size_bytes = size_of_variables(graph)
         self._interval = CopyInterval()
 
@@ -81,12 +81,12 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         if self._interval is not None and self._is_training and self._interval.count_run():
-            with self._interval.measured():
+            with self._interval.measured_copy():
                 self._copy(run_context.session)
 
     def end(self, session):
         if self._copies is not None:
-            self._copies.forget()
+            self._copies.remove_copies()
         if self._interval is not None:
             self._interval.close()
 

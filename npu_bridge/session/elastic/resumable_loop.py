@@ -1,4 +1,4 @@
-"""`ResumableLoop`: a custom loop in TensorFlow 2 that ends after a whole update when asked to, and resumes."""
+"""`ResumableLoop`: a custom loop in TensorFlow 2 that ends after a whole update on request, and can resume."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from npu_bridge.gradients.start_values import variables_in_training
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
 from npu_bridge.session.damaged_checkpoints import check_newest_checkpoint
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints, take_memory_checkpoint
-from npu_bridge.session.elastic.stop_request import of_this_process
+from npu_bridge.session.elastic.stop_request import stop_request_of_process
 
 _OWNER = "ResumableLoop"
 _KEPT = 2  # checkpoints
 
 
 class ResumableLoop:
-    """A custom training loop that saves model and optimizer; a later run resumes from there.
+    """A custom training loop that saves model and optimizer; a later run resumes from the latest checkpoint.
 
     Its constructor loads the latest checkpoint, if any, on rank 0, and gives all ranks its values. Rank 0 saves. When a
     scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their update, rank 0
-    saves, and the process ends with exit code 75. With several ranks this needs `npu-run`. In a restarted job
-    (`npu-run --min-np`, `--restarts`), rank 0 also keeps a copy in memory every N updates, which takes 0.5 % of the
-    time; a damaged checkpoint is left out, with a line in the log.
+    saves, and the process ends with exit code 75. With several ranks this needs `npu-run`. In a job that `npu-run`
+    restarts (`--min-np`, `--restarts`), rank 0 also keeps a copy in memory every N updates; N is chosen so that copies
+    take 0.5 % of the time. In such a job a damaged checkpoint is passed over, with a line in the log.
 
     Args:
       folder: folder of the checkpoints.
@@ -41,9 +41,9 @@ class ResumableLoop:
       every_n_steps: updates between two checkpoints; None saves only at the end.
     Raises:
       TypeError: `every_n_steps` is not an integer.
-      ValueError: it is below 1; eager execution is off; the model has no weights yet.
-      DamagedCheckpointError: the latest checkpoint is damaged; in a job that the launcher restarts, only if no other
-        one is intact.
+      ValueError: `every_n_steps` is below 1; eager execution is off; the model has no weights yet.
+      DamagedCheckpointError: the latest checkpoint is damaged. In a job that the launcher restarts, raised only if no
+        other checkpoint is intact.
     Ranks: collective; make it on every rank.
     Example:
       >>> loop = ResumableLoop("out", model, optimizer, every_n_steps=100)
@@ -69,7 +69,7 @@ class ResumableLoop:
             check_newest_checkpoint(self._folder, may_go_back=True)
         self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
         self._manager = tf.train.CheckpointManager(self._checkpoint, self._folder, _KEPT)
-        self._request = of_this_process()
+        self._request = stop_request_of_process()
         variables = variables_in_training(model, optimizer)
         self._size_bytes = sum(4 * int(np.prod(variable.shape)) for variable in variables)
         if self._is_first and self._manager.latest_checkpoint:
@@ -77,58 +77,61 @@ class ResumableLoop:
             begin_anew(optimizer)
         collective.current().broadcast_variables(variables, 0)
         renew_adapted_layers(model)
-        self._saved = self._copied = self._reached()
+        self._saved = self._copied = self._updates_made()
 
     def until(self, steps: int) -> Iterator[int]:
-        """Yields the number of updates made so far, before each batch, until it is `steps`; then saves.
+        """Yields the number of updates made so far, before each batch. Saves and ends when this number is `steps`.
 
-        A `break`, or an error, leaves the loop without saving.
+        A `break` or an error leaves the loop without saving.
 
-        Ranks: collective; every rank makes the same number of turns.
+        Ranks: collective; every rank makes the same number of iterations.
         """
-        copies = memory_checkpoints(self._folder, of_job=True) if self._is_first else None
+        copies = memory_checkpoints(self._folder, only_of_job=True) if self._is_first else None
         interval = CopyInterval() if is_kept_by_job() else None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._request.heeded(collective.current().size))
+            stack.enter_context(self._request.handle_requests(collective.current().size))
             if interval is not None:
                 stack.callback(interval.close)
-            while not self._is_over(steps):
+            while not self._save_and_check_end(steps):
                 if interval is not None:
                     self._copy_if_due(interval, copies)
                 self._request.begin_run()
-                yield self._reached()
+                yield self._updates_made()
         if copies is not None:
-            copies.forget()
+            copies.remove_copies()
         if self._request.is_due:
-            self._request.leave(self._reached())
+            self._request.leave(self._updates_made())
 
     def _copy_if_due(self, interval, copies):
-        """Writes a copy to memory if enough updates have been made."""
-        reached = self._reached()
-        if reached > self._copied and not self._is_waiting() and interval.count_run():
-            with interval.measured():
+        """Writes a copy to memory if enough updates have been made since the last one."""
+        made = self._updates_made()
+        if made > self._copied and not self._is_within_update() and interval.count_run():
+            with interval.measured_copy():
                 sync_if_needed(self._optimizer)
                 if copies is not None:
-                    copies.write(self._checkpoint.write, reached, self._size_bytes)
-        self._copied = reached
+                    copies.write(self._checkpoint.write, made, self._size_bytes)
+        self._copied = made
 
-    def _is_over(self, steps):
-        """Returns whether the loop ends here; saves between two updates when due."""
-        reached = self._reached()
-        is_last = reached >= steps or self._request.is_due
-        if self._is_waiting():
+    def _save_and_check_end(self, steps):
+        """Saves a checkpoint if one is due, and returns whether the loop ends here.
+
+        In the middle of an update it does neither.
+        """
+        made = self._updates_made()
+        is_last = made >= steps or self._request.is_due
+        if self._is_within_update():
             return False
-        is_time = is_last or bool(self._every_n_steps and reached >= self._saved + self._every_n_steps)
-        if is_time and reached > self._saved:
+        is_time = is_last or bool(self._every_n_steps and made >= self._saved + self._every_n_steps)
+        if is_time and made > self._saved:
             sync_if_needed(self._optimizer)
-            self._saved = reached
+            self._saved = made
             if self._is_first:
-                self._manager.save(checkpoint_number=reached)
+                self._manager.save(checkpoint_number=made)
         return is_last
 
-    def _is_waiting(self):
-        """Returns whether accumulated batches wait for their update."""
+    def _is_within_update(self):
+        """Returns whether accumulated batches wait for the rest of their update."""
         return any(map(int, batches_waiting(self._optimizer)))
 
-    def _reached(self):
+    def _updates_made(self):
         return int(self._optimizer.iterations)

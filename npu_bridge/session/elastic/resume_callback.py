@@ -21,7 +21,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
 from npu_bridge.session.elastic.memory_checkpoints import CopyInterval, memory_checkpoints
-from npu_bridge.session.elastic.stop_request import of_this_process
+from npu_bridge.session.elastic.stop_request import stop_request_of_process
 from npu_bridge.session.optimizer_numbers import optimizer_numbers
 
 _DONE = "batches_done.txt"  # in the file of the model
@@ -32,19 +32,19 @@ _COUNTED = ("best", "wait", "cooldown_counter", "best_epoch")
 
 
 class ResumeCallback(tf.keras.callbacks.Callback):
-    """A callback that saves the model every few steps and at the end of training; a later run resumes from there.
+    """A callback that saves the model every few steps and at the end of training, so that a later run can resume.
 
-    Rank 0 saves, in one move: whenever the job is killed, there is a whole file of `model.save`. `restore` loads
-    weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them to the others.
-    Numbers of the optimizer that callbacks such as `LearningRateScheduler` have set are set again, and
-    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` continue to count. An epoch is saved
-    after they have seen its end, wherever in the list this callback is.
-    When a scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their step, the
-    model is saved, and the process ends with exit code 75. With several ranks this needs `npu-run`.
+    Rank 0 saves with `model.save`, and replaces the old file in one move: a job that is killed leaves a complete file.
+    `restore` loads weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them
+    to the other ranks. Hyperparameters that callbacks such as `LearningRateScheduler` have set in the optimizer are set
+    again. `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` keep their counters. At the end
+    of an epoch the model is saved after all other callbacks, wherever in the list this callback is. When a scheduler
+    reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their step, the model is saved, and
+    the process ends with exit code 75. With several ranks this needs `npu-run`.
 
-    The model is saved to memory, and copied to the disk in the background; the new file is read back before it
-    replaces the old one. In a restarted job (`npu-run --min-np`, `--restarts`), rank 0 also keeps a copy in memory
-    every N batches, which takes 0.5 % of the time, and `restore` uses it if it is newer.
+    The model is saved to memory, and copied to the disk in the background; the new file is read back before it replaces
+    the old file. In a job that `npu-run` restarts (`--min-np`, `--restarts`), rank 0 also keeps a copy in memory every
+    N batches; N is chosen so that copies take 0.5 % of the time. `restore` uses this copy if it is newer than the file.
 
     Args:
       path: path of the saved model, ending in ".keras".
@@ -68,24 +68,27 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             every_n_steps = check_count("ResumeCallback", "every_n_steps", every_n_steps, "Leave it out for epochs.")
         self._every_n_steps = every_n_steps
         # Batches of the model, batches since the last save, and the number of the latest one in its epoch.
-        self._done, self._unsaved, self._batch = 0, 0, -1
-        self._request = of_this_process()
+        self._batches_done, self._unsaved_batches, self._batch = 0, 0, -1
+        self._request = stop_request_of_process()
         self._copies = self._interval = None
         self._callbacks: list = []  # of this fit
         self._counters: dict = {}  # restored values, for the first epoch
         # Called after the others, which change numbers at the end of an epoch.
-        self._last = tf.keras.callbacks.LambdaCallback(on_epoch_end=self._end_epoch, on_train_end=self._end_training)
+        self._last_callback = tf.keras.callbacks.LambdaCallback(
+            on_epoch_end=self._end_epoch, on_train_end=self._end_training
+        )
         self._writer = BackgroundWriter()
-        self._heeding = contextlib.ExitStack()
-        weakref.finalize(self, self._heeding.close)  # `fit` can end with an error
+        self._signal_handling = contextlib.ExitStack()
+        weakref.finalize(self, self._signal_handling.close)  # `fit` can end with an error
 
     def restore(self, model: tf.keras.Model) -> int:
-        """Loads the saved state, if there is one, into a compiled model.
+        """Loads the saved state, if there is any, into a compiled model.
 
         Returns:
-          The batches that this model was trained on, skipped steps included; the same on every rank.
+          The number of batches that this model was trained on, including skipped steps; the same number on every rank.
         Raises:
-          ValueError: the optimizer is a legacy one; the model has no weights yet, as its input shape is not known.
+          ValueError: the optimizer is a legacy optimizer, or the model has no weights yet because its input shape is
+            unknown.
         Ranks: collective.
         """
         optimizer = model.optimizer
@@ -93,7 +96,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             problem, fix = "Keras saves no legacy optimizer in a .keras file", "Use tf.keras.optimizers instead."
             got = type(optimizer).__name__
             raise ValueError(message("ResumeCallback", problem, "an optimizer of tf.keras.optimizers", got, fix))
-        path, done = self._newest() if collective.current().rank == 0 else (None, 0)
+        path, done = self._find_newest_save() if collective.current().rank == 0 else (None, 0)
         saved: dict = {}
         counters: dict = {}
         if path is not None:
@@ -104,31 +107,33 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             optimizer.build(model.trainable_variables)
             model.load_weights(path)
             begin_anew(optimizer)
-            self._done = _done_of(optimizer) if done is None else done
-            saved, counters = _read(path, _NUMBERS), _read(path, _COUNTERS)
-        self._done, saved, self._counters = gather_values([self._done, saved, counters], "resume_callback")[0]
+            self._batches_done = _batches_done(optimizer) if done is None else done
+            saved, counters = _read_json(path, _NUMBERS), _read_json(path, _COUNTERS)
+        self._batches_done, saved, self._counters = gather_values(
+            [self._batches_done, saved, counters], "resume_callback"
+        )[0]
         for key, numbers in self._counters.items():
             if numbers.pop("has_weights"):
-                numbers["best_weights"] = _best_weights(path, key, model)
+                numbers["best_weights"] = _read_best_weights(path, key, model)
         now = optimizer_numbers(optimizer)
         for name, number in saved.items():
             if name in now and now[name] != number:
                 setattr(optimizer, name, number)
-        return self._done
+        return self._batches_done
 
     def on_train_begin(self, logs=None):
-        self._heeding.close()
-        self._heeding.enter_context(self._request.heeded(collective.current().size))
+        self._signal_handling.close()
+        self._signal_handling.enter_context(self._request.handle_requests(collective.current().size))
         self._copies = memory_checkpoints(self._path) if collective.current().rank == 0 else None
         self._interval = CopyInterval() if is_kept_by_job() else None
         self._callbacks = callbacks_in_training()
-        if self._last in self._callbacks:  # a list of the caller that serves several fits
-            self._callbacks.remove(self._last)
-        self._callbacks.append(self._last)
+        if self._last_callback in self._callbacks:  # a list of the caller that serves several fits
+            self._callbacks.remove(self._last_callback)
+        self._callbacks.append(self._last_callback)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._batch = -1
-        counting = _counting(self._callbacks)
+        counting = _callbacks_with_counters(self._callbacks)
         for key, numbers in self._counters.items():
             if key in counting:
                 vars(counting[key]).update(numbers)
@@ -139,48 +144,51 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         steps, self._batch = batch - self._batch, batch  # an execution can make several steps
-        self._done, self._unsaved = self._done + steps, self._unsaved + steps
-        if self._every_n_steps and self._unsaved >= self._every_n_steps:
-            self._save()
+        self._batches_done, self._unsaved_batches = self._batches_done + steps, self._unsaved_batches + steps
+        if self._every_n_steps and self._unsaved_batches >= self._every_n_steps:
+            self._save_to_disk()
         if self._interval is not None and self._interval.count_run():
-            with self._interval.measured():
-                self._copy()
+            with self._interval.measured_copy():
+                self._save_to_memory()
         if self._request.is_due and not any(map(int, batches_waiting(self.model.optimizer))):
-            if self._unsaved:
-                self._save()
-            self._end()
+            if self._unsaved_batches:
+                self._save_to_disk()
+            self._finish_saving()
             self._request.leave(int(self.model.optimizer.iterations))
 
     def on_epoch_end(self, epoch, logs=None):
-        if self._callbacks == [self._last]:  # in a loop without a list of callbacks
+        if self._callbacks == [self._last_callback]:  # in a loop without a list of callbacks
             self._end_epoch(epoch, logs)
 
     def on_train_end(self, logs=None):
-        if self._callbacks == [self._last]:
+        if self._callbacks == [self._last_callback]:
             self._end_training(logs)
 
     def _end_epoch(self, epoch, logs):
-        if not self._every_n_steps or not self._unsaved:  # saved before others have seen the end of the epoch
-            self._save()
+        if not self._every_n_steps or not self._unsaved_batches:  # saved before others have seen the end of the epoch
+            self._save_to_disk()
 
     def _end_training(self, logs):
-        self._save()
-        self._end()
+        self._save_to_disk()
+        self._finish_saving()
 
-    def _end(self):
-        """Waits until everything is on the disk, and removes the copies in memory."""
-        self._heeding.close()
+    def _finish_saving(self):
+        """Waits until the model is on the disk, and removes the copies in memory."""
+        self._signal_handling.close()
         self._writer.wait()
         if self._interval is not None:
             self._interval.close()
             self._interval = None
         if self._copies is not None:
-            self._copies.forget()
+            self._copies.remove_copies()
 
-    def _newest(self):
-        """Returns the newest file, or None, and the batches it was trained on; None if it does not say."""
-        found = [(_read_done(self._path), self._path)] if os.path.exists(self._path) else []
-        copies = memory_checkpoints(self._path, of_job=True)
+    def _find_newest_save(self):
+        """Returns path and batches of the newest saved model.
+
+        The path can be None; batches are None if the file does not hold them.
+        """
+        found = [(_read_batches_done(self._path), self._path)] if os.path.exists(self._path) else []
+        copies = memory_checkpoints(self._path, only_of_job=True)
         kept = copies and copies.newest()
         if kept:
             path = f"{kept[1]}.keras"
@@ -189,43 +197,43 @@ class ResumeCallback(tf.keras.callbacks.Callback):
                 return path, kept[0]
         return (found[0][1], found[0][0]) if found else (None, 0)
 
-    def _copy(self):
-        """Saves the model to memory on rank 0; returns the path, None if this is not possible."""
+    def _save_to_memory(self):
+        """Saves the model to memory on rank 0; returns the path, or None if this is not possible."""
         sync_if_needed(self.model.optimizer)
         if self._copies is None:
             return None
         # Weights, and up to three slots of each.
-        path = self._copies.write(self._write, self._done, 4 * 4 * self.model.count_params())
+        path = self._copies.write(self._write_model, self._batches_done, 4 * 4 * self.model.count_params())
         return path and f"{path}.keras"
 
-    def _save(self):
-        self._unsaved = 0
+    def _save_to_disk(self):
+        self._unsaved_batches = 0
         self._writer.wait()
-        path = self._copy()
+        path = self._save_to_memory()
         if collective.current().rank > 0:
             return
         folder, name = os.path.split(self._path)
         os.makedirs(folder or ".", exist_ok=True)
         unfinished = os.path.join(folder, UNFINISHED + name)  # the same each time: a kill leaves one at most
         if path is None:
-            self._write(unfinished.removesuffix(".keras"))
+            self._write_model(unfinished.removesuffix(".keras"))
             put_in_place(unfinished, self._path)
             return
         self._writer.start(self._copies, path, lambda: self._copy_to_disk(path, unfinished))
 
-    def _write(self, path):
-        """Saves the model, the number of batches it was trained on, and the numbers that Keras leaves out."""
+    def _write_model(self, path):
+        """Writes the model, the number of batches, and state of optimizer and callbacks that Keras does not save."""
         self.model.save(f"{path}.keras")
         counters = {}
         with zipfile.ZipFile(f"{path}.keras", "a") as saved:
-            for key, callback in _counting(self._callbacks).items():
+            for key, callback in _callbacks_with_counters(self._callbacks).items():
                 found = {name: vars(callback)[name] for name in _COUNTED if name in vars(callback)}
                 counters[key] = {name: None if value is None else float(value) for name, value in found.items()}
                 weights = getattr(callback, "best_weights", None)
                 counters[key]["has_weights"] = weights is not None
                 for number, value in enumerate(weights or ()):
                     saved.writestr(_BEST_WEIGHTS.format(key, number), tf.io.serialize_tensor(value).numpy())
-            saved.writestr(_DONE, str(self._done))
+            saved.writestr(_DONE, str(self._batches_done))
             saved.writestr(_NUMBERS, json.dumps(optimizer_numbers(self.model.optimizer)))
             saved.writestr(_COUNTERS, json.dumps(counters))
 
@@ -238,20 +246,20 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         put_in_place(unfinished, self._path)
 
 
-def _read_done(path):
-    """Reads the number of batches that a saved model was trained on; None if another program saved it."""
+def _read_batches_done(path):
+    """Reads the number of batches that a saved model was trained on; None if the file does not hold this number."""
     with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
         return int(saved.read(_DONE)) if _DONE in saved.namelist() else None
     return None  # loading the file raises the error
 
 
-def _read(path, name):
+def _read_json(path, name):
     with zipfile.ZipFile(path) as saved:
         return json.loads(saved.read(name)) if name in saved.namelist() else {}
 
 
-def _counting(callbacks):
-    """Returns callbacks that decide by counters, by a name that is the same in every run of a script."""
+def _callbacks_with_counters(callbacks):
+    """Returns the callbacks that keep counters, in a dict whose keys are the same in every run of a script."""
     found: dict = {}
     for callback in callbacks:
         if any(name in vars(callback) for name in _COUNTED):
@@ -261,8 +269,8 @@ def _counting(callbacks):
     return found
 
 
-def _best_weights(path, key, model):
-    """Returns on every rank the weights that a callback keeps, which rank 0 reads from a path."""
+def _read_best_weights(path, key, model):
+    """Reads the best weights that a callback had kept, on rank 0, and returns them on every rank."""
     weights = model.get_weights()  # of the same dtypes and shapes
     if path is not None:
         with zipfile.ZipFile(path) as saved:
@@ -274,7 +282,7 @@ def _best_weights(path, key, model):
     return run_apart(lambda *given: [ranks.broadcast(each, 0, "best_weights") for each in given], *weights)
 
 
-def _done_of(optimizer):
+def _batches_done(optimizer):
     return int(optimizer.iterations) + int(getattr(optimizer, "skipped_steps", 0) or 0)
 
 

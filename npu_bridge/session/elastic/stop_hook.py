@@ -13,44 +13,44 @@ from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.sync import batches_waiting
 from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
-from npu_bridge.session.elastic.stop_request import of_this_process
+from npu_bridge.session.elastic.stop_request import stop_request_of_process
 
 # An update of several batches is completed first; if it takes more runs than this, it is saved incomplete.
-_MOST_RUNS_MORE = 1000
+_MOST_RUNS_AFTER_REQUEST = 1000
 
 
 class StopHook(tf.estimator.SessionRunHook):
-    """A hook that ends a training in order when a scheduler reclaims the machine (SIGTERM) or the job changes size.
+    """A hook that ends a training after a step when a scheduler reclaims the machine (SIGTERM) or the job changes size.
 
-    All ranks complete their step, and all batches of an update (`Accumulate`), savers save it, and the process ends
-    with exit code 75: not a failure, the same command resumes the training. A second signal ends the process at once.
-    `NPUEstimator` has such a hook by itself. With several ranks it needs `npu-run`.
+    All ranks complete their step and, with `Accumulate`, all batches of the update. Then savers save the state, and the
+    process ends with exit code 75. This is not a failure: the same command resumes the training. A second signal ends
+    the process at once. An `NPUEstimator` adds this hook by itself. With several ranks the hook needs `npu-run`.
 
     Args:
-      leaves: whether the process exits when the session has ended; if not, see `was_stopped`.
+      leaves: whether the process exits when the session has ended; with False check `was_stopped` instead.
     Attributes:
       was_stopped: whether this hook has ended the training.
-      step: the global step after which it has ended; None if it has not, or without a global step.
-    Ranks: every rank needs it; it adds no collective.
+      step: the global step after which this hook has ended the training; None if it has not, or without a global step.
+    Ranks: every rank needs the hook; it adds no collective.
     Example:
       >>> with MonitoredTrainingSession(checkpoint_dir="out", hooks=[StopHook()]) as session:
     """
 
     def __init__(self, leaves: bool = True):
         self._leaves = leaves
-        self._request = of_this_process()
+        self._request = stop_request_of_process()
         self._is_training = False
-        self._runs_more = 0
+        self._runs_after_request = 0
         self._coordinator: tf.train.Coordinator | None = None
-        self._heeding = contextlib.ExitStack()
-        weakref.finalize(self, self._heeding.close)  # `end` is not called after an error
+        self._signal_handling = contextlib.ExitStack()
+        weakref.finalize(self, self._signal_handling.close)  # `end` is not called after an error
         self.was_stopped = False
         self.step: int | None = None
 
     def begin(self):
-        self.was_stopped, self.step, self._runs_more = False, None, 0
+        self.was_stopped, self.step, self._runs_after_request = False, None, 0
         self.close()
-        self._heeding.enter_context(self._request.heeded(collective.current().size))
+        self._signal_handling.enter_context(self._request.handle_requests(collective.current().size))
 
     def after_create_session(self, session, coord):
         self._coordinator = coord
@@ -64,8 +64,8 @@ class StopHook(tf.estimator.SessionRunHook):
     def after_run(self, run_context, run_values):
         if not self._is_training or not self._request.is_due:
             return
-        self._runs_more += 1
-        if self._runs_more > _MOST_RUNS_MORE or not self._is_within_update(run_context.session):
+        self._runs_after_request += 1
+        if self._runs_after_request > _MOST_RUNS_AFTER_REQUEST or not self._is_within_update(run_context.session):
             self.was_stopped = True
             run_context.request_stop()
 
@@ -76,14 +76,14 @@ class StopHook(tf.estimator.SessionRunHook):
         global_step = global_step_of()
         self.step = None if global_step is None else int(session.run(global_step))
         if self._leaves:
-            self._leave_after_other_hooks()
+            self._exit_after_other_hooks()
 
     def leave(self):
         """Ends the process with exit code 75."""
         self._request.leave(self.step)
 
-    def _leave_after_other_hooks(self):
-        """Passes the exit to the session's coordinator, which raises it after later hooks, such as savers."""
+    def _exit_after_other_hooks(self):
+        """Lets the session's coordinator raise the `SystemExit` after the `end` of later hooks, such as savers."""
         try:
             self.leave()
         except SystemExit:
@@ -92,8 +92,8 @@ class StopHook(tf.estimator.SessionRunHook):
             self._coordinator.request_stop(sys.exc_info())
 
     def close(self):
-        """Restores the handling of signals; called at the end and after an error."""
-        self._heeding.close()
+        """Restores the signal handler; called at the end and after an error."""
+        self._signal_handling.close()
 
     def _is_within_update(self, session):
         """Returns whether an optimizer has accumulated batches of an incomplete update."""

@@ -1,10 +1,10 @@
 """Receives requests to end this process after a whole step, the same one on every rank.
 
-A scheduler that reclaims a machine sends SIGTERM some time before. A single rank handles the signal itself. Several
+A scheduler that is about to reclaim a machine first sends SIGTERM. A single rank handles the signal itself. Several
 ranks can be in different steps, and a rank that ended too early would leave the others waiting for its gradients. So
-the launcher handles the signal for all. It asks every rank to begin no further run, gets from each the number of runs
-begun, and sends all of them one more than the largest of these numbers: after that many runs they end. Without a
-request this costs no collective.
+the launcher handles the signal for all ranks. It asks every rank to begin no further run, and gets from each rank the
+number of runs begun. It sends all ranks one more than the largest of these numbers: the ranks end after that many runs.
+Without a request this needs no communication between ranks.
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ STOPPED_EXIT_CODE = 75
 
 
 class StopRequest:
-    """The request to end one process. Training runs are counted from the start of the process.
+    """The request to end this process. Counts training runs from the start of the process.
 
-    Methods can be called from any thread; `heeded` and `begin_run` only from the thread that trains.
+    Methods can be called from any thread; `handle_requests` and `begin_run` only from the thread that trains.
     """
 
     def __init__(self):
         self._changed = threading.Condition()
         self._send: Callable[[dict[str, Any]], None] | None = None
         self._begun = 0
-        self._heeds = self._is_held = False
+        self._handles_requests = self._is_held = False
         self._last: int | None = None
 
     def attach(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """Leaves the decision to a launcher from now on; `send` sends it messages."""
+        """Lets the launcher decide when to end from now on; `send` sends messages to the launcher."""
         self._send = send
 
     @contextlib.contextmanager
-    def heeded(self, size: int) -> Iterator[None]:
-        """Handles requests in a block, in which a training counts its runs.
+    def handle_requests(self, size: int) -> Iterator[None]:
+        """Handles requests to end during a block, in which a training counts its runs.
 
         Args:
-          size: number of ranks. Requests are ignored on several ranks without this launcher, which could not agree,
-            and if the script has its own handler for the signal.
+          size: number of ranks. Several ranks without this launcher ignore requests, because they could not agree on a
+            step. Requests are also ignored if the script has its own handler for SIGTERM.
         """
         is_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
         is_free = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if self._heeds or not is_free or (size > 1 and self._send is None):
+        if self._handles_requests or not is_free or (size > 1 and self._send is None):
             yield
             return
-        self._note_heeding(True)
+        self._report_handling(True)
         try:
-            with _at_sigterm(self._hear_signal):
+            with _calling_at_sigterm(self._on_sigterm):
                 yield
         finally:
-            self._note_heeding(False)
+            self._report_handling(False)
 
     def begin_run(self) -> None:
-        """Counts a training run; after `hold`, waits until the number of the last run is known."""
+        """Counts a training run; after `hold_runs`, waits until the number of the last run is known."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             self._begun += 1
 
-    def hold(self) -> None:
-        """Stops further runs from beginning, and sends the launcher the number of runs begun."""
+    def hold_runs(self) -> None:
+        """Keeps further runs from beginning, and sends the launcher the number of runs begun."""
         with self._changed:
             self._is_held = True
             begun = self._begun
@@ -72,38 +72,41 @@ class StopRequest:
             self._send({"begun": begun})
 
     def end_after(self, last: int) -> None:
-        """Allows runs again, up to this number."""
+        """Allows runs again, until `last` runs have been made since the start of the process."""
         with self._changed:
             self._last, self._is_held = last, False
             self._changed.notify_all()
 
     @property
     def is_due(self) -> bool:
-        """Whether the last run has been made; for use between two runs."""
+        """Whether the last allowed run has been made; for use between two runs."""
         return self._last is not None and self._begun >= self._last
 
     def leave(self, step: int | None) -> None:
         """Ends the process with exit code 75; to be called after the last save.
 
         Args:
-          step: the global step that was reached; None without one.
+          step: the global step that was reached; None without a global step.
         """
         if self._send is not None:
             self._send({"stopped_after": step})
         raise SystemExit(STOPPED_EXIT_CODE)
 
     def end_at_once(self) -> None:
-        """Kills this process and its children; a handled signal would wait for a call into TensorFlow to return."""
+        """Kills this process and its children.
+
+        A signal handler would have to wait until a call into TensorFlow returns.
+        """
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _note_heeding(self, heeds: bool) -> None:
-        self._heeds = heeds
+    def _report_handling(self, heeds: bool) -> None:
+        self._handles_requests = heeds
         if self._send is not None:
             self._send({"heeds": heeds})
 
-    def _hear_signal(self) -> None:
+    def _on_sigterm(self) -> None:
         if self._send is None:
             self.end_after(self._begun)
         else:
@@ -111,15 +114,15 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def _at_sigterm(heard: Callable[[], None]) -> Iterator[None]:
-    """Calls `heard` at the first SIGTERM in a block of the main thread; a second one ends the process at once."""
+def _calling_at_sigterm(on_signal: Callable[[], None]) -> Iterator[None]:
+    """Calls `on_signal` at the first SIGTERM in a block of the main thread; a second SIGTERM ends the process."""
     owner = os.getpid()
 
     def handle(number, frame):
         signal.signal(number, signal.SIG_DFL)
         if os.getpid() != owner:  # a child that the script has forked
             os.kill(os.getpid(), number)
-        heard()
+        on_signal()
 
     signal.signal(signal.SIGTERM, handle)
     try:
@@ -132,6 +135,6 @@ def _at_sigterm(heard: Callable[[], None]) -> Iterator[None]:
 _OF_THIS_PROCESS = StopRequest()
 
 
-def of_this_process() -> StopRequest:
+def stop_request_of_process() -> StopRequest:
     """Returns the request object of this process."""
     return _OF_THIS_PROCESS
