@@ -1,9 +1,9 @@
-"""Lists the stages that gradients can pass between backward pass and update; optimizers take them as `stages`.
+"""Lists the stages that gradients can pass between backward pass and update; pass them to optimizers as `stages`.
 
     NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[Accumulate(4), ClipByGlobalNorm(1.0)])
 
-They run in a fixed order, whatever the order of the list; docs/stages.md shows it. A custom loop around a
-`tf.GradientTape` uses `pipeline`.
+The stages run in a fixed order, regardless of the order of the list; docs/stages.md shows the order. A custom loop
+around a `tf.GradientTape` uses `pipeline`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ __all__ = [
 
 
 def from_config(config: Mapping[str, Any]) -> list[Stage]:
-    """Makes stages from plain data, as in a TOML or JSON file.
+    """Makes stages from plain data, such as the content of a TOML or JSON file.
 
     Args:
-      config: `{"stages": [{"stage": "Accumulate", "steps": 4}, ...]}`: the name of each class and its arguments. Your
-        own class can be named once it is defined.
+      config: `{"stages": [{"stage": "Accumulate", "steps": 4}, ...]}`: the name of each class, and its arguments. A
+        class of your own can be named once it is defined.
     Raises:
       TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message names a similar one.
     """
@@ -66,19 +66,19 @@ def from_config(config: Mapping[str, Any]) -> list[Stage]:
 
 
 def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) -> str:
-    """Describes the stages that gradients go through, in order.
+    """Describes the stages through which gradients pass, in order.
 
     Args:
-      optimizer: an optimizer with stages, or a pipeline. Of nested optimizers the outermost comes last,
-        because it gets the gradients of the inner ones.
-      svg: a file to draw them in; overwritten if it is such a picture.
-      ranks: number of ranks for the count of bytes; by default those of this job.
+      optimizer: an optimizer with stages, or a pipeline. Of nested optimizers the outermost comes last, because it gets
+        its gradients from the inner optimizers.
+      svg: a file for a picture of the stages. An existing file is overwritten only if it is such a picture.
+      ranks: number of ranks with which to count bytes; by default the number of ranks of this job.
     Returns:
-      Text: for each stage a line with its number, place, class and arguments, its needs and guarantees, and, with
-      several ranks, the bytes that a rank sends for each float32 parameter and batch.
+      A text with a line for each stage: its number, place, class and arguments, and its needs and guarantees. With
+      several ranks, also the bytes that a rank sends for each float32 parameter and batch.
     Raises:
       TypeError: the optimizer has no stages.
-      OSError: the file cannot be written, or holds something else.
+      OSError: the file cannot be written, or holds other data.
     """
     stops = list_stages(optimizer, ranks)
     if svg is not None:

@@ -1,4 +1,4 @@
-"""The dtypes of the native interface, as the numbers that TensorFlow gives them: `DT_FLOAT`, `DT_HALF`, ..."""
+"""Defines the dtypes of the native interface (`DT_FLOAT`, `DT_HALF`, ...) as TensorFlow's numbers."""
 
 from tensorflow.core.framework import types_pb2
 

@@ -1,4 +1,4 @@
-"""`npu-run bisect`: finds the operators that must stay float32 for a low-precision training to keep its results."""
+"""`npu-run bisect`: finds the operators that must stay float32 if a low-precision training is to keep its results."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def bisect(
 
 
 class Bisection:
-    """A search whose state is kept in its folder, so that a later call resumes it.
+    """A search for the operators to keep in float32. Its state is kept in a folder, from which a later call resumes.
 
     Args:
       folder: absolute path for runs, `state.json` and results.
-      low: the precision mode.
+      low: the low precision mode.
       steps: number of steps of each run.
-      tolerance: see `npu-run bisect --help`.
-      max_runs: runs to make at most, those of earlier calls included.
-      command: the words after `npu-run`.
+      tolerance: how much results may differ; see `npu-run bisect --help`.
+      max_runs: largest number of runs, including those of earlier calls.
+      command: the words of the command line after `npu-run`.
     """
 
     def __init__(self, folder: str, low: str, steps: int, tolerance: float, max_runs: int, command: Sequence[str]):
@@ -90,10 +90,10 @@ class Bisection:
         self._own: OwnFolder
 
     def run(self) -> int:
-        """Searches, prints and writes the result; returns 0, or 2 if there is no result.
+        """Searches, prints the result and writes it to the folder; returns 0, or 2 if there is no result.
 
         Raises:
-          LaunchError: the script fails in float32, or trains neither through sessions, an Estimator nor `model.fit`.
+          LaunchError: the script fails in float32, or does not train through sessions, an Estimator or `model.fit`.
         """
         with own_output(self.folder, "--out", "npu-run bisect") as self._own:
             self._own.check("repeat-*", "run-*", _STATE, _OPERATORS, _KEPT, _MIXLIST)
@@ -106,8 +106,8 @@ class Bisection:
         self._is_by_type = all(operator.name == operator.type for operator in operators)  # those of model.fit
         if self._is_by_type and not self._low.startswith("allow_mix"):
             raise LaunchError(
-                f"model.fit can keep types of operators alone, for which {self._low} has no lists. Expected --low "
-                f"allow_mix_precision, with _fp16 or _bf16 or without; got {self._low}."
+                f"in model.fit only types of operators can be kept, for which {self._low} has no lists. Expected --low "
+                f"allow_mix_precision, allow_mix_precision_fp16 or allow_mix_precision_bf16; got {self._low}."
             )
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
@@ -134,7 +134,7 @@ class Bisection:
         return path_here(self.folder)
 
     def _go_on(self) -> None:
-        """Loads the runs of an earlier search in this folder; raises if its settings differ from these."""
+        """Loads the runs of an earlier search in this folder; raises LaunchError if that search had other settings."""
         path = Path(self.folder, _STATE)
         if not path.exists():
             return
@@ -145,20 +145,20 @@ class Bisection:
                 raise TypeError("a run has neither passed nor failed")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(
-                f"{os.path.join(self._shown, _STATE)} is not as a search writes it ({error}). Remove the folder, or "
+                f"{os.path.join(self._shown, _STATE)} is not a file of a search ({error}). Remove the folder, or "
                 f"choose another one with --out."
             ) from error
         if before != self._asked:
             changed = ", ".join(name for name, value in self._asked.items() if before.get(name) != value)
             raise LaunchError(
-                f"{self._shown} holds another search. Expected the same {changed}; got another one. Choose another "
-                f"folder with --out."
+                f"{self._shown} holds another search. Expected the same {changed}; got a different value. Choose "
+                f"another folder with --out."
             )
         self._runs = runs
         self._say(f"resumes after {len(self._runs)} runs in low precision")
 
     def _measure(self) -> None:
-        """Trains in float32 as many times as the noise band needs."""
+        """Trains in float32 as often as the noise band needs, and measures the band."""
         for number in range(_REFERENCES):
             folder = repeat_folder(self.folder, number)
             done = Path(folder, "done")
@@ -229,7 +229,7 @@ class Bisection:
         return path
 
     def _conclude(self, found: Found, count: int) -> None:
-        """Prints the operators to keep and how, and tries whether listing their types is enough."""
+        """Prints the operators to keep in float32 and how to do so, and tries whether listing their types is enough."""
         if not found.kept:
             self._tell(f"none of {count} operators must stay float32: {self._low} passes as it is")
             return
@@ -260,7 +260,8 @@ class Bisection:
         except OutOfRuns:
             echo("  not tried: no runs are left")
             return
-        echo("  it passes, too" if passes else "  it does not pass: casts fall elsewhere; keep the operators")
+        fails = "  it does not pass, as casts are at other places; keep the operators instead"
+        echo("  it passes, too" if passes else fails)
 
     def _try_types(self, types: Sequence[str], mixlist: str) -> bool:
         label = f"mix list of {', '.join(types)}"
@@ -270,12 +271,12 @@ class Bisection:
         say(f"npu-run bisect: {text}")
 
     def _tell(self, text: str) -> None:
-        """Prints a result, also under `--quiet`."""
+        """Prints a result, even with `--quiet`."""
         echo(f"npu-run bisect: {text}", err=True)
 
 
 def _scopes(kept: Sequence[Operator]) -> str:
-    """Returns code that keeps these operators: one block for each script line that makes any of them."""
+    """Returns script code that keeps operators in float32: a block for each script line that makes any of them."""
     lines: dict[str, list[str]] = {}
     for operator in kept:
         lines.setdefault(operator.where, []).append(operator.name)

@@ -1,4 +1,4 @@
-"""`npu-run check script.py`, the command around the checks in `tensorflow1_compat/findings.py`."""
+"""`npu-run check script.py`: the command line of the checks in `tensorflow1_compat/findings.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def check(
     check_file(out, "--out", REPORT_FILES)
     if run:
         if click.get_current_context().params["as_json"]:
-            raise LaunchError("--json has no place beside what SCRIPT prints. Say --run --out FILE.")
+            raise LaunchError(
+                "--json cannot be used with --run: SCRIPT prints to the same output. Use --run --out FILE."
+            )
         choice._replace(report=os.path.abspath(out) if out else "").announce()
         _run([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
     found = choice.survey(script)
@@ -44,7 +46,7 @@ def check(
 
 
 def _run(words: list[str]) -> None:
-    """Runs the script, then ends the process."""
+    """Runs the script with `npu-run`, then ends the process."""
     from npu_run.cli import run_script
 
     run_script.main(words, prog_name="npu-run")

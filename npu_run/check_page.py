@@ -1,4 +1,4 @@
-"""Formats the findings of `npu-run check`, with and without `--run`, as JSON and as lines of text."""
+"""Formats the findings of `npu-run check` as JSON and as lines of text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _said_of(each: Finding | Entry) -> str:
 
 
 def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
-    """Returns lines for people: a block for each kind of finding, and a verdict."""
+    """Returns the findings as text to print: a block for each kind of finding, and a verdict."""
     lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
     blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}
     for kind, title in _TITLES.items():

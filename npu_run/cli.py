@@ -60,7 +60,7 @@ _OPTIONS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the console script; ends the process with the job's exit code."""
+    """Runs the command line `npu-run`; ends the process with the exit code of the job or command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if environment.read_variable(_COMPLETION):
         from npu_run.completion import Everything
@@ -73,15 +73,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class _Launcher(ScriptCommand):
-    """The command `npu-run` itself: its help lists the commands, and groups its options."""
+    """The command `npu-run` without a command name: its help lists the commands and groups the options."""
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes both forms."""
+        """Writes the two forms of use: with a script, and with a command."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] SCRIPT [ARGS]...")
         formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS] ...", prefix="       ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists commands, then options."""
+        """Writes the commands, then the options."""
         width = max(map(len, COMMANDS))
         for title, entries in GROUPS.items():
             with formatter.section(title):
@@ -99,7 +99,7 @@ class _Launcher(ScriptCommand):
 
 
 def _finite(context: click.Context, option: click.Parameter, number: float | None) -> float | None:
-    """Returns a number of seconds; refuses NaN, which passes every check of a bound."""
+    """Returns a number of seconds; refuses infinity, and NaN, which would pass every check of a bound."""
     if number is not None and not math.isfinite(number):
         raise click.BadParameter(f"expected seconds, 0 for never; got {number}.")
     return number
@@ -256,22 +256,22 @@ def run_script(
 
 
 def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[Bounds | None, Plan]:
-    """Returns an elastic job's bounds and its plan; for any other job None and the unchanged plan.
+    """Returns the bounds and the plan of an elastic job; for any other job returns None and the unchanged plan.
 
     Args:
       options: values of the command line, by parameter name.
       plan: the plan of a job with a fixed number of ranks.
-      has_tasks: another launcher has started one npu-run for each slot.
+      has_tasks: whether another launcher has started one npu-run for each slot.
     Raises:
-      LaunchError: the options contradict each other, or one is missing.
+      LaunchError: options contradict each other, or an option is missing.
     """
     times = {name: options[name] for name in ("wait_secs", "cool_down_secs") if options[name] is not None}
     if has_tasks and "cool_down_secs" in times:
-        raise LaunchError("--cool-down leaves out slots of hosts, and a task keeps its slot. Leave it out.")
+        raise LaunchError("--cool-down excludes slots of hosts, but a task always keeps its slot. Omit --cool-down.")
     if all(options[name] is None for name in ("least", "most", "hosts_from")):
         if times and not has_tasks:
             name = "--wait" if "wait_secs" in times else "--cool-down"
-            raise LaunchError(f"{name} is only for elastic jobs. Add --min-np N, or leave {name} out.")
+            raise LaunchError(f"{name} is only for elastic jobs. Add --min-np N, or omit {name}.")
         return None, plan
     excluded = [f"--{name.replace('_', '-')}" for name in ("rank_table", "timeline", "repeat") if options[name]]
     whole = plan if has_tasks else plan_job(None, options["hosts"], options["hostfile"]) if plan.slots else None
@@ -287,7 +287,7 @@ def _take_outputs(
     repeats: Repeats | None,
     recording: Recording | None,
 ) -> None:
-    """Holds the folders that the job writes to until `outputs` is closed; called before any process starts."""
+    """Reserves the folders to which the job writes, until `outputs` is closed; called before any process starts."""
     # If another launcher started one npu-run for each rank, they share these folders.
     holds = plan.size > 1 or environment.launched() is None
     taken: dict[str, OwnFolder] = {}
@@ -330,7 +330,7 @@ def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
 
 
 def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:
-    """Replaces this process by the script's, so that signals, terminal and exit code are the script's own."""
+    """Replaces this process with the script, so that the script gets signals and terminal and sets the exit code."""
     check_thread()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", rank_defaults(1)["TF_CPP_MIN_LOG_LEVEL"])
     os.execv(sys.executable, rank_command(script, arguments, plan.devices))

@@ -1,4 +1,4 @@
-"""Holds what the commands of `npu-run` share: base classes, options, printing, errors and JSON output."""
+"""Defines the parts that commands of `npu-run` share: base classes, options, printing, errors and JSON output."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _QUIET, _VERBOSE = (f"npu_bridge.{name}" for name in ("quiet", "verbose"))
 
 
 class Command(click.Command):
-    """A command that reports a failure of its streams or files in one sentence with exit code 2, without a traceback.
+    """A command that reports failures of streams and files in one sentence, without a traceback, with exit code 2.
 
-    All its output goes through `echo`, also click's own messages, which quote the user's input. Each command has
-    `--quiet` and `--verbose`.
+    All output goes through `echo`, including click's own messages, which quote the user's input. Each command has the
+    options `--quiet` and `--verbose`.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -54,7 +54,7 @@ class Command(click.Command):
         ]
 
     def main(self, args=None, prog_name=None, complete_var=None, standalone_mode=True, **extra):
-        """Runs click's `main`; errors end the process with a sentence."""
+        """Runs click's `main`; an error ends the process with one sentence."""
         args = sys.argv[1:] if args is None else list(args)
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, **extra)
@@ -75,12 +75,12 @@ class Command(click.Command):
             flush_or_silence()
 
     def make_context(self, info_name, args, parent=None, **extra):
-        """Parses like click; prints help through `echo`."""
+        """Parses the words as click does; prints help through `echo`."""
         with _failing_with_a_sentence(info_name):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Invokes like click, but avoids exit code 1 for a closed output, which would look like an answer."""
+        """Invokes the command as click does, but avoids exit code 1, which means a verdict, for a closed output."""
         with _failing_with_a_sentence(ctx.command_path):
             if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
                 environment.write_variable(environment.VERBOSE, 1)
@@ -89,14 +89,14 @@ class Command(click.Command):
 
 
 class ScriptCommand(Command):
-    """A command with an argument SCRIPT: all words after SCRIPT are the script's, without a leading `--`."""
+    """A command with an argument SCRIPT. All words after SCRIPT, except a leading `--`, go to the script."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         settings = {"allow_interspersed_args": False, **(keywords.pop("context_settings", None) or {})}
         super().__init__(*arguments, context_settings=settings, **keywords)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses like click; options must come before SCRIPT."""
+        """Parses the words as click does, but takes options only before SCRIPT."""
         names = [param.name for param in self.params if isinstance(param, click.Argument)]
         own: list[str] = []
         words: list[str] = []
@@ -111,11 +111,11 @@ class ScriptCommand(Command):
         return super().parse_args(ctx, [*own, *words, *rest[rest[:1] == ["--"] :]])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list:
-        """Completes like click; after SCRIPT it offers no options."""
+        """Completes words as click does, but offers no options after SCRIPT."""
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
 
     def _tell_misplaced(self, script: str, rest: Sequence[str]) -> None:
-        """Reports an option of the command that follows SCRIPT, unless the script's text has one of that name."""
+        """Reports an option of this command after SCRIPT, unless the script's text has an option of this name."""
         own = {name: param for param in self.params if isinstance(param, click.Option) for name in param.opts}
         at = next((number for number, word in enumerate(rest) if word.partition("=")[0] in own), None)
         if at is None or not os.path.isfile(script):
@@ -130,7 +130,7 @@ class ScriptCommand(Command):
         echo(in_line(f"{_title(self)}: {line}"), err=True)
 
     def _split(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Splits words into the leading options and the rest."""
+        """Splits words into leading options and the rest."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         parser = click.Command(self.name, params=options, add_help_option=False).make_parser(ctx)
         rest = parser.parse_args(list(words))[1]
@@ -146,24 +146,24 @@ def _flag(short: str, name: str, key: str, doc: str) -> click.Option:
 
 
 def is_quiet() -> bool:
-    """Returns whether the running command was given `--quiet`."""
+    """Returns whether the running command has the option `--quiet`."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(_QUIET))
 
 
 def say(text: str) -> None:
-    """Prints a progress line on standard error; nothing under `--quiet`."""
+    """Prints a progress line on standard error, unless `--quiet` is given."""
     if not is_quiet():
         echo(text, err=True)
 
 
 def json_option(command: Callable) -> Callable:
-    """Adds `--json`; the command gets `as_json`."""
+    """Adds the option `--json` to a command, which gets it as the argument `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/commands.md lists its keys.")(command)
 
 
 def print_json(exit_code: int, facts: Mapping[str, Any]) -> None:
-    """Prints a command's findings and verdict as JSON; the caller then ends with this exit code."""
+    """Prints a command's findings and verdict as JSON; the caller must then exit with `exit_code`."""
     _print_facts(click.get_current_context().command, exit_code, facts)
 
 
@@ -178,7 +178,7 @@ def _failing_with_a_sentence(name: str) -> Iterator[None]:
         yield
     except BrokenPipeError:
         silence(sys.stdout)
-        fail(f"{name}: the reader of the output is gone")
+        fail(f"{name}: the program that reads the output has ended")
     except OSError as error:
         with contextlib.suppress(OSError):
             _print_problem(str(error))
@@ -187,7 +187,7 @@ def _failing_with_a_sentence(name: str) -> Iterator[None]:
 
 
 def fail(text: str, code: int = 2) -> NoReturn:
-    """Prints a text on standard error, if that is open, and ends the process."""
+    """Prints a text on standard error, if it is open, and ends the process."""
     try:
         echo(text, err=True)
     except (OSError, ValueError):
@@ -196,11 +196,11 @@ def fail(text: str, code: int = 2) -> NoReturn:
 
 
 def _check_process(name: str) -> None:
-    """Ends the process if a standard stream is closed: the next file opened would get the stream's number."""
+    """Ends the process if a standard stream is closed, as the next opened file would get its number."""
     for stream, what, sign in ((sys.stdout, "standard output", ">"), (sys.stderr, "standard error", "2>")):
         if stream is None:
             fail(
-                f"{name}: {what} is closed. Expected a terminal, a file or a pipe; say {sign}/dev/null to see nothing."
+                f"{name}: {what} is closed. Expected a terminal, a file or a pipe; add {sign}/dev/null to see nothing."
             )
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
@@ -210,14 +210,14 @@ def _check_process(name: str) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_OPEN_FILES, hard))
         except (ValueError, OSError):
             fail(
-                f"{name}: this process may open {soft} files. Expected at least {LEAST_OPEN_FILES}; say ulimit -n 1024 "
-                f"before it."
+                f"{name}: this process can open only {soft} files. Expected at least {LEAST_OPEN_FILES}; run "
+                f"ulimit -n 1024 before it."
             )
 
 
 @contextlib.contextmanager
 def ending_on(*errors: type[Exception]) -> Iterator[None]:
-    """Ends the command on these errors with one line and exit code 2; under `--json` the line is also in the JSON."""
+    """Ends the command with one line and exit code 2 on given errors; with `--json` the line is also in the JSON."""
     try:
         yield
     except errors as error:
@@ -236,14 +236,14 @@ def _title(command: click.Command) -> str:
 
 
 def check_script(script: str) -> None:
-    """Ends the command if the script does not exist; a path that is not a file fails when it is read."""
+    """Ends the command if there is nothing at the script's path. A folder there fails later, when it is read."""
     with ending_on(LaunchError):
         if not os.path.exists(script):
             raise LaunchError(missing_script(script))
 
 
 def source_options(command: Callable) -> Callable:
-    """Adds `--tf1`, `--tf2`, `--as-installed` and `--tree`; the command gets `era` (1, 2, 3 or None) and `trees`."""
+    """Adds `--tf1`, `--tf2`, `--as-installed` (argument `era`: 1, 2, 3 or None) and `--tree` (`trees`) to a command."""
     for option in (
         click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too."),
         click.option("--as-installed", "era", flag_value=3, type=int, help="The same, without names of an older one."),
@@ -255,7 +255,7 @@ def source_options(command: Callable) -> Callable:
 
 
 def settings_option(command: Callable) -> Callable:
-    """Adds `--set`; the command gets `settings`, each a `NAME=VALUE`, for `announce_settings`."""
+    """Adds `--set` to a command, which gets `settings`, a sequence of `NAME=VALUE` for `announce_settings`."""
     doc = "Change an option of its NPURunConfig; repeatable."
     settings = {"multiple": True, "metavar": "NAME=VALUE", "help": doc, "shell_complete": _options_like}
     return click.option("--set", "settings", **settings)(command)
@@ -270,7 +270,7 @@ def _options_like(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def announce_settings(settings: Sequence[str]) -> None:
-    """Passes the `--set` options to the processes that the command starts; ends the command if one is wrong."""
+    """Passes the `--set` options on to processes that the command starts; ends the command if an option is wrong."""
     if settings:
         from npu_bridge.options import from_shell  # imported late: every start of a script loads this module
 
@@ -279,7 +279,7 @@ def announce_settings(settings: Sequence[str]) -> None:
 
 
 def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:
-    """Adds SCRIPT and its arguments; the command gets `script`, which has one of the endings, and `arguments`."""
+    """Adds SCRIPT and its arguments to a command, which gets `script` and `arguments`; shells complete `endings`."""
 
     def complete_script(context: click.Context, parameter: click.Parameter, incomplete: str) -> list:
         return scripts_like(incomplete, endings)
@@ -293,7 +293,7 @@ def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Ca
 
 
 def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[CompletionItem]:
-    """Returns completions for the path of a script: folders and Python files."""
+    """Returns completions for the path of a script: folders, and files with one of the endings."""
     found = sorted(path for ending in endings for path in glob.glob(f"{glob.escape(incomplete)}*{ending}"))
     return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]
 
@@ -301,8 +301,8 @@ def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[Com
 def reading_command(command: Callable, endings: Sequence[str] = (".py",)) -> click.Command:
     """Makes a command that reads SCRIPT without running it, with the options of `source_options` and `--json`.
 
-    The function gets `script`, which exists, `arguments` and `choice`. It returns the exit code, facts for `--json`,
-    and a function that prints them for people.
+    The function gets `script` (an existing path), `arguments` and `choice`. It returns the exit code, facts for
+    `--json`, and a function that prints the facts as text.
     """
 
     @source_options
@@ -326,7 +326,7 @@ def reading_command(command: Callable, endings: Sequence[str] = (".py",)) -> cli
 def launcher_options(command: Callable) -> Callable:
     """Adds `-np`, `--set`, the options of `source_options`, SCRIPT and its arguments to a command.
 
-    The command gets `launcher`, these options as a list of words for `npu-run`, `script` and `arguments`.
+    The command gets `launcher` (the options as a list of words for `npu-run`), `script` and `arguments`.
     """
 
     @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks. Default: 1.")

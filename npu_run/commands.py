@@ -1,6 +1,6 @@
-"""Lists the commands of `npu-run` in groups, and suggests names near a mistyped command or script.
+"""Lists the commands of `npu-run` in groups, and suggests similar names for a mistyped command or script.
 
-A new command is a line here and a module in this folder.
+To add a command, add an entry here and a module in this folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
     Attributes:
       module: the module that defines the command, imported on first use.
-      line: its line in the help.
+      line: the command's line in the help.
     """
 
     module: str
@@ -53,12 +53,12 @@ COMMANDS = {name: f"{__package__}.{entry.module}" for group in GROUPS.values() f
 
 
 def find_command(name: str) -> click.Command:
-    """Imports and returns a command of `COMMANDS`."""
+    """Imports a command of `COMMANDS` by name and returns it."""
     return getattr(importlib.import_module(COMMANDS[name]), name)
 
 
 def missing_script(word: str) -> str:
-    """Returns the sentence for a missing script, with the nearest command or file name."""
+    """Returns the message for a missing script, with the most similar command or file name."""
     if re.fullmatch(r"python[\d.]*", os.path.basename(word)):
         return "name the script alone, without python before it: npu-run -np 2 train.py"
     if word in COMMANDS:

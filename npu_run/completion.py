@@ -12,7 +12,7 @@ from npu_run.commands import COMMANDS, GROUPS, find_command
 
 @add_completion_class
 class _Bash(BashComplete):
-    """Completion for bash that offers folders and scripts together, and adds no space after `NAME=`."""
+    """Completion for bash, which offers both folders and scripts, and adds no space after `NAME=`."""
 
     source_template = BashComplete.source_template.replace("compopt -o dirnames", "compopt -o plusdirs").replace(
         "COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value != *= ]] || compopt -o nospace"
@@ -20,10 +20,10 @@ class _Bash(BashComplete):
 
 
 class Everything(click.Group):
-    """A group of all words that can follow `npu-run`, for completion; it runs nothing.
+    """A command group for completion only: it knows all words that can follow `npu-run`, and runs nothing.
 
     Args:
-      launcher: the command that starts scripts, whose options come first.
+      launcher: the command that starts scripts; its options are offered too.
     """
 
     def __init__(self, launcher: click.Command):
@@ -35,14 +35,14 @@ class Everything(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command:
-        """Returns a command; for a script, a command that takes any files."""
+        """Returns the command of this name; for a script, a command whose arguments are completed as files."""
         if name in COMMANDS:
             return find_command(name)
         argument = click.Argument(["files"], nargs=-1, type=click.Path())
         return click.Command(name, params=[argument], context_settings={"ignore_unknown_options": True})
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Completes options, or commands and scripts."""
+        """Returns completions: options for a word that begins with a dash, else scripts and commands."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         lines = {name: entry.line for group in GROUPS.values() for name, entry in group.items()}

@@ -1,4 +1,4 @@
-"""`npu-run effects`: lists what each option set by a script, a configuration file or a training does here."""
+"""`npu-run effects`: lists the options that a script, configuration file or training sets, and their effects here."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Row(NamedTuple):
     """An option that is set.
 
     Attributes:
-      name: the option, with its owner.
-      value: as Python code; "" if only a run could tell.
-      default: as Python code; "" if only a run could tell.
+      name: the name of the option, with its owner.
+      value: the value as Python code; "" if only a run could show it.
+      default: the default as Python code; "" if unknown.
       effect: "works", "no effect" or "refused".
-      note: what the effect means.
+      note: explains the effect.
       place: file and line of a script; "" elsewhere.
     """
 
@@ -91,7 +91,7 @@ def _rows_of(path: str, choice: SourceChoice) -> Iterator[Row]:
 
 
 def _rows_of_file(path: str) -> Iterator[Row]:
-    """Yields a row for each option of a configuration file, in file order, without TensorFlow.
+    """Yields a row for each option in a configuration file, in the order of the file; does not need TensorFlow.
 
     Raises:
       OSError, ValueError: the file cannot be read, or is not TOML.

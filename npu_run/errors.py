@@ -1,4 +1,4 @@
-"""Defines the error of a job that cannot start."""
+"""Defines the error for a job that cannot start."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 
 
 class LaunchError(RuntimeError):
-    """An error for a job that cannot start as asked; the message is one sentence with the reason and the cure."""
+    """Raised if a job cannot start as requested; the message is one sentence with the reason and the cure."""
 
 
 def check_thread() -> None:
-    """Refuses to start a job in a thread that gets no signals, which could then not stop it.
+    """Raises an error outside of the main thread, because only the main thread gets the signals that stop a job.
 
     Raises:
       LaunchError: this is not the main thread.

@@ -1,4 +1,4 @@
-"""`npu-run explain`: lists what a configuration file does to gradients, stage by stage."""
+"""`npu-run explain`: lists the stages that a configuration file adds to the gradients."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
 
 
 def _about_precision(config) -> str | None:
-    """Returns the dtypes in which a run's steps compute here; None if they are those of the graph."""
+    """Returns a sentence on the dtypes in which steps compute here; None if these are the dtypes of the graph."""
     from npu_bridge.options.reading import read_run_config
     from npu_bridge.session.precision import ORIGINAL, Precision
 
@@ -80,7 +80,7 @@ def _about_precision(config) -> str | None:
 
 
 def _about_overlap(config, rows, ranks: int) -> str | None:
-    """Returns whether a run's steps can overlap, and why; None if a run has one step."""
+    """Returns a sentence on whether the steps of a run can overlap, and why; None if a run has one step."""
     from npu_bridge.options.reading import read_run_config
     from npu_bridge.session.overlapped_steps import LEAST_STEPS
     from npu_bridge.session.precision import Precision

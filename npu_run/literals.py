@@ -1,4 +1,4 @@
-"""Reads those values in a script that its text alone determines."""
+"""Evaluates expressions of a script whose values its text alone determines."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CHANGEABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp)
 
 
 class Undecided(BaseException):
-    """Ends a check that needs a value which the text does not show; `except Exception` does not catch it."""
+    """Raised to end a check that needs a value that the text does not show; `except Exception` does not catch it."""
 
 
 class Unknown:
-    """A value that the text does not show. Any use of it in a check ends the check."""
+    """A value that the text does not show. Any use of the value in a check ends the check."""
 
     def __getattribute__(self, name: str) -> NoReturn:
         raise Undecided(name)
@@ -50,12 +50,12 @@ for _name in _ASKED:
 
 
 def is_known(value: Any) -> bool:
-    """Returns whether the text shows a value of `Values`."""
+    """Returns whether the text shows a value, so that it is not an `Unknown`."""
     return type(value) is not Unknown
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call; `is_open` if the text hides their number."""
+    """The arguments of a call; `is_open` is True if the text does not show all arguments."""
 
     positional: tuple[Any, ...]
     named: dict[str, Any]
@@ -63,13 +63,13 @@ class Arguments(NamedTuple):
 
 
 class Values:
-    """The values of expressions in one file.
+    """Evaluates the expressions of a file.
 
-    A name counts if the file binds it once, at its top, outside of conditions and loops.
+    The value of a name is known if the file binds the name once, at module level, outside of conditions and loops.
     """
 
     def __init__(self, facts: FileFacts, make: Callable[[str, ast.Call], Any]):
-        """Args: facts: of the file. make: returns the result of a call of a dotted name, or an `Unknown`."""
+        """Args: facts: facts about the file. make: returns the result of calling a dotted name, or an `Unknown`."""
         self._facts = facts
         self._make = make
         self._made: dict[ast.Call, Any] = {}
@@ -148,7 +148,7 @@ class Values:
         return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
 
     def _result(self, node: ast.Call) -> Any:
-        """Returns the result of a call, made anew because wrappers mark what they wrap; managers can be shared."""
+        """Returns a new result of a call each time, as wrappers mark the wrapped object; only managers are shared."""
         if node in self._made:
             return self._made[node]
         self._made[node] = Unknown()  # an object made of itself

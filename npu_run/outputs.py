@@ -1,4 +1,4 @@
-"""Checks, before a command starts, that the folders and files it will write to are its own."""
+"""Checks, before a command starts, that its output folders and files hold no other data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MADE_BY = {
 
 @contextlib.contextmanager
 def own_output(folder: str, option: str, command: str = "npu-run", holds: bool = True) -> Iterator[OwnFolder]:
-    """Holds a folder for the output of a command of `MADE_BY` during this block; arguments as for `own_folder`.
+    """Reserves a folder for the output of a command of `MADE_BY` during a block; arguments as for `own_folder`.
 
     Raises:
       LaunchError: the folder holds other files, even if the command would clear it; another process uses it; or it
@@ -52,10 +52,10 @@ def own_output(folder: str, option: str, command: str = "npu-run", holds: bool =
 
 
 def check_file(path: str | None, option: str, ours: bytes) -> None:
-    """Checks that a file can be written without overwriting anything else; None means no file.
+    """Raises LaunchError unless a file can be written without overwriting other data; None means no file.
 
     Raises:
-      LaunchError: another kind of file has this name, or the folder is missing or read-only.
+      LaunchError: a file of another kind has this name, or the folder is missing or read-only.
     """
     if path is None:
         return

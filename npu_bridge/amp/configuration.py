@@ -20,10 +20,10 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_entry
-from npu_bridge.session.precision.functions import follow, low_precision
-from npu_bridge.session.precision.keras_models import ModelDtypes, with_dtypes
-from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, properties_of, read_low_dtype
-from npu_bridge.session.precision.narrow_variables import stored_in
+from npu_bridge.session.precision.functions import low_precision, make_model_follow
+from npu_bridge.session.precision.keras_models import ModelDtypes, change_dtypes
+from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, level_properties, read_low_dtype
+from npu_bridge.session.precision.narrow_variables import get_variable_stored_in
 from npu_bridge.session.precision.op_lists import OpLists
 from npu_bridge.session.precision.opt_level import LossScale, OptLevel
 from npu_bridge.session.precision.policy import Precision
@@ -130,7 +130,7 @@ class Configuration:
             yield
             return
         stays = _BATCH_NORM_VARIABLE.search if self.properties.keep_batchnorm_fp32 else lambda name: False
-        with stored_in(self.low_dtype, lambda name: bool(stays(name))):
+        with get_variable_stored_in(self.low_dtype, lambda name: bool(stays(name))):
             yield
 
     @contextlib.contextmanager
@@ -164,14 +164,14 @@ class Configuration:
             )
         if self.properties.cast_model_type is None:
             outputs = self.properties.cast_model_outputs
-            self.model = model if outputs is None else with_dtypes(model, ModelDtypes(outputs=outputs), _OWNER)
+            self.model = model if outputs is None else change_dtypes(model, ModelDtypes(outputs=outputs), _OWNER)
             precision = self._precision()
             if precision.low_dtype is not None:
-                follow(self.model, precision)
+                make_model_follow(self.model, precision)
             return self.model
         dtypes = {"half": self.low_dtype, "float": "float32"}
         layers = {name: dtypes[kind] for name, kind in self._casts.layers.items()} if self.properties.is_cast else {}
-        self.model = with_dtypes(
+        self.model = change_dtypes(
             model,
             ModelDtypes(
                 compute=self.properties.cast_model_type,
@@ -256,7 +256,7 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
     num_losses = check_count(_OWNER, "num_losses", given.pop("num_losses", 1))
     user_cast = given.pop("user_cast_preferred", None)
     asked = given.pop("low_dtype", None)
-    properties = properties_of(_OWNER, level, given)
+    properties = level_properties(_OWNER, level, given)
     if user_cast is not None:
         _check_user_cast(level, properties, user_cast)
     low_dtype = read_low_dtype(_OWNER, level, properties, asked)

@@ -18,7 +18,7 @@ from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session import precision
-from npu_bridge.session.overflow_hook import describe, find_origin
+from npu_bridge.session.overflow_hook import describe, find_first_non_finite
 
 _LOWEST_USEFUL_SCALE = 1.0
 _TRANSFERS = ("Horovod", "Collective")
@@ -84,7 +84,7 @@ class LossScaleCollapseHook(StepHook):
             look = self._look(session)
         except tf.errors.OpError as error:
             return f"{what}. Another batch could not be examined: {error.message.splitlines()[0]}"
-        origin = find_origin(look.ops, look.fed, look.worst)
+        origin = find_first_non_finite(look.ops, look.fed, look.worst)
         if origin is None:
             elsewhere = "They come from another rank, or only" if collective.current().size > 1 else "Only"
             return f"{what}. The next batch has no NaN or Inf on this rank. {elsewhere} some batches cause one."

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint to warm-start from: the one of the caller, the job file or an environment variable."""
+"""Chooses the checkpoint to warm-start from: given by the caller, the job file or an environment variable."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _LOG = logger(__name__)
 
 
 def choose_start(warm_start_from: Any, job: JobStart) -> Any:
-    """Returns the start of a training: the one in the script if it names one, else the one in the job.
+    """Returns the checkpoint from which a training starts: the script's choice if it makes one, else the job's.
 
     Returns:
-      `warm_start_from`, or a checkpoint, a folder with checkpoints, or the folder of a saved model; None for no start.
+      `warm_start_from`, or the path from the job: a checkpoint, a folder with checkpoints, or the folder of a saved
+      model. None if neither is given.
     Raises:
-      ValueError: the path that the job names holds no checkpoint.
-      RuntimeError: the job is for another number of ranks.
+      ValueError: the path from the job holds no checkpoint.
+      RuntimeError: the job file is for another number of ranks.
     """
     if job.rank_size is not None and job.rank_size != collective.current().size:
         size = collective.current().size

@@ -1,6 +1,6 @@
-"""Creates and loads the variables of `iterations_per_loop`: how many steps one `session.run` makes.
+"""Creates and loads the loop variables, which set how many steps one `session.run` makes (`iterations_per_loop`).
 
-Scripts of this interface create and load all four. Here only the first one has an effect.
+Scripts of this interface create and load four variables. Here only `iterations_per_loop` has an effect.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LOOP_VARIABLES = ("iterations_per_loop", "loop_cond", "zero", "one")
 
 
 def loop_variable(name: str) -> tf.Variable:
-    """Returns one of `LOOP_VARIABLES`, a local int64 scalar; the first call in a graph creates it, not trainable.
+    """Returns one of `LOOP_VARIABLES`, a local int64 scalar, not trainable; the first call in a graph creates it.
 
     Raises:
-      RuntimeError: the graph has several of this name.
-    Graph: variable `npu_runconfig/<name>`, in the local variables and in its own collection.
+      RuntimeError: the graph has several loop variables of this name.
+    Graph: variable `npu_runconfig/<name>`, in the local variables and in a collection of its own.
     """
     collection = f"{_SCOPE}_{name}"
     found = tf1.get_collection(collection)
@@ -49,14 +49,14 @@ def loop_variable(name: str) -> tf.Variable:
 
 
 def create_loop_variables() -> dict[str, tf.Variable]:
-    """Returns the four variables of the default graph, by name."""
+    """Returns the four loop variables of the default graph, by name."""
     return {name: loop_variable(name) for name in LOOP_VARIABLES}
 
 
 def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_per_run: int) -> None:
-    """Loads the variables in a live session, past its hooks, and has it train in loops from then on.
+    """Sets the loop variables in a live session, without calling its hooks, and makes the session train in loops.
 
-    `iterations_per_loop` gets one less than the training steps in a run.
+    The variable `iterations_per_loop` is set to one less than the number of training steps in a run.
     """
     steps_per_run = environment.imposed_options().get("iterations_per_loop", steps_per_run)
     session = plain_session(session)
@@ -65,4 +65,6 @@ def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_p
         session.run(initializer, {initializer.inputs[1]: value})
     train_in_loops(session, steps_per_run)
     if environment.probable_rank() == 0:
-        _LOG.info("iterations_per_loop: a run trains %d steps, then the one to fetch from.", steps_per_run - 1)
+        _LOG.info(
+            "iterations_per_loop: a run trains %d steps, and then one more, from which it fetches.", steps_per_run - 1
+        )

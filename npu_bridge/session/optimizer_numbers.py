@@ -1,4 +1,4 @@
-"""Reads the numbers that callbacks may set in an optimizer of Keras, such as its learning rate."""
+"""Reads the hyperparameters that callbacks can set in a Keras optimizer, such as the learning rate."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from npu_bridge.base.arguments import is_integer, is_number
 
 
 def optimizer_numbers(optimizer: Any) -> dict[str, float]:
-    """Returns the current hyperparameters of an optimizer by name, without a learning rate that follows a schedule.
+    """Returns an optimizer's current numeric hyperparameters by name, without a learning rate that is a schedule.
 
-    Empty if the optimizer has no configuration, such as one of TensorFlow 1 in a Keras model.
+    The result is empty if the optimizer has no configuration, such as a TensorFlow 1 optimizer in a Keras model.
     """
     config: dict = {}
     with contextlib.suppress(NotImplementedError, AttributeError):

@@ -25,25 +25,26 @@ MOST_REPORTS = 20
 
 
 class Finding(NamedTuple):
-    """The origin of the non-finite values of a step.
+    """The operator at which the non-finite values of a step begin, and the operators that have such values.
 
     Attributes:
-      origin: the operator that made the first one from finite inputs, or whose output was fed with one.
-      spoilt: names of all operators with such values, in the order they ran.
+      origin: the operator that made the first NaN or Inf from finite inputs, or whose output was fed with NaN or Inf.
+      non_finite_ops: names of all operators with NaN or Inf, in the order in which they can be computed.
     """
 
     origin: object
-    spoilt: list
+    non_finite_ops: list
 
 
 class OverflowHook(TensorWatch):
-    """Searches every step for NaN and Inf, names the operator that made the first, and writes its tensors.
+    """A hook that searches every step for NaN and Inf, names the operator that made the first, and writes its tensors.
 
-    This operator is the earliest one with finite inputs, in an order in which every operator comes after those it
-    needs; constants are never named. Its inputs and outputs are written like a dump, with an `overflow.json`.
-    The search ends after 20 such steps. It fetches all numbers of a step: expect it to be slow.
+    This operator is the earliest with finite inputs and a non-finite output, in an order in which every operator comes
+    after its inputs; constants are never named. Its inputs and outputs are written like a dump, with an
+    `overflow.json`. The search ends after 20 steps with NaN or Inf. The hook fetches all numbers of a step, which is
+    slow.
 
-    Ranks: local; each looks at its own numbers.
+    Ranks: local; each rank searches its own numbers.
     """
 
     def __init__(self, options: TrainingOptions, graph_name: str | None = None):
@@ -55,8 +56,8 @@ class OverflowHook(TensorWatch):
         return sorted(run.values)
 
     def handle_values(self, run: Run, step: int, values: dict) -> None:
-        """Reports the origin of non-finite values in one step."""
-        finding = find_origin(run.ops, run.fed, values)
+        """Reports the operator at which the non-finite values of a step begin."""
+        finding = find_first_non_finite(run.ops, run.fed, values)
         if finding is None:
             return
         self._report(run, step, finding, values)
@@ -68,70 +69,73 @@ class OverflowHook(TensorWatch):
     def _report(self, run, step, finding, values):
         op, name = finding.origin, self.name_of(run)
         folder = self.write(run, step, find_places([op], ("input", "output"), values), values)
-        about = {"op": op.name, "type": op.type, "made_at": _place_in_script(op), "graph": name, "step": step}
+        about = {"op": op.name, "type": op.type, "made_at": _script_line(op), "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:
-            json.dump({**about, "operators_with_nan_or_inf": finding.spoilt}, file, indent=1)
+            json.dump({**about, "operators_with_nan_or_inf": finding.non_finite_ops}, file, indent=1)
         _LOG.warning(
-            "enable_dump_debug: rank %d, step %d of %s: the first NaN or Inf comes from %s; %d operators have one. "
-            "Its tensors are in %s.",
+            "enable_dump_debug: rank %d, step %d of %s: the first NaN or Inf comes from %s; %d operators have NaN or "
+            "Inf. The tensors of the first operator are in %s.",
             self._rank,
             step,
             name,
             describe(op),
-            len(finding.spoilt),
+            len(finding.non_finite_ops),
             folder,
         )
 
 
-def find_origin(ops: Sequence[tf.Operation], fed: Iterable[tf.Tensor], values: dict) -> Finding | None:
+def find_first_non_finite(ops: Sequence[tf.Operation], fed: Iterable[tf.Tensor], values: dict) -> Finding | None:
     """Returns the operator that made the first NaN or Inf of a step; None when every number is finite.
 
-    If Inf is an input, as in a mask, it can be that no operator made one from finite inputs. Then the origin is
-    the first operator that made NaN from inputs without NaN.
+    If a constant or variable holds Inf, as a mask can, it is possible that no operator made NaN or Inf from finite
+    inputs. Then the first operator that made NaN from inputs without NaN is returned.
 
     Args:
-      ops: the operators of the run, every one after those it needs.
+      ops: the operators of the run; each comes after its inputs.
       fed: the tensors that were fed.
       values: numpy arrays by tensor name.
     """
-    state = {name: _worst(value) for name, value in values.items()}
-    spoilt = [op for op in ops if op.type != "Const" and _worst_of(op.outputs, state)]
+    state = {name: _non_finite_kind(value) for name, value in values.items()}
+    non_finite_ops = [op for op in ops if op.type != "Const" and _worst_kind(op.outputs, state)]
     for tensor in fed:
-        if _worst_of([tensor], state):
-            return Finding(tensor.op, [tensor.op.name, *(op.name for op in spoilt)])
-    for op in spoilt:
-        if not _worst_of(op.inputs, state):
-            return Finding(op, [other.name for other in spoilt])
-    for op in spoilt:
-        if _worst_of(op.outputs, state) == _NAN and _worst_of(op.inputs, state) != _NAN:
-            return Finding(op, [other.name for other in spoilt])
+        if _worst_kind([tensor], state):
+            return Finding(tensor.op, [tensor.op.name, *(op.name for op in non_finite_ops)])
+    for op in non_finite_ops:
+        if not _worst_kind(op.inputs, state):
+            return Finding(op, [other.name for other in non_finite_ops])
+    for op in non_finite_ops:
+        if _worst_kind(op.outputs, state) == _NAN and _worst_kind(op.inputs, state) != _NAN:
+            return Finding(op, [other.name for other in non_finite_ops])
     return None
 
 
 _FINITE, _INF, _NAN = range(3)
 
 
-def _worst(value):
+def _non_finite_kind(value):
     number = with_savable_dtype(value)
     if number.dtype.kind not in "fc" or np.isfinite(number).all():
         return _FINITE
     return _NAN if np.isnan(number).any() else _INF
 
 
-def _worst_of(tensors, state):
+def _worst_kind(tensors, state):
     return max((state.get(tensor.name, _FINITE) for tensor in tensors), default=_FINITE)
 
 
 def describe(op: tf.Operation) -> str:
-    """Returns type, name and line of an operator, or of the one whose values it rounds."""
+    """Returns type, name and line of an operator as text.
+
+    For an operator that rounds, describes the operator whose values it rounds.
+    """
     computing = rounding.operator_behind(op)
-    place = _place_in_script(computing)
+    place = _script_line(computing)
     rounded = ", of values rounded to 16 bits" if computing is not op else ""
     return f"{computing.type} {computing.name!r}{rounded}{f', made at {place}' if place else ''}"
 
 
-def _place_in_script(op) -> str:
-    """Returns file and line of the script that made an operator; empty when TensorFlow kept no record."""
+def _script_line(op) -> str:
+    """Returns the file and line in the script that made an operator; "" if TensorFlow has no record of it."""
     installed = os.path.dirname(os.path.dirname(tf.__file__))
     for frame in reversed(op.traceback or ()):
         if not frame.filename.startswith((installed, *own_packages())):

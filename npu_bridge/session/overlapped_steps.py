@@ -1,8 +1,8 @@
-"""Trains steps of several ranks in a row: one by one, or so that the next begins while gradients are all-reduced.
+"""Trains several steps in a row on several ranks: one by one, or so that a step begins while gradients are all-reduced.
 
-The second way hides the forward pass behind the all-reduce, which gains where the network is slow. So it is tried if
-ranks wait for the network after the backward pass, and all ranks keep the way that was faster for them together. The
-results are the same, bit for bit.
+Overlapping hides the forward pass behind the all-reduce, which saves time if the network is slow. So overlapping is
+tried if ranks wait for the network after the backward pass, and all ranks keep the faster of the two ways. The results
+of both ways are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _RECORDED_STEPS = 4
 
 
 class OverlappedSteps:
-    """Steps of one kind in one session, trained in the way that is faster on all ranks together.
+    """Trains steps of one kind in one session, one by one or overlapping, whichever is faster over all ranks.
 
-    The first call trains one by one. The second begins with a step whose operators are timed, to plan the order of the
-    all-reduces. Then both ways take turns, and the faster one stays.
+    The first call of `train` trains one by one. The second call begins with a step whose operators are timed, to plan
+    the order of the all-reduces. Then both ways take turns, until the faster one is known and kept.
 
     Attributes:
-      is_recorded: whether to record the last overlapping steps of each call of `train`, once the trial is over.
-      record: TensorFlow's record of the last steps that overlapped; None without one.
+      is_recorded: whether to record the last overlapping steps of each call of `train`, once the faster way is known.
+      record: RunMetadata of the last recorded steps; None if no steps were recorded.
     Args:
       step: the operators that make up a training step.
       fed: names of the tensors fed to the run.
-      one_by_one: trains steps one by one; called with the session, its engine, the number of steps and feeds.
-      make_loop: makes the loop, or returns the loop of an earlier session; called with the control dependencies that
-        order the all-reduces.
+      one_by_one: function that trains steps one by one, from the session, its engine, the number of steps and feeds.
+      make_loop: function that makes the loop, or returns the loop of an earlier session, and whether the loop is new.
+        Its argument is the control dependencies that order the all-reduces.
     """
 
     def __init__(
@@ -78,59 +78,59 @@ class OverlappedSteps:
         self._secs: dict[bool, list[float]] = {False: [], True: []}
         self._steps_per_call = 0
         self._overlaps: bool | None = None
-        self._asked = environment.overlapped_steps()
+        self._requested = environment.overlapped_steps()
         self.is_recorded = False
         self.record: config_pb2.RunMetadata | None = None
 
     def train(self, session: Any, engine: SessionEngine, count: int, feeds: dict) -> None:
-        """Trains `count` steps, the same number on every rank, with the values that are fed to the run."""
+        """Trains `count` steps, the same number on every rank, with the values fed to the run."""
         self._calls += 1
-        if self._calls == 2 and self._asked is not False:
-            self._prepare(session, engine, feeds)
+        if self._calls == 2 and self._requested is not False:
+            self._plan_overlap(session, engine, feeds)
             count -= 1
         while count > 0:
             calls = max(round(count / (self._steps_per_call or count)), 1)
             steps = math.ceil(count / calls)
-            overlaps = self._choose(steps)
+            overlaps = self._should_overlap(steps)
             start = time.perf_counter()
             if overlaps:
                 self._train_overlapping(session, engine, steps, feeds)
             else:
                 self._one_by_one(session, engine, steps, feeds)
-            self._took(overlaps, steps, time.perf_counter() - start)
+            self._record_duration(overlaps, steps, time.perf_counter() - start)
             count -= steps
 
     def _train_overlapping(self, session, engine, steps, feeds):
-        def part(count):
+        def targets_and_feeds(count):
             return [self._loop.op], {**feeds, self._loop.count.ref(): np.int64(count)}
 
         # Recording would slow a trial down.
         recorded = min(steps, _RECORDED_STEPS) if self.is_recorded and self._overlaps else 0
         if steps > recorded:
-            engine.execute(session, Request([], *part(steps - recorded)))
+            engine.execute(session, Request([], *targets_and_feeds(steps - recorded)))
         if recorded:
-            self.record = _recorded(session, engine, *part(recorded))
+            self.record = _run_with_trace(session, engine, *targets_and_feeds(recorded))
 
-    def _prepare(self, session, engine, feeds):
-        """Trains a step and times its operators; then all ranks make the loop, or none does."""
+    def _plan_overlap(self, session, engine, feeds):
+        """Trains a step and times its operators. Then either all ranks make the overlapping loop, or no rank does."""
         start = time.perf_counter()
-        record = _recorded(session, engine, self._step, feeds)
+        record = _run_with_trace(session, engine, self._step, feeds)
         secs = time.perf_counter() - start
         events = {event.name: (event.begin, event.end) for event in events_of(record.step_stats)}
         measured = [measure_exchange(self._ops, transfers, events) for transfers in self._transfers]
         waiting = sum(late for _, late in measured) / 1e6
-        told = gather_values([secs, waiting, [share for share, _ in measured]], "plan_of_overlapped_steps")
-        secs, waiting = (max(values) for values in list(zip(*told))[:2])
+        gathered = gather_values([secs, waiting, [share for share, _ in measured]], "plan_of_overlapped_steps")
+        secs, waiting = (max(values) for values in list(zip(*gathered))[:2])
         self._steps_per_call = int(_LONGEST_CALL_SECS / secs)
-        if not self._asked and waiting < LEAST_WAIT * secs:
-            self._settle(False, "the network takes no longer than the backward pass")
-        elif not self._asked and self._steps_per_call < LEAST_STEPS:
-            self._settle(False, f"a step takes more than {_LONGEST_CALL_SECS / LEAST_STEPS:g} s")
+        if not self._requested and waiting < LEAST_WAIT * secs:
+            self._set_choice(False, "the network takes no longer than the backward pass")
+        elif not self._requested and self._steps_per_call < LEAST_STEPS:
+            self._set_choice(False, f"a step takes more than {_LONGEST_CALL_SECS / LEAST_STEPS:g} s")
         else:
-            shares = [statistics.mean(of_ranks) for of_ranks in zip(*(shares for *_, shares in told))]
-            self._make([order_by_need(*pair) for pair in zip(self._transfers, shares)])
+            shares = [statistics.mean(of_ranks) for of_ranks in zip(*(shares for *_, shares in gathered))]
+            self._agree_on_loop([order_by_need(*pair) for pair in zip(self._transfers, shares)])
 
-    def _make(self, orders):
+    def _agree_on_loop(self, orders):
         waits: dict = {}
         for order in orders:
             waits.update(waits_of(self._ops, order))
@@ -140,41 +140,44 @@ class OverlappedSteps:
         except (NotLoopableError, ValueError, TypeError, KeyError) as error:
             # The other errors come from unforeseen graphs, which train without overlap.
             reason = str(error)
-        told = gather_values([reason, is_new], "loops_of_overlapped_steps")
-        reasons = [reason for reason, _ in told if reason]
+        gathered = gather_values([reason, is_new], "loops_of_overlapped_steps")
+        reasons = [reason for reason, _ in gathered if reason]
         if reasons:
-            self._settle(False, reasons[0])
+            self._set_choice(False, reasons[0])
             return
-        if any(is_new for _, is_new in told):
+        if any(is_new for _, is_new in gathered):
             for order in orders:
                 teach_order([self._loop.transfers[transfer.name] for transfer in order])
-        if self._asked:
-            self._settle(True, "NPU_OVERLAPPED_STEPS asks for it")
+        if self._requested:
+            self._set_choice(True, "NPU_OVERLAPPED_STEPS asks for it")
 
-    def _choose(self, steps):
+    def _should_overlap(self, steps):
         if self._loop is None or steps < LEAST_STEPS:
             return False
         return len(self._secs[True]) <= len(self._secs[False]) if self._overlaps is None else self._overlaps
 
-    def _took(self, overlaps, steps, secs):
-        """Notes how long steps took. The first loop, for which TensorFlow prepares the graph, does not count."""
+    def _record_duration(self, overlaps, steps, secs):
+        """Records how long steps took, and decides after enough trials.
+
+        The first loop of each way, for which TensorFlow prepares the graph, does not count.
+        """
         if self._overlaps is not None or self._loop is None or steps < LEAST_STEPS:
             return
         self._secs[overlaps].append(secs / steps)
         if all(len(taken) > _TRIALS for taken in self._secs.values()):
             own = [statistics.median(self._secs[way][1:]) for way in (False, True)]
             before, after = map(sum, zip(*gather_values(own, "times_of_overlapped_steps")))
-            self._settle(after < (1 - LEAST_GAIN) * before, f"so a step takes {after / before:.2f} of the time")
+            self._set_choice(after < (1 - LEAST_GAIN) * before, f"so a step takes {after / before:.2f} of the time")
 
-    def _settle(self, overlaps, why):
+    def _set_choice(self, overlaps, why):
         self._overlaps = overlaps
         way = "the next step begins while gradients are all-reduced" if overlaps else "steps are repeated one by one"
         _LOG.info("iterations_per_loop: %s (%s).", way, why)
 
 
-def _recorded(session, engine, targets, feeds):
-    """Runs operators and returns TensorFlow's record of the run."""
+def _run_with_trace(session, engine, targets, feeds):
+    """Runs operators and returns the RunMetadata of the run."""
     options = config_pb2.RunOptions(trace_level=config_pb2.RunOptions.SOFTWARE_TRACE, output_partition_graphs=True)
-    with run_options_buffer(options) as asked, empty_buffer() as told:
-        engine.execute(session, Request([], list(targets), feeds, asked, told))
-        return config_pb2.RunMetadata.FromString(read_content(told))
+    with run_options_buffer(options) as asked, empty_buffer() as gathered:
+        engine.execute(session, Request([], list(targets), feeds, asked, gathered))
+        return config_pb2.RunMetadata.FromString(read_content(gathered))

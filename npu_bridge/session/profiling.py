@@ -1,4 +1,4 @@
-"""Implements `profiling_config`: traces the first steps for TensorBoard's profile page."""
+"""Implements `profiling_config`: traces the first session runs for TensorBoard's profile page."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PROFILED_RUNS = 20
 
 
 class ProfilingHook(tf.estimator.SessionRunHook):
-    """Traces the first session runs into the folder `output` of `profiling_options`, created when missing.
+    """A hook that traces the first session runs into the folder `output` of `profiling_options`, created if missing.
 
-    The trace ends after `PROFILED_RUNS` runs, before a run that the script itself traces, with the session, when `end`
-    is called after an error, or, at the latest, with the process. With several ranks each writes to its own folder
-    `rank_<n>`.
+    The trace ends after `PROFILED_RUNS` runs. It ends earlier before a run that the script itself traces, with the
+    session, when `end` is called after an error, or with the process. With several ranks each rank writes to its own
+    folder `rank_<n>`.
 
     Ranks: local.
     """
@@ -42,32 +42,32 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         self._is_over = False
 
     def after_create_session(self, session, coord):
-        """Watches the runs of the session itself, which have the options that other hooks asked for."""
+        """Adds an inner hook to the session, which sees the run options that other hooks have set."""
         del coord
-        run_with_hooks(session, [_GivesWay(self)])
+        run_with_hooks(session, [_RunOptionsWatch(self)])
 
     def before_run(self, run_context):
-        """Starts the trace with the first run; TensorFlow marks the runs in it."""
-        self.give_way(run_context)
+        """Starts the trace with the first run; TensorFlow marks each run in the trace."""
+        self.end_before_traced_run(run_context)
         if self._stop is None and not self._is_over:
             self._secondary.attempt(self._start)
 
     def after_run(self, run_context, run_values):
-        """Ends the trace after the last run it holds."""
+        """Ends the trace after `PROFILED_RUNS` runs."""
         del run_context, run_values
         self._runs += 1
         if self._runs >= PROFILED_RUNS:
             self.end(None)
 
     def end(self, session):
-        """Writes the trace; does nothing without a trace or after it is written."""
+        """Ends the trace and writes it; does nothing if there is no trace or it is already written."""
         del session
         self._is_over = True
         if self._stop is not None and self._stop.alive and self._secondary.attempt(self._stop, now=True):
             _LOG.info("profiling_config: %d session runs traced to %s.", self._runs, self._folder)
 
-    def give_way(self, run_context):
-        """Ends the trace before a run that the script traces: TensorFlow makes one trace at a time."""
+    def end_before_traced_run(self, run_context):
+        """Ends the trace before a run that the script traces itself, because TensorFlow makes one trace at a time."""
         options = run_context and run_context.original_args.options
         if options is not None and options.trace_level > options.NO_TRACE:
             self.end(None)
@@ -79,24 +79,24 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         except tf.errors.AlreadyExistsError:
             self._is_over = True
             _LOG.warning(
-                "profiling_config: another profiler is running, so no trace is written to %s. Stop the other one, "
-                "or leave profiling_config out.",
+                "profiling_config: another profiler is running, so no trace is written to %s. Stop the other "
+                "profiler, or leave profiling_config out.",
                 self._folder,
             )
             return
         self._stop = weakref.finalize(self, _stop_quietly)
 
 
-class _GivesWay(tf.estimator.SessionRunHook):
+class _RunOptionsWatch(tf.estimator.SessionRunHook):
     def __init__(self, hook):
         self._hook = hook
 
     def before_run(self, run_context):
-        self._hook.give_way(run_context)
+        self._hook.end_before_traced_run(run_context)
 
 
 def _stop_quietly():
-    """Ends the trace; logs a warning if another caller ended it before."""
+    """Ends the trace; logs a warning if another caller has already ended it."""
     try:
         tf.profiler.experimental.stop()
     except tf.errors.UnavailableError:

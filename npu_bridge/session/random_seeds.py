@@ -1,7 +1,8 @@
-"""Gives seeds to random operators without one, in a graph and in the functions it holds.
+"""Gives seeds to random operators without a seed, in a graph and its functions.
 
-TensorFlow's deterministic kernels raise an error at the first random operator without a seed. Each gets a seed made of
-the graph's seed, its name and the rank: two runs draw the same numbers, two operators or ranks do not.
+TensorFlow's deterministic kernels raise an error at the first random operator without a seed. Each such operator gets a
+seed made of the graph's seed, the operator's name and the rank. So two runs of a script draw the same numbers, but two
+operators or two ranks do not.
 """
 
 from __future__ import annotations
@@ -27,35 +28,35 @@ _SUFFIX = "_seeded"
 
 
 def seed_operators(graph: tf.Graph, seed: int) -> list[str]:
-    """Gives a seed to every random operator, and every dataset that shuffles, without one.
+    """Gives a seed to every random operator, and every shuffling dataset, that has no seed.
 
     Args:
-      graph: the graph, which may be finalized; operators that a session has run draw as before.
+      graph: the graph, which can be finalized. Operators that a session has already run are not affected.
       seed: the seed of the graph.
     Returns:
-      The names of the operators, those in functions last.
-    Graph: adds changed copies of functions with such operators, and has them called in place of the originals.
+      The names of the operators that got a seed; operators in functions come last.
+    Graph: copies of functions with such operators, which are called instead of the originals.
     """
-    number_of = functools.partial(_number_of, collective.current().rank)
+    second_seed = functools.partial(_second_seed, collective.current().rank)
     names, find = [], graph.get_operation_by_name
     for op in graph.get_operations():
-        if _where_seeds_are(op.type) is None:
+        if _seed_positions(op.type) is None:
             continue
-        changes = _changes(op.node_def, lambda name: find(name).node_def, seed, number_of(op.name))
+        changes = _seed_changes(op.node_def, lambda name: find(name).node_def, seed, second_seed(op.name))
         for name, attribute, value in changes:
             set_attribute(find(name), attribute, value)
         names += [op.name] if changes else []
-    return [*names, *_seed_functions(graph, seed, number_of)]
+    return [*names, *_seed_functions(graph, seed, second_seed)]
 
 
-def _number_of(rank: int, name: str) -> int:
-    """Computes the second seed of an operator, above 0."""
+def _second_seed(rank: int, name: str) -> int:
+    """Computes the second seed of an operator from its name and the rank; at least 1."""
     return zlib.crc32(f"{rank} {name}".encode()) & 0x7FFFFFFF or 1
 
 
 @functools.cache
-def _where_seeds_are(type_name: str) -> tuple | None:
-    """Returns the positions of the two seeds among the inputs of a type; () for attributes, None without seeds."""
+def _seed_positions(type_name: str) -> tuple | None:
+    """Returns the input positions of a type's two seeds; () if seeds are attributes, None if there are no seeds."""
     definition = operator_definition(type_name)
     if definition is None:
         return None
@@ -65,9 +66,9 @@ def _where_seeds_are(type_name: str) -> tuple | None:
     return tuple(map(inputs.index, _SEEDS)) if set(inputs).issuperset(_SEEDS) else None
 
 
-def _changes(node: Any, find: Callable[[str], Any], seed: int, number: int) -> list[tuple]:
-    """Returns the changes that give a node seeds: (name of a node, attribute, its value); empty if it has seeds."""
-    positions = _where_seeds_are(node.op)
+def _seed_changes(node: Any, find: Callable[[str], Any], seed: int, number: int) -> list[tuple]:
+    """Returns the changes, (name of a node, attribute, value), that give a node seeds; empty if it has seeds."""
+    positions = _seed_positions(node.op)
     if positions is None:
         return []
     if not positions:
@@ -84,8 +85,8 @@ def _changes(node: Any, find: Callable[[str], Any], seed: int, number: int) -> l
     return [(name, "value", tf.compat.v1.AttrValue(tensor=tensor)) for name, tensor in zip(sources, tensors)]
 
 
-def _seed_functions(graph, seed, number_of):
-    """Gives seeds to the random operators in functions; returns their names."""
+def _seed_functions(graph, seed, second_seed):
+    """Gives seeds to the random operators in functions; returns the names of the operators."""
     # Sorted, not by name: the numbers in names count all functions of the process and differ between runs.
     definitions = sorted(
         function_definitions(graph), key=lambda each: [*map(int, re.findall(r"\d+", each.signature.name))]
@@ -94,14 +95,14 @@ def _seed_functions(graph, seed, number_of):
     for position, definition in enumerate(definitions):
         nodes = {node.name: node for node in definition.node_def}
         for node in definition.node_def:
-            changes = _changes(node, nodes.get, seed, number_of(f"{position} {node.name}"))
+            changes = _seed_changes(node, nodes.get, seed, second_seed(f"{position} {node.name}"))
             for name, attribute, value in changes:
                 nodes[name].attr[attribute].CopyFrom(value)
             names += [node.name] if changes else []
             if changes:
                 changed[definition.signature.name] = definition
     if changed:
-        _call_instead(graph, _with_callers(changed, definitions))
+        _replace_functions(graph, _with_callers(changed, definitions))
     return names
 
 
@@ -111,25 +112,27 @@ def _with_callers(changed, definitions):
         more = {
             each.signature.name: each
             for each in definitions
-            if any(called.name in changed for node in each.node_def for called in _called(node.attr.values()))
+            if any(
+                called.name in changed for node in each.node_def for called in _function_references(node.attr.values())
+            )
         }
         if more.keys() <= changed.keys():
             return changed
         changed = {**changed, **more}
 
 
-def _called(attributes):
-    """Yields the functions that attributes of a node name; changing them changes the node."""
+def _function_references(attributes):
+    """Yields the function references in attributes of a node; changing a reference changes the node."""
     for attribute in attributes:
         yield from [attribute.func] if attribute.HasField("func") else attribute.list.func
 
 
-def _call_instead(graph, changed):
-    """Adds the functions under new names and has the operators that called the old ones call them."""
+def _replace_functions(graph, changed):
+    """Adds changed functions under new names, and makes operators that called the old functions call the new ones."""
     for definition in changed.values():
         definition.signature.name += _SUFFIX
         for node in definition.node_def:
-            _rename(node.attr.values(), changed)
+            _rename_references(node.attr.values(), changed)
     library = tf.compat.v1.GraphDef()
     library.versions.CopyFrom(graph.graph_def_versions)
     library.library.function.extend(changed.values())
@@ -138,12 +141,12 @@ def _call_instead(graph, changed):
     for op in graph.get_operations():
         node = op.node_def if any(attribute.type in ("func", "list(func)") for attribute in op.op_def.attr) else None
         for name, attribute in node.attr.items() if node else ():
-            if _rename([attribute], changed):
+            if _rename_references([attribute], changed):
                 set_attribute(op, name, attribute)
 
 
-def _rename(attributes, changed):
-    renamed = [called for called in _called(attributes) if called.name in changed]
+def _rename_references(attributes, changed):
+    renamed = [called for called in _function_references(attributes) if called.name in changed]
     for called in renamed:
         called.name += _SUFFIX
     return renamed

@@ -1,4 +1,4 @@
-"""A hook that warns when the runs of a session skip step after step."""
+"""A hook that warns if many steps in a row are skipped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SKIPS_BEFORE_LOSS = 5
 
 
 class SkipsHook(tf.estimator.SessionRunHook):
-    """A hook that notes skipped steps, in the runs that compute the decision anyway; see `SkipsInARow`.
+    """A hook that counts skipped steps, and warns, with `SkipsInARow`; only in runs that decide about skipping anyway.
 
-    Graph: reads collections, adds nothing.
-    Ranks: local; rank 0 warns.
+    Graph: adds nothing; reads collections.
+    Ranks: local; only rank 0 warns.
     """
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""`StopTogether`: when a hook of one rank asks for the end of training, all ranks end after the same step."""
+"""`StopTogether`: if a hook of one rank requests a stop, all ranks end the training after the same step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from npu_bridge.graph.variables import global_step_of
 
 
 class StopTogether(tf.estimator.SessionRunHook):
-    """Calls other hooks, and ends the training of all ranks when one of them asks for it on any rank.
+    """A hook that calls other hooks. If one of them requests a stop on any rank, it ends the training on all ranks.
 
-    A rank that stops alone leaves the others waiting for its gradients. So with several ranks a request does not stop
-    the rank at once. The next training step passes it on, and then all ranks stop. On one rank it acts at once.
-    `NPUEstimator` wraps hooks that can stop a training in this one, such as those of
+    A rank that stops alone leaves the other ranks waiting for its gradients. So with several ranks a request does not
+    stop the rank at once: the next training step passes the request on, and then all ranks stop. A single rank stops at
+    once. `NPUEstimator` wraps hooks that can stop a training in this hook, such as those of
     `tf.estimator.experimental.stop_if_no_decrease_hook`.
 
     Cost: on several ranks, an all-reduce of one number in each step.
 
     Args:
-      hooks: hooks that can call `run_context.request_stop()`; empty on ranks without any.
+      hooks: hooks that can call `run_context.request_stop()`; empty on ranks without such hooks.
     Attributes:
-      was_asked: a hook of some rank has asked, and the training has stopped for it.
-      step: the global step after which it stopped, from `end` on; None if it did not, or without a global step.
+      was_asked: whether the training has stopped because a hook on any rank requested it.
+      step: after `end`, the global step at which this hook has stopped the training; None if it has not, or without a
+        global step.
     Ranks: every rank needs the hook.
     Example:
       >>> with MonitoredTrainingSession(hooks=[StopTogether([stop_hook]), NPUBroadcastGlobalVariablesHook(0)]) as s:
@@ -33,17 +34,17 @@ class StopTogether(tf.estimator.SessionRunHook):
 
     def __init__(self, hooks: Sequence[tf.estimator.SessionRunHook]):
         self._hooks = tuple(hooks)
-        self._asks = self.was_asked = False
+        self._has_requested = self.was_asked = False
         self.step: int | None = None
 
     @property
     def has_hooks(self) -> bool:
-        """Whether this rank has hooks."""
+        """Whether this rank has hooks to call."""
         return bool(self._hooks)
 
     def begin(self):
-        self._asks = self.was_asked = False
-        self.step = self._goes_on = None
+        self._has_requested = self.was_asked = False
+        self.step = self._all_continue = None
         for hook in self._hooks:
             hook.begin()
         if collective.current().size > 1:
@@ -56,7 +57,7 @@ class StopTogether(tf.estimator.SessionRunHook):
             )
             # A variable, not a feed: TensorFlow prepares a run with other feeds anew.
             self._ask = own.assign(True).op
-            self._goes_on = collective.current().all_true(tf.logical_not(own.read_value()), "stop_together")
+            self._all_continue = collective.current().all_true(tf.logical_not(own.read_value()), "stop_together")
 
     def after_create_session(self, session, coord):
         for hook in self._hooks:
@@ -66,21 +67,21 @@ class StopTogether(tf.estimator.SessionRunHook):
         asked = run_context.original_args
         inner = self._inner_context(run_context)
         answers = [hook.before_run(inner) or tf.estimator.SessionRunArgs([]) for hook in self._hooks]
-        self._note_request(inner, run_context)
+        self._pass_on_request(inner, run_context)
         feeds, options = {}, None
         for answer in answers:
             feeds.update(answer.feed_dict or {})
             options = answer.options or options
         run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
         fetches = [[] if answer.fetches is None else answer.fetches for answer in answers]
-        goes_on = self._goes_on if self._goes_on is not None and run.trains else []
+        goes_on = self._all_continue if self._all_continue is not None and run.trains else []
         return tf.estimator.SessionRunArgs({"hooks": fetches, "goes_on": goes_on}, feeds or None, options)
 
     def after_run(self, run_context, run_values):
         inner = self._inner_context(run_context)
         for hook, results in zip(self._hooks, run_values.results["hooks"]):
             hook.after_run(inner, run_values._replace(results=results))
-        self._note_request(inner, run_context)
+        self._pass_on_request(inner, run_context)
         goes_on = run_values.results["goes_on"]
         if not isinstance(goes_on, list) and not bool(goes_on):
             self._stop(run_context)
@@ -93,14 +94,14 @@ class StopTogether(tf.estimator.SessionRunHook):
             hook.end(session)
 
     def _inner_context(self, run_context):
-        """Returns the context that the hooks see; it keeps a request to stop."""
+        """Returns a separate context for the hooks, which records a request to stop without acting on it."""
         return tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
 
-    def _note_request(self, inner, run_context):
-        if not inner.stop_requested or self._asks:
+    def _pass_on_request(self, inner, run_context):
+        if not inner.stop_requested or self._has_requested:
             return
-        self._asks = True
-        if self._goes_on is None:
+        self._has_requested = True
+        if self._all_continue is None:
             self._stop(run_context)
         else:
             run_context.session.run(self._ask)
@@ -111,9 +112,10 @@ class StopTogether(tf.estimator.SessionRunHook):
 
 
 def may_stop(hook: tf.estimator.SessionRunHook) -> bool:
-    """Returns whether the code of a hook can end a training.
+    """Returns whether a hook's code can request a stop.
 
-    False for hooks that count steps, which end alike on all ranks, for savers, and for the hooks of this package.
+    Returns False for `StopAtStepHook`, which ends all ranks at the same step, for savers, and for the hooks of this
+    package.
     """
     if isinstance(hook, (tf.estimator.StopAtStepHook, tf.estimator.CheckpointSaverHook, StopTogether)):
         return False

@@ -23,24 +23,24 @@ _FILES = rb'^\{\n  "fragments": '  # how they begin
 
 
 class TailingHook(tf.estimator.SessionRunHook):
-    """Runs `free_the_tail` over a graph, once, when its session begins or runs for the first time.
+    """A hook that calls `free_the_tail` once for a graph: when its session begins or runs for the first time.
 
-    Graphs without gradient exchange, such as those of evaluations, stay as they are. Rank 0 logs the changes, and
-    writes them to `tailing.json` of the folder, if it has one.
+    A graph without an all-reduce of gradients, such as that of an evaluation, is not changed. Rank 0 logs the changes,
+    and writes them to `tailing.json` in `folder`, unless it is None.
 
-    Ranks: collective: the graphs of all ranks get the same all-reduces.
+    Ranks: collective; the graphs of all ranks get the same all-reduces.
     """
 
     def __init__(self, folder: str | None = None):
         self._folder = folder
 
     def begin(self):
-        self._free(tf.compat.v1.get_default_graph())
+        self._free_tail(tf.compat.v1.get_default_graph())
 
     def before_run(self, run_context):
-        self._free(run_context.session.graph)
+        self._free_tail(run_context.session.graph)
 
-    def _free(self, graph):
+    def _free_tail(self, graph):
         if graph.get_collection(_KEY) or of_graph.value_built("is_tailing_optimization", graph) is False:
             return  # done already, or switched off in NPUOptimizer
         ranks = collective.current()
@@ -68,6 +68,6 @@ def _write(path: str, text: str) -> None:
 
 
 def report_of(graph: tf.Graph) -> TailingReport | None:
-    """Returns the report of the changes to a graph; None if `TailingHook` has not seen it."""
+    """Returns the report of the changes that `TailingHook` has made to a graph; None if it has not seen the graph."""
     reports = graph.get_collection(_KEY)
     return reports[0] if reports else None

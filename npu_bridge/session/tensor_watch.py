@@ -1,4 +1,4 @@
-"""Holds the base class of the hooks for dumps and overflow detection, which fetch chosen tensors in chosen runs."""
+"""Defines a base class for hooks that fetch chosen tensors in chosen runs: for dumps and overflow detection."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class _Pending(NamedTuple):
 
 
 class TensorWatch(tf.estimator.SessionRunHook):
-    """A hook that fetches tensors along with a run, passes their values to `handle_values`, and can write them.
+    """A base class for hooks that fetch tensors in a run, pass the values to `handle_values`, and can write them.
 
-    It adds nothing to the graph, and no computation to a run. Steps count from 0 for each kind of run (see
-    `Run.purpose`) during the life of this object. A TF 1 reference variable that is updated in the same step may
-    show its new value.
+    It adds no operators to the graph, and no computation to a run. Steps are counted from 0, separately for each kind
+    of run (`Run.purpose`), during the life of this object. A TF 1 reference variable that is updated in the same step
+    can show its new value.
 
     Args:
       options: the options of the run.
-      graph_name: name of the graph's folder; by default the first thing a run fetches.
+      graph_name: name of the graph's folder; by default the name of the first element that a run fetches.
     """
 
     def __init__(self, options: TrainingOptions, graph_name: str | None = None):
@@ -43,19 +43,19 @@ class TensorWatch(tf.estimator.SessionRunHook):
         self._lock = threading.RLock()
         self._steps: dict = {}
         self._pending: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._is_off = False
+        self._is_stopped = False
 
     def names_to_fetch(self, run: Run, step: int) -> list:
         """Returns the names of the tensors to fetch, out of `run.values`; subclasses implement this."""
         raise NotImplementedError
 
     def handle_values(self, run: Run, step: int, values: dict) -> None:
-        """Takes the values, numpy arrays by tensor name."""
+        """Receives the fetched values, numpy arrays by tensor name; subclasses implement this."""
         raise NotImplementedError
 
     def before_run(self, run_context):
-        """Asks for the tensors."""
-        if self._is_off:
+        """Fetches the tensors named by `names_to_fetch`."""
+        if self._is_stopped:
             return None
         asked = run_context.original_args
         with self._lock:
@@ -66,25 +66,25 @@ class TensorWatch(tf.estimator.SessionRunHook):
         return tf.estimator.SessionRunArgs(names) if names else None
 
     def after_run(self, run_context, run_values):
-        """Hands over what came back, and counts the step."""
+        """Passes the fetched values to `handle_values`, and counts the step."""
         pending = self._pending.pop(run_context, None)
         if pending is None:
             return
         with self._lock:
             self._steps[pending.run.purpose] = pending.step + 1
             if pending.names:
-                self._hand_over(pending, dict(zip(pending.names, run_values.results)))
+                self._pass_values(pending, dict(zip(pending.names, run_values.results)))
 
     def stop(self) -> None:
-        """Fetches nothing from now on."""
-        self._is_off = True
+        """Stops fetching: later runs fetch no tensors."""
+        self._is_stopped = True
 
     def name_of(self, run: Run) -> str:
         """Returns the name of the graph of a run."""
         return self._graph_name or run.name
 
     def write(self, run: Run, step: int, places: Iterable[tuple], values: dict) -> str:
-        """Writes tensors, or statistics of them, of what `find_places` gives; returns the folder of the step."""
+        """Writes the tensors that `find_places` has found, or only their statistics; returns the folder of the step."""
         folder = self._folder.make_step_folder(self.name_of(run), run.purpose, step)
         tensors = (
             DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
@@ -96,12 +96,12 @@ class TensorWatch(tf.estimator.SessionRunHook):
             write_tensors(folder, tensors, graph=self.name_of(run), step=step)
         return folder
 
-    def _hand_over(self, pending, values):
+    def _pass_values(self, pending, values):
         self._secondary.attempt(self.handle_values, pending.run, pending.step, values)
 
 
 def find_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
-    """Yields (operator, side, slot, tensor) for the inputs and outputs of operators with one of these names."""
+    """Yields (operator, side, slot, tensor) for each input and output of operators whose tensor name is in `names`."""
     for op in ops:
         for side in sides:
             for slot, tensor in enumerate(op.inputs if side == "input" else op.outputs):

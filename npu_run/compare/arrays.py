@@ -1,4 +1,4 @@
-"""Compares two arrays in files, piece by piece: neither has to fit into memory."""
+"""Compares two arrays in files piece by piece, so that they need not fit into memory."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Stored(NamedTuple):
     Attributes:
       path: path of the file.
       offset: bytes before its first element.
-      dtype: the stored dtype, and after a `|` the original one, if it differs.
-      shape: its dimensions.
-      is_fortran: whether the first dimension is the fastest.
-      folder: the folder in which its name was found; None if the user gave the name.
+      dtype: the stored dtype, then `|` and the original dtype.
+      shape: the dimensions of the array.
+      is_fortran: whether the first dimension varies fastest (Fortran order).
+      folder: the folder that names the file, and that the path must not leave; None if the user gave the path.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Stored(NamedTuple):
 
     @property
     def computed_in(self) -> str:
-        """The original dtype of its numbers."""
+        """The dtype in which the numbers were computed."""
         return self.dtype.rpartition("|")[2]
 
 
@@ -67,13 +67,14 @@ class Agreement(NamedTuple):
 
     Attributes:
       elements: number of elements.
-      cosine: cosine of the angle between them; 1 if both are zero.
-      gain: the factor that brings A closest to B.
+      cosine: cosine of the angle between the arrays; 1 if both are zero.
+      gain: the factor by which A must be multiplied to be closest to B.
       largest_error, mean_error: largest and mean magnitude of errors.
-      largest_relative: largest error over the element of A, or over the root mean square of A if this is larger.
+      largest_relative: largest relative error: divided by the element of A, or by the root mean square of A if it is
+        larger.
       mismatches: share of elements whose relative error is above the tolerance.
-      not_finite: number of NaN and infinities in A, in B, and of places where only one has them.
-      distance: norm of the difference over the norm of A.
+      not_finite: numbers of NaN and infinities in A and in B, and of places where A and B differ in them.
+      distance: norm of the difference, divided by the norm of A.
       tolerance: the allowed relative error.
       is_inside: whether the arrays agree within the tolerance.
     """
@@ -91,19 +92,19 @@ class Agreement(NamedTuple):
     is_inside: bool
 
     def plain(self) -> dict[str, Any]:
-        """Converts the fields for JSON, which has no NaN."""
+        """Returns the fields for JSON, with a replacement for NaN and infinities."""
         return {name: for_json(value) for name, value in self._asdict().items()}
 
 
 def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> Stored:
-    """Finds the array in a `.npy` file.
+    """Reads the header of a `.npy` file and returns where the array is.
 
     Args:
       path: path of the file.
-      dtype: original dtype of its numbers; None: that of the file.
-      folder: the folder in which its name was found, and which it must not leave.
+      dtype: the dtype in which the numbers were computed; None means the dtype of the file.
+      folder: the folder that names the file, and that the path must not leave.
     Raises:
-      CannotTell: the file cannot be read, is no such file, or is shorter than its header says.
+      CannotTell: the file cannot be read, is not a `.npy` file, or is shorter than its header says.
     """
     try:
         with open_file(path, "rb", folder) as file:
@@ -117,17 +118,17 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CannotTell(f"{path} is not an array of numpy: {reason}.") from None
     if any(dimension < 0 for dimension in shape):
-        raise CannotTell(f"{path} is no valid numpy file: its header names the shape {shape}.")
+        raise CannotTell(f"{path} is not a valid numpy file: its header has the shape {shape}.")
     if kind.hasobject or kind.kind not in "biufc":
         raise CannotTell(f"{path} holds no numbers but {kind}.")
     needed = offset + math.prod(shape) * kind.itemsize
     if there < needed:
-        raise CannotTell(f"{path} is cut off: its header announces {needed} bytes, the file has {there}.")
+        raise CannotTell(f"{path} is truncated: by its header it needs {needed} bytes, but it has {there}.")
     return Stored(path, offset, f"{kind.str.lstrip('|')}|{dtype or kind.name}", shape, is_fortran, folder)
 
 
 def in_pieces(array: Stored | Saved) -> Iterator[np.ndarray]:
-    """Yields the elements in the order of the last dimension, flat, at most a million at a time."""
+    """Yields the elements as flat pieces of at most a million elements; the last dimension varies fastest."""
     if array.size == 0:
         return
     if isinstance(array, Saved):
@@ -153,17 +154,17 @@ def in_pieces(array: Stored | Saved) -> Iterator[np.ndarray]:
 
 
 def choose_tolerance(array: Stored) -> float:
-    """Returns the allowed relative error of a dtype; 0 for whole numbers."""
+    """Returns the allowed relative error for the dtype of an array; 0 for whole numbers."""
     return TOLERANCES.get(array.computed_in, 0.0)
 
 
 def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agreement:
-    """Compares two arrays of equally many elements.
+    """Compares two arrays with the same number of elements.
 
     Args:
       a: the reference; its dtype sets the tolerance.
       b: the other array.
-      tolerance: relative tolerance; None: as in `TOLERANCES`, and 0 for whole numbers.
+      tolerance: relative tolerance; None means the tolerance of the dtype in `TOLERANCES`, and 0 for whole numbers.
     """
     tolerance = choose_tolerance(a) if tolerance is None else tolerance
     sums = np.zeros(4)  # a a, b b, a b, |b - a|
@@ -200,7 +201,7 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
 
 
 def _pairs(a: Stored, b: Stored, bad: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yields elements that are finite in both, as float64, and their number; counts the others in `bad`."""
+    """Yields elements that are finite in both arrays, as float64, and their number; counts the others in `bad`."""
     for x, y in zip(in_pieces(a), in_pieces(b)):
         x, y = (piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64) for piece in (x, y))
         with np.errstate(over="ignore", invalid="ignore"):

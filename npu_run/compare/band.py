@@ -1,12 +1,13 @@
-"""Measures a band from repeats of a training, and decides whether another training stays inside.
+"""Measures a band of losses from repeats of a training, and decides whether another training stays inside the band.
 
-Repeats are trainings that differ in things that must not matter: seeds, the order of sums, rounding. They spread around
-their mean, and the spread changes along a training: with rounding alone it begins at 0 and grows a millionfold. So the
-spread of a step is estimated from the steps around it too, and z is a deviation of the loss in units of this spread.
+Repeats are trainings that differ only in things that must not matter: seeds, the order of sums, rounding. Their losses
+spread around the mean. The spread changes along a training: with differences in rounding only, it begins at 0 and grows
+a millionfold. So the spread at a step is estimated from that step and the steps around it; z is a deviation of the loss
+in units of this spread.
 
-A single step shows little, so medians of z over windows of several lengths are compared with limits. These are
-quantiles of Student's t, with as many degrees of freedom as the repeats really have: deviations of neighbouring steps
-are correlated, and if they are so over the whole training, three repeats are only three numbers.
+A single step shows little, so medians of z over windows of several lengths are compared with limits. The limits are
+quantiles of Student's t, with as many degrees of freedom as the repeats really have, because deviations of neighbouring
+steps are correlated. If they are correlated over the whole training, three repeats are only three independent numbers.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ _HOW_TO_GET_ONE = "Train A several times with npu-run --repeat 3, and name the f
 
 
 class _NoSpread(CannotTell):
-    """The repeats are equal bit for bit."""
+    """Raised if the repeats are equal bit for bit, so that there is no band."""
 
 
 class Band(NamedTuple):
-    """The range of expected losses.
+    """The range of expected losses at each step.
 
     Attributes:
       steps: global steps, ascending.
       center: the mean loss of the repeats at each step.
-      spread: standard deviation of one training around it, also from nearby steps.
+      spread: standard deviation of a training's loss around the center, estimated from nearby steps too.
       repeats: the number of repeats.
-      limits: for each window length the largest magnitude of a median of z that is still noise.
+      limits: for each window length, the largest magnitude of a median of z that still counts as noise.
       freedom: degrees of freedom of `spread`.
     """
 
@@ -72,12 +73,12 @@ class Band(NamedTuple):
 
 
 def measure_band(runs: Sequence[Losses]) -> Band:
-    """Measures the band of several trainings.
+    """Measures the band of several repeats of a training.
 
     Args:
-      runs: at least two repeats. Steps without a finite loss in each of them are left out.
+      runs: at least two repeats. Only steps at which all repeats have a finite loss are used.
     Raises:
-      CannotTell: there is one run, the repeats have no step in common, or they do not differ at all.
+      CannotTell: there is only one repeat, the repeats have no step in common, or they do not differ at all.
     """
     if len(runs) < 2:
         raise CannotTell(f"One training has no band. {_HOW_TO_GET_ONE}")
@@ -95,14 +96,14 @@ def measure_band(runs: Sequence[Losses]) -> Band:
 
 
 def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
-    """Decides whether a training, or the mean of several repeats of it, stays in a band.
+    """Decides whether a training, or the mean of several repeats of a training, stays in a band.
 
     Args:
       band: the band of A.
       runs: the runs of B.
-      name: the owner of the band, in the sentence.
+      name: "A" or "B", the training to which the band belongs, for the sentence.
     Returns:
-      A verdict on "losses"; its `facts` have `step`, the global step at which B left the band, or None.
+      A verdict on "losses". In its `facts`, `step` is the global step at which B left the band, or None.
     Raises:
       CannotTell: B has no step in common with the band.
     """
@@ -118,14 +119,14 @@ def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
 
 
 def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, Band | None]:
-    """Compares two trainings, each one run or several repeats, by the band of A, or of B if A has no repeats.
+    """Compares the losses of two trainings by the band of A, or by the band of B if A has no repeats.
 
-    Without repeats on either side, losses that are equal bit for bit are inside. Losses are outside if they jump apart
-    after steps with equal bits, which show that there is no noise, or if they differ by many times the noise of single
-    steps. All other cases cannot be told.
+    Without repeats of either training there is no band. Then losses that are equal bit for bit are inside. Losses are
+    outside if they suddenly differ after steps with equal bits, which show that there is no noise, or if they differ by
+    many times the noise of single steps. In all other cases the verdict is "cannot be told".
 
     Raises:
-      CannotTell: they have no step in common, or the repeats measure no band.
+      CannotTell: the trainings have no step in common, or the repeats give no band.
     """
     notes = _notes(a, b)
     band = None
@@ -154,7 +155,7 @@ def _notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
 
 
 def aligned(runs: Sequence[Losses], steps: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the steps common to all runs, and to `steps` if given, and a row of losses for each run."""
+    """Returns the steps that all runs (and `steps`, if given) have in common, and a row of losses for each run."""
     common = runs[0].steps if steps is None else steps
     for run in runs:
         common = np.intersect1d(common, run.steps)
@@ -185,7 +186,7 @@ def _measured(steps: np.ndarray, losses: np.ndarray) -> Band:
 
 
 def _lengths(count: int) -> list[int]:
-    """Returns window lengths for a number of steps: from some steps to half a training, each twice the previous."""
+    """Returns window lengths for a number of steps: from a few steps to half the training, each twice the previous."""
     lengths = [min(_SHORTEST_WINDOW, max(1, count // 4))]
     while lengths[-1] * 4 <= count:
         lengths.append(lengths[-1] * 2)
@@ -193,7 +194,7 @@ def _lengths(count: int) -> list[int]:
 
 
 def _departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
-    """Finds for each step whether it is in a window that is outside."""
+    """Returns, for each step, whether it is in a window whose median is beyond the limit."""
     outside = ~np.isfinite(z)
     known = np.where(np.isfinite(z), z, 0.0)
     for length, limit in band.limits.items():
@@ -242,7 +243,7 @@ def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
 
 
 def _begin(z: np.ndarray, outside: np.ndarray) -> int:
-    """Finds the step at which the first departure began: from there to its end z is least like noise."""
+    """Returns the step at which the first departure began: z from there to the departure's end is least like noise."""
     first = int(np.flatnonzero(outside)[0])
     if not np.isfinite(z[first]):
         return first
@@ -255,7 +256,7 @@ def _begin(z: np.ndarray, outside: np.ndarray) -> int:
 
 
 def _clearest(z: np.ndarray, first: int, last: int) -> int:
-    """Finds the first step of a departure that is half as far out as the farthest step of its beginning."""
+    """Returns the first step of a departure with at least half of the largest z near the departure's beginning."""
     near = np.abs(z[first : min(last, first + _SHORTEST_WINDOW) + 1])
     finite = np.where(np.isfinite(near), near, 0.0)
     return first + int(np.argmax(finite >= finite.max() / 2))
@@ -319,9 +320,9 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
 
 
 def _parts_at(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
-    """Returns whether the first difference is far beyond rounding, after moving losses that were equal bit for bit.
+    """Returns whether the first difference, after changing losses that were equal bit for bit, is far beyond rounding.
 
-    Rounding begins at the last bits and grows, perhaps twofold with each unrecorded step.
+    A rounding difference begins in the last bits and grows, perhaps by a factor of two in each unrecorded step.
     """
     if len(np.unique(of_a[:first])) < _SHORTEST_WINDOW:  # a constant loss shows nothing
         return False

@@ -1,4 +1,4 @@
-"""Finds checkpoints, and reads their tensors with TensorFlow, one whole tensor after the other."""
+"""Finds checkpoints, and reads their tensors with TensorFlow, one whole tensor at a time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _OTHERS = re.compile(r"eval.*|export|variables|assets|repeat-\d+|\..*")
 
 
 def checkpoints_in(path: str) -> dict[int, str]:
-    """Finds checkpoints by the number at the end of their names, mostly the global step; -1 without a number.
+    """Finds checkpoints; returns their paths by the number at the end of the name (mostly the global step), or -1.
 
     Args:
-      path: a folder, searched with its subfolders, or a checkpoint itself, without `.index`.
+      path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`.
     """
     if not os.path.isdir(path):
         return {_number(path): path} if os.path.isfile(f"{path}.index") else {}
@@ -46,9 +46,9 @@ class Saved:
     """A tensor of a checkpoint.
 
     Attributes:
-      shape: its dimensions.
+      shape: dimensions of the tensor.
       size: number of elements.
-      computed_in: name of its dtype.
+      computed_in: name of the tensor's dtype.
     """
 
     def __init__(self, prefix: str, reader: Any, key: str, shape: list[int], dtype: str):
@@ -56,7 +56,7 @@ class Saved:
         self.shape, self.size, self.computed_in = tuple(shape), int(np.prod(shape)), dtype
 
     def read(self) -> np.ndarray:
-        """Returns the elements, flat.
+        """Returns the elements as a flat array.
 
         Raises:
           CannotTell: the checkpoint is damaged.
@@ -69,7 +69,7 @@ def read_checkpoint(prefix: str) -> dict[str, Saved]:
     """Returns the numeric tensors of a checkpoint by name.
 
     Args:
-      prefix: its path without `.index`.
+      prefix: path of the checkpoint without `.index`.
     Raises:
       CannotTell: a file is missing or damaged.
     """

@@ -1,4 +1,4 @@
-"""Compares the variables and slots of two trainings' checkpoints, and their updates since the first ones."""
+"""Compares variables and slots in the checkpoints of two trainings, and their updates since the first checkpoints."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ _MOST_CHECKPOINTS = 6
 
 
 class Variable(NamedTuple):
-    """A variable or a slot in both checkpoints of a step.
+    """The comparison of a variable or slot in the checkpoints of A and B at a step.
 
     Attributes:
-      name: its name in A.
+      name: name of the variable or slot in A.
       step: step of the checkpoints.
-      distance: norm of B - A over the norm of A.
+      distance: norm of B - A, divided by the norm of A.
       largest: largest magnitude in B - A.
-      spread: the same distance, of one repeat from the mean of the repeats; None without repeats.
-      z: distance over spread; None without repeats.
-      gain: the factor that brings A closest to B.
-      cosine: cosine of the updates since the first checkpoints; None at the first ones, and without an update.
-      update_gain: the factor that brings A's update closest to B's, likewise.
-      not_finite: number of elements of B that are NaN or infinite where A is not.
+      spread: such a distance of one repeat from the mean of the repeats; None without repeats.
+      z: distance divided by spread; None without repeats.
+      gain: the factor by which A must be multiplied to be closest to B.
+      cosine: cosine between the updates of A and B since the first checkpoints; None at the first checkpoints, and
+        without an update.
+      update_gain: the factor by which A's update must be multiplied to be closest to B's update; None as for `cosine`.
+      not_finite: number of elements that are NaN or infinite in B but not in A.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Variable(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """The tensors of all repeats of both sides at one step."""
+    """The tensors in the checkpoints of all repeats of A and B at a step."""
 
     a: list[dict[str, Saved]]
     b: list[dict[str, Saved]]
@@ -68,7 +69,7 @@ def compare_checkpoints(
     """Compares the checkpoints that two trainings have in common.
 
     Args:
-      a, b: for each repeat its checkpoints by step, as from `checkpoints_in`.
+      a, b: for each repeat the result of `checkpoints_in`: its checkpoints by step.
     Returns:
       The verdict, and the variables at the deciding step, worst first.
     Raises:
@@ -88,7 +89,7 @@ def compare_checkpoints(
 
 
 def _judged(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
-    """Decides whether the checkpoints of these steps agree; returns a sentence too, and the variables, worst first."""
+    """Decides whether the checkpoints at `steps` agree; also returns a sentence, and the variables, worst first."""
     limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
     found: list[Variable] = []
     for step in steps:
@@ -133,7 +134,7 @@ def _files_at(a, b, step: int) -> _Files:
 
 
 def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
-    """Returns names of A to names of B, notes on names without a partner, and a sentence on different shapes or ""."""
+    """Returns pairs of names (A to B), notes on unmatched names, and a sentence on different shapes or ""."""
     of_a, of_b = ([name for name, one in side[0].items() if _is_float(one)] for side in (files.a, files.b))
     matching = match(of_a, of_b)
     names = {name: other for name, other in matching.pairs.items() if matching.how.get(name) != "fused"}
@@ -147,8 +148,8 @@ def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
     alone_a, alone_b = matching.only_a, matching.only_b
     if len(names) < min(len(alone_a), len(alone_b)):
         raise CannotTell(
-            f"The checkpoints are of different models: they share {len(names)} variables, {len(alone_a)} are in A "
-            f"alone, such as {alone_a[0]}, and {len(alone_b)} in B alone, such as {alone_b[0]}."
+            f"The checkpoints are of different models: they share {len(names)} variables, {len(alone_a)} are only "
+            f"in A, such as {alone_a[0]}, and {len(alone_b)} only in B, such as {alone_b[0]}."
         )
     for name, other in names.items():
         shapes = {one[name].shape for one in files.a} | {one[other].shape for one in files.b if other in one}
@@ -202,7 +203,7 @@ def _compared(name: str, other: str, step: int, files: _Files, start: _Files | N
 
 
 def _sizes_between(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> Sizes | None:
-    """Compares how far all repeats went in a stretch of steps, in variables that all of them moved."""
+    """Compares the sizes of all repeats' updates in a stretch of steps, for variables that changed in all of them."""
     moved: list[list[dict[str, np.ndarray | None]]] = []
     for side, of_b in ((a, False), (b, True)):
         moved.append([])
@@ -238,7 +239,7 @@ def _over(number: float, other: float) -> float:
 
 
 def _is_another_start(found: Sequence[Variable]) -> bool:
-    """Returns whether, without repeats, most variables are equal bit for bit and some are not."""
+    """Returns whether most variables are equal bit for bit but some are not."""
     differ = sum(one.distance > _AS_GOOD_AS_EQUAL for one in found)
     return 0 < differ < len(found) / 2 and all(one.distance == 0 or one.distance > _AS_GOOD_AS_EQUAL for one in found)
 

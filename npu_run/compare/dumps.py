@@ -1,8 +1,8 @@
-"""Reads folders of dumped tensors: those of `DumpConfig`, and `.npy` files with names of the NPU toolchain.
+"""Reads folders of dumped tensors: dumps of `DumpConfig`, and `.npy` files with names of the NPU toolchain.
 
-Such names have two forms: `op_name.output_index.timestamp.npy`, and in a converted dump of a device
-`op_type.op_name.task.stream.timestamp.output.index.npy`. If a name is too long for a file, a CSV file beside them maps
-the actual name of the file to this name.
+Names of the NPU toolchain have two forms: `op_name.output_index.timestamp.npy`, and, in a converted dump of a device,
+`op_type.op_name.task.stream.timestamp.output.index.npy`. If a name is too long for a file, a CSV file in the folder
+maps the file's actual name to the long name.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Dump(NamedTuple):
     Attributes:
       path: path of its folder.
       key: step, rank and graph.
-      files: for each place the file and the original dtype, or None; in the order of execution.
-      types: known types of operators.
-      inputs: for operators, if known, the names of the operators that make their inputs.
+      files: for each place its file and the dtype before the dump (None if unknown), in the order of execution.
+      types: types of operators by name, where known.
+      inputs: for each operator, where known, the names of the operators that compute its inputs.
       notes: sentences about omitted files.
     """
 
@@ -67,21 +67,21 @@ class Dump(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def array(self, place: Place) -> Stored:
-        """Returns the array at a place; raises `CannotTell` if its file cannot be read."""
+        """Returns the array of an input or output; raises `CannotTell` if its file cannot be read."""
         file, dtype = self.files[place]
         return open_npy(os.path.join(self.path, file), dtype, self.path)
 
     @property
     def operators(self) -> list[str]:
-        """Names in the order of execution, each once."""
+        """Names of the operators in the order of execution, each once."""
         return list(dict.fromkeys(place.op for place in self.files))
 
 
 def read_dumps(folder: str) -> list[Dump]:
-    """Reads all dumps in a folder and below, in the order in which they were written; of equal keys the latest.
+    """Reads all dumps in a folder and its subfolders, in the order of writing; of equal keys only the latest dump.
 
     Raises:
-      CannotTell: there is none, or an index cannot be read.
+      CannotTell: there is no dump, or an index cannot be read.
     """
     if not os.path.isdir(folder):
         raise CannotTell(f"There is no folder {folder!r}; name one with dumped tensors.")
@@ -107,14 +107,14 @@ def read_dumps(folder: str) -> list[Dump]:
 
 
 def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
-    """Reads the first two columns of a CSV file as a mapping.
+    """Reads a CSV file as a dict from the first to the second column.
 
     Args:
       path: the file.
-      folder: the folder in which its name was found; None if the user gave the name.
+      folder: the folder that holds the file, and that the path must not leave; None if the user gave the path.
 
     Raises:
-      CannotTell: it cannot be read, or no line of it has two columns.
+      CannotTell: the file cannot be read, or no line has two columns.
     """
     try:
         with open_file(path, within=folder, encoding="utf-8-sig", newline="") as file:
@@ -125,19 +125,19 @@ def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
         raise CannotTell(f"{path} cannot be read as a CSV file: {error}.") from None
     pairs = {row[0]: row[1] for row in rows if len(row) > 1 and row[0] and row[1]}
     if not pairs:
-        raise CannotTell(f"{path} has no line with two names; expected one pair in each, with a comma between.")
+        raise CannotTell(f"{path} has no line with two names; expected two names in each line, separated by a comma.")
     return pairs
 
 
 def write_named(dump: Dump, folder: str) -> int:
     """Writes the outputs of a dump as `op_name.output_index.timestamp.npy`; returns their number.
 
-    Timestamps ascend in the order of execution. A name that is too long for a file becomes a number, which
-    `mapping.csv` maps to the name.
+    Timestamps ascend in the order of execution. A name that is too long for a file is replaced by a number;
+    `mapping.csv` maps the number to the name.
 
     Raises:
-      CannotTell: the folder has one of these files.
-      OSError: a file is not in the folder of the dump, cannot be read, or cannot be written.
+      CannotTell: one of these files already exists in the folder.
+      OSError: a dumped file is outside the dump's folder or cannot be read, or a new file cannot be written.
     """
     os.makedirs(folder, exist_ok=True)
     began = int(os.stat(dump.path).st_mtime) * 1_000_000
@@ -160,7 +160,7 @@ def write_named(dump: Dump, folder: str) -> int:
 
 
 def _folders(folder: str) -> list[tuple[str, set[str]]]:
-    """Returns folders with files, in the order of their names, with numbers ordered by value."""
+    """Returns each folder that has files, with the names of its files; sorted by path, with numbers by value."""
     found = []
     for path, below, files in os.walk(folder):
         depth = 0 if path == folder else len(os.path.relpath(path, folder).split(os.sep))
@@ -183,7 +183,7 @@ def _of_ours(path: str) -> Dump:
 
 
 def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
-    """Reads inputs from the list of operators beside the steps; without one, from the dumped inputs."""
+    """Reads the inputs of operators from the list of operators beside the steps; without a list, from dumped inputs."""
     listed = os.path.join(os.path.dirname(path), _OPERATORS)
     if os.path.lexists(listed):
         inputs = {}
@@ -202,7 +202,7 @@ def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _of_files(path: str, names: set[str]) -> Dump | None:
-    """Makes a dump of files by their names; None without such files."""
+    """Makes a dump from files whose names have a known form; returns None if there are no such files."""
     given: dict[str, str] = {}
     for name in sorted(names):
         if name.endswith(".csv") and name != "statistics.csv":
@@ -241,7 +241,7 @@ def _of_files(path: str, names: set[str]) -> Dump | None:
 
 
 def _files_of(pairs: dict[str, str], names: set[str]) -> dict[str, str]:
-    """Maps files to their full names; either column can be the file, with or without its ending."""
+    """Maps files to their full names; the file can be in either column, with or without its ending."""
     found = {}
     for one, other in pairs.items():
         for file, full in ((one, other), (other, one)):

@@ -1,4 +1,4 @@
-"""Reads scalars from TensorBoard's event files, whose events TensorFlow parses."""
+"""Reads scalars from TensorBoard's event files; TensorFlow parses the events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_RECORD = 1 << 31
 
 
 def event_files(folder: str) -> list[str]:
-    """Finds event files in a folder and one level below, except those of evaluations, in the order of their names."""
+    """Finds event files in a folder and its direct subfolders, in the order of their names; leaves out evaluations."""
     found = []
     for below in ["", *sorted(os.listdir(folder))]:
         place = os.path.join(folder, below)
@@ -29,9 +29,9 @@ def event_files(folder: str) -> list[str]:
 
 
 def read_scalars(folder: str) -> dict[str, dict[int, float]]:
-    """Reads the number of each step for each tag; a later entry for a step replaces an earlier one.
+    """Returns, for each tag, the scalar of each step; a later entry for a step replaces an earlier entry.
 
-    A file that ends in the middle of a record, or is damaged, is read up to there.
+    A file that is damaged, or ends in the middle of a record, is read up to that place.
     """
     tags: dict[str, dict[int, float]] = {}
     for path in event_files(folder):
@@ -59,7 +59,7 @@ def _scalars(path: str) -> Iterator[tuple[int, str, float]]:
 
 
 def _numbers(event: Any, make_ndarray: Callable) -> Iterator[tuple[Any, float]]:
-    """Yields those values of an event that are one number, and these numbers."""
+    """Yields the values of an event that hold a single number, each with this number."""
     for value in event.summary.value:
         if value.WhichOneof("value") == "simple_value":
             yield value, value.simple_value

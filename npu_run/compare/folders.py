@@ -1,4 +1,4 @@
-"""Compares the losses, tensors and checkpoints that two folders have in common."""
+"""Compares losses, tensors and checkpoints of two folders, if both folders have them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Comparison(NamedTuple):
     """The comparison of two folders.
 
     Attributes:
-      a, b: their paths.
-      verdicts: one for each kind that both have, or that was asked for.
-      notes: sentences about kinds that only one has.
-      losses: losses of A and B, all repeats; None if not compared, as in all following fields.
-      band: the band; also None without repeats.
-      tensors: the last step that was compared.
+      a, b: paths of the folders.
+      verdicts: a verdict for each kind that both folders have, or that was requested.
+      notes: sentences about kinds that only one folder has.
+      losses: losses of all repeats of A and of B. This field and the following ones are None if not compared.
+      band: the band of the losses; None without repeats.
+      tensors: the comparison of the last dumped step that was compared.
       variables: variables at the deciding step, worst first.
     """
 
@@ -43,17 +43,17 @@ class Comparison(NamedTuple):
 
     @property
     def is_inside(self) -> bool | None:
-        """False if anything is outside, else None if something cannot be told, else True."""
+        """False if any verdict is outside, else None if any verdict cannot be told, else True."""
         found = [verdict.is_inside for verdict in self.verdicts]
         return False if False in found else None if None in found or not found else True
 
     @property
     def exit_code(self) -> int:
-        """0 inside, 1 outside, 2 if it cannot be told."""
+        """Exit code: 0 for inside, 1 for outside, 2 if it cannot be told."""
         return {True: 0, False: 1, None: 2}[self.is_inside]
 
     def plain(self) -> dict[str, Any]:
-        """Converts the comparison for JSON."""
+        """Returns the comparison as plain data for JSON."""
         return {
             "a": self.a,
             "b": self.b,
@@ -74,12 +74,12 @@ def compare_folders(
     """Compares two folders of trainings, of repeats or of dumped tensors.
 
     Args:
-      a: the reference.
+      a: the folder of the reference.
       b: the folder to check.
-      only: some of `KINDS`; empty: all that both have.
+      only: the kinds to compare, out of `KINDS`; empty means all kinds that both folders have.
       tag: name of the loss in event files.
-      tolerance: relative tolerance of tensors; None: by dtype.
-      names: names of operators of A to those of B.
+      tolerance: relative tolerance of tensors; None means the tolerance of the dtype.
+      names: dict from names of A's operators to names of B's operators.
     Raises:
       CannotTell: the folders have nothing in common.
     """

@@ -25,10 +25,10 @@ class Losses(NamedTuple):
     Attributes:
       path: path of its folder.
       steps: global steps, ascending, each once.
-      values: the loss of each, float64; NaN and infinity are kept.
-      source: the file, or the tag of the event files, from which they were read.
-      ranks: the number of ranks, or None if not recorded.
-      precision: the dtype that steps were lowered to; None if none were lowered, or if not recorded.
+      values: the loss of each step, float64; NaN and infinity are kept.
+      source: the file, or the tag of event files, from which the losses were read.
+      ranks: number of ranks; None if not recorded.
+      precision: the low dtype of the steps; None if all steps were float32, or if not recorded.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Losses(NamedTuple):
 
 
 def repeats_in(folder: str) -> list[str]:
-    """Returns the folders `repeat-0`, `repeat-1` and so on of `npu-run --repeat`, in order; else the folder itself."""
+    """Returns the subfolders `repeat-0`, `repeat-1`, ... of `npu-run --repeat`, in order, or else the folder itself."""
     try:
         found = [(int(match[1]), name) for name in os.listdir(folder) if (match := _REPEAT.fullmatch(name))]
     except OSError:
@@ -49,10 +49,10 @@ def repeats_in(folder: str) -> list[str]:
 
 
 def read_repeats(folder: str, tag: str | None = None) -> list[Losses]:
-    """Reads the losses of every repeat in a folder, or of the one training in it.
+    """Reads the losses of every repeat in a folder, or of the folder's single training.
 
     Raises:
-      CannotTell: as in `read_losses`.
+      CannotTell: there are no files with losses, or the files have no loss.
     """
     return [read_losses(path, tag) for path in repeats_in(folder)]
 
@@ -61,10 +61,10 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
     """Reads the losses of a training.
 
     Args:
-      path: its folder, or its history file.
-      tag: name of the loss in event files; None: reads the history, else the event files.
+      path: folder or history file of the training.
+      tag: name of the loss in event files. None reads the history file or, without one, a usual tag of event files.
     Raises:
-      CannotTell: neither exists, or they have no loss.
+      CannotTell: there are no such files, or the files have no loss.
     """
     if not os.path.exists(path):
         raise CannotTell(f"There is no {path!r}; name the folder of a training, such as its model_dir.")

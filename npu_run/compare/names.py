@@ -1,4 +1,4 @@
-"""Finds the operators of one dump in another, in which operators can be renamed or fused."""
+"""Matches the operators of two dumps by name; operators can be renamed or fused in one of the dumps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LONGEST_FUSED = 4000  # characters
 
 
 class Matching(NamedTuple):
-    """The operators of A matched to those of B.
+    """The result of matching the operators of A to the operators of B.
 
     Attributes:
-      pairs: A's name to B's.
-      how: the rule for a pair with different names: "given", "renamed", "fused" or "scope".
-      inside: operators of A inside a fused one of B, with this one.
-      only_a, only_b: unmatched operators, in their order.
+      pairs: dict from names in A to names in B.
+      how: for pairs with different names, the rule that matched them: "given", "renamed", "fused" or "scope".
+      inside: dict from operators of A that are part of a fused operator of B to this operator.
+      only_a, only_b: unmatched operators, in the order of execution.
     """
 
     pairs: dict[str, str]
@@ -28,25 +28,25 @@ class Matching(NamedTuple):
 
 
 def plain_name(name: str) -> str:
-    """Converts a name to its form in names of files, in which `. / \\ :` and blanks are underscores."""
+    """Converts a name to the form used in file names: `. / \\ :` and blanks become underscores."""
     return re.sub(r"[./\\: ]", "_", name).strip("_")
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """Lists the first of some names, and the number of the others."""
+    """Returns a text with the first names and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = None) -> Matching:
     """Matches operators by their names.
 
-    The first rule that finds exactly one partner counts: the pair was given; the names are equal; they are equal as
-    names of files; one name joins those of several operators of the other side, as after fusing, and its partner is the
-    last of these; one name has additional scopes in front.
+    The first rule that finds exactly one partner counts. The rules: the pair was given; the names are equal; the names
+    are equal as file names; one name joins the names of several operators of the other dump, as after fusing, and is
+    paired with the last of them; one name has additional scopes in front.
 
     Args:
       a, b: names in the order of execution, each once.
-      given: names of A to names of B.
+      given: dict from names of A to names of B.
     """
     pairs: dict[str, str] = {}
     how: dict[str, str] = {}
@@ -82,7 +82,7 @@ def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = 
 
 
 def _only_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
-    """Returns pairs of names for which `key` is equal, and equal for no other name."""
+    """Returns pairs of names with the same `key`, if no other name has this key."""
     of_b: dict[str, list[str]] = defaultdict(list)
     of_a: dict[str, list[str]] = defaultdict(list)
     for names, found in ((free_a, of_a), (free_b, of_b)):
@@ -92,7 +92,7 @@ def _only_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
 
 
 def _fused(candidates, names) -> dict[str, list[str]]:
-    """Returns candidates that join at least two of the names, with these; uses each name once."""
+    """Returns the candidates that join at least two of the names, each with these names; uses each name once."""
     known: dict[str, str] = {}
     for name in names:
         known.setdefault(plain_name(name), name)
@@ -108,7 +108,7 @@ def _fused(candidates, names) -> dict[str, list[str]]:
 
 
 def _segments(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> list[str] | None:
-    """Splits a text into known words, with or without underscores between them; tries long words first."""
+    """Splits a text into known words, which underscores can separate; tries long words first."""
     ways: dict[int, tuple[int, str]] = {0: (-1, "")}  # place: where the word that ends there begins, and its name
     for at in range(len(text)):
         if at not in ways:
@@ -130,7 +130,7 @@ def _segments(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> li
 
 
 def _by_scope(free_a, free_b) -> list[tuple[str, str]]:
-    """Returns pairs in which one name is the other with scopes in front, if there is only one such partner."""
+    """Returns pairs in which one name is the other name with scopes in front, if there is only one such partner."""
     found: list[tuple[str, str]] = []
     for shorts, longs, is_swapped in ((free_a, free_b, False), (free_b, free_a, True)):
         by_end: dict[str, list[str]] = defaultdict(list)

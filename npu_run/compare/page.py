@@ -1,4 +1,4 @@
-"""Renders a comparison as HTML: the verdicts, the losses in their band, the first operator that differs, tables."""
+"""Renders a comparison as an HTML page: verdicts, losses in their band, the first operator that differs, tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ td:nth-child(-n+2) { overflow-wrap: anywhere; min-width: 11em; }
 
 
 def render_comparison(found: Comparison) -> str:
-    """Returns the text of the page, which needs no other file, no network and no script."""
+    """Returns the text of the HTML page, which needs no other file, no network and no scripts."""
     a, b = (os.path.basename(os.path.abspath(path)) or path for path in (found.a, found.b))
     title = f"{b} against {a}: {WORDS[found.is_inside]}"
     parts = [
@@ -61,7 +61,7 @@ def _said(verdict: Verdict) -> str:
 
 
 def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict: Verdict) -> str:
-    """Draws both losses over the steps, and the band, if any, three spreads wide."""
+    """Draws the losses of A and B over the steps, and the band (if there is one) three spreads wide."""
     curves = [("of-a", "A", *_mean(a)), ("of-b", "B", *_mean(b))]
     known = np.concatenate([values[np.isfinite(values)] for *_, values in curves])
     if not len(known):
@@ -105,7 +105,7 @@ def _thin(count: int) -> np.ndarray:
 
 
 def _graph(found: Tensors) -> str:
-    """Draws the first operator out of tolerance between those before and after it."""
+    """Draws the first operator out of tolerance, with the operators before and after it."""
     if found.first is None:
         return ""
     name = found.first.place.op

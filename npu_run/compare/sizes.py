@@ -1,8 +1,8 @@
-"""Compares how far two trainings went between two checkpoints, if repeats begin with different weights.
+"""Compares the sizes of two trainings' updates between two checkpoints, for repeats that begin with different weights.
 
-Weights of different seeds have only sizes in common: how far each went. A learning rate that is too large shows in
-all variables together, while it is lost in the noise of a single one. So the logarithm of the size of updates is
-measured in parts of variables, the parts are weighted by how much repeats differ in them, and their mean is compared.
+Of trainings with different seeds only the sizes of updates can be compared. A learning rate that is too large shows in
+all variables together, but is lost in the noise of a single variable. So the logarithm of an update's size is measured
+in parts of variables, parts in which repeats differ more get less weight, and the weighted means are compared.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ROUNDING = 2.0**-24
 
 
 class Sizes(NamedTuple):
-    """How far B went, relative to A; all fields except `parts` are logarithms.
+    """The size of B's updates relative to A's; all fields except `parts` are logarithms.
 
     Attributes:
-      apart: the factor between the two.
+      apart: the factor between the sizes of B and A.
       spread: standard deviation of one repeat over all parts.
-      limit: the largest magnitude of `apart` that is noise.
+      limit: the largest magnitude of `apart` that still counts as noise.
       parts: number of parts of variables.
     """
 
@@ -45,16 +45,16 @@ class Sizes(NamedTuple):
 
     @property
     def is_inside(self) -> bool:
-        """Whether both went equally far."""
+        """Whether the sizes of A's and B's updates agree."""
         return abs(self.apart) <= self.limit
 
     def plain(self) -> dict[str, Any]:
-        """Converts the fields for JSON, and adds the factor itself."""
+        """Returns the fields for JSON, with the factor itself in addition to its logarithm."""
         return {**self._asdict(), "factor": math.exp(self.apart)}
 
 
 def is_slot(name: str, tensors: Mapping[str, Stored]) -> bool:
-    """Returns whether this is an optimizer's slot, by its name: its size and unit are not those of weights."""
+    """Returns whether a tensor is an optimizer's slot, whose size and unit differ from those of weights."""
     parent = tensors.get(name.rpartition("/")[0])
     return ".OPTIMIZER_SLOT" in name or (parent is not None and parent.shape == tensors[name].shape)
 
@@ -63,7 +63,7 @@ def update_sizes(before: Stored | Saved, after: Stored | Saved) -> np.ndarray | 
     """Computes the logarithm of the root mean square of a variable's update, in each of its parts.
 
     Returns:
-      The logarithms; None if it has too few elements, or a part that does not move or is not finite.
+      The logarithms; None if the variable has too few elements, or a part does not change or is not finite.
     """
     parts = min(_MOST_PARTS, after.size // _PART)
     if parts < _FEWEST_PARTS:
@@ -80,10 +80,10 @@ def update_sizes(before: Stored | Saved, after: Stored | Saved) -> np.ndarray | 
 
 
 def compare_sizes(a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.ndarray]], chance: float) -> Sizes | None:
-    """Compares how far trainings went.
+    """Compares the sizes of updates of two trainings.
 
     Args:
-      a, b: for each repeat and each variable, `update_sizes`; one of the two has at least two repeats.
+      a, b: for each repeat and each variable the result of `update_sizes`; A or B has at least two repeats.
       chance: chance of a false alarm.
     Returns:
       The comparison; None without variables.

@@ -1,4 +1,4 @@
-"""Computes statistics of deviations along a training: sizes, number of independent ones, medians, quantiles."""
+"""Computes statistics of deviations along a training: sizes, independent numbers, medians, quantiles."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 
 
 def independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
-    """Estimates the independent numbers in a piece of the training; returns them and the number of pieces.
+    """Estimates how many independent numbers a piece of the training has; returns this and the number of pieces.
 
     Args:
       rows: deviations, a row for each repeat.
-      length: the number of steps from which each deviation is made.
+      length: the number of steps over which each deviation was computed.
     """
     count = rows.shape[1]
     pieces = max(1, min(4, count // max(10, 3 * length)))
@@ -27,10 +27,11 @@ def independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
 
 
 def _places_together(rows: np.ndarray) -> float:
-    """Estimates how many neighbours deviate together.
+    """Estimates how many neighbouring steps deviate together.
 
-    Either they have the same sign, or the repeats keep their proportions: if one rounding error grows, each step's
-    deviations are another multiple of the same few numbers. Two repeats always have the same proportions.
+    Steps deviate together if their deviations have the same signs, or the same proportions between repeats: if one
+    rounding error grows, the deviations of each step are a multiple of the same few numbers. Two repeats always have
+    the same proportions.
     """
     repeats, count = rows.shape
     if count < FEWEST_PLACES or repeats < 3:
@@ -45,7 +46,7 @@ def _places_together(rows: np.ndarray) -> float:
 
 
 def _correlations(rows: np.ndarray) -> np.ndarray:
-    """Computes the autocorrelation, 1 for distance 0: the mean product of two values at each distance."""
+    """Computes the autocorrelation: the mean product of two values at each distance, scaled to 1 for distance 0."""
     count = rows.shape[1]
     power = np.abs(np.fft.rfft(rows, 2 * count, axis=1)) ** 2
     sums = np.fft.irfft(power, axis=1)[:, :count].sum(axis=0) / np.arange(count, 0, -1)
@@ -53,7 +54,7 @@ def _correlations(rows: np.ndarray) -> np.ndarray:
 
 
 def _sum_correlations(correlations: np.ndarray) -> float:
-    """Sums over distances up to the first without correlation; if there is none, returns twice the length."""
+    """Sums correlations up to the first distance without correlation; if there is none, returns twice the length."""
     none = np.flatnonzero(correlations < 0.05)
     if not len(none):
         return 2.0 * len(correlations)
@@ -69,7 +70,7 @@ def single_step_noise(values: np.ndarray) -> float:
 
 
 def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
-    """Computes means over `reach` places on each side, fewer at the ends."""
+    """Computes running means over `reach` places on each side; over fewer places at the ends."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
     low, high = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
@@ -77,7 +78,7 @@ def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
 
 
 def running_medians(rows: np.ndarray, length: int) -> np.ndarray:
-    """Computes the median of every window of this length, for each row."""
+    """Computes, for each row, the medians of all windows of a length."""
     length = min(length, rows.shape[1])
     return np.median(np.lib.stride_tricks.sliding_window_view(rows, length, axis=1), axis=2)
 
@@ -92,11 +93,11 @@ def white(length: int) -> float:
 
 
 def t_quantile(chance: float, freedom: float) -> float:
-    """Computes the number that the magnitude of a t-distributed value exceeds with this chance.
+    """Computes the number that the magnitude of a t-distributed value exceeds with a given chance.
 
     Args:
       chance: between 0 and 1, exclusive; for both sides together.
-      freedom: degrees of freedom, at least 1; also between whole numbers, for which tables have no entry.
+      freedom: degrees of freedom, at least 1; need not be a whole number.
     """
     freedom = min(freedom, 1000.0)  # the numbers for more are up to 1 % smaller
     # The chance beyond sqrt(freedom) / tan(angle) is the integral of sin(angle) ** (freedom - 1) up to this angle.

@@ -30,16 +30,16 @@ _ALMOST_A_MULTIPLE = 0.05
 
 
 class Row(NamedTuple):
-    """One tensor of both dumps.
+    """The comparison of a tensor that both dumps have.
 
     Attributes:
-      place: its place in A.
-      other: its place in B.
+      place: the tensor's place in A.
+      other: the tensor's place in B.
       type: type of the operator, or "".
-      dtypes: dtypes in A and B; empty if one cannot be read.
-      agreement: None if the two cannot be compared, for the reason in `problem`.
+      dtypes: dtypes in A and B; empty if a tensor cannot be read.
+      agreement: how closely the tensors agree; None if they cannot be compared, for the reason in `problem`.
       how: the rule that matched the names, if they differ.
-      is_noise: whether repeats of A are out of tolerance in it.
+      is_noise: whether repeats of A are already out of tolerance in this tensor.
     """
 
     place: Place
@@ -53,20 +53,20 @@ class Row(NamedTuple):
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether it is within tolerance; None if it was not compared, or is noise."""
+        """Whether the tensor is within tolerance; None if it was not compared, or is noise."""
         return None if self.agreement is None or self.is_noise else self.agreement.is_inside
 
 
 class Tensors(NamedTuple):
-    """The comparison of one step.
+    """The comparison of the tensors of one step.
 
     Attributes:
       key: step, rank and graph in A.
       rows: rows in the order of execution.
       matching: the matching of the operators.
       first: the first row out of tolerance, or None.
-      inputs: names of the operators that make its inputs, and whether they were inside.
-      readers: names of the operators that read its outputs, likewise.
+      inputs: names of the operators that compute the inputs of `first`, and whether they were within tolerance.
+      readers: names of the operators that read the outputs of `first`, and whether they were within tolerance.
     """
 
     key: Key
@@ -87,13 +87,13 @@ def compare_dumps(
     """Compares dumps step by step, until an operator is out of tolerance.
 
     Args:
-      a, b: dumps of both; A is the reference of errors.
-      tolerance: relative tolerance; None: by dtype, as in `arrays.TOLERANCES`.
-      given: names of A's operators to names of B's that no rule finds.
-      repeats: dumps of other repeats of A. A tensor out of tolerance among these is noise and does not count: for
-        example the gradient of a bias without effect is a sum of roundings.
+      a, b: dumps of A and B; A is the reference of errors.
+      tolerance: relative tolerance; None means the tolerance of the dtype in `arrays.TOLERANCES`.
+      given: dict from names of A's operators to names of B's, for pairs that no rule finds.
+      repeats: dumps of other repeats of A. A tensor that is out of tolerance in a repeat is noise and does not count;
+        for example, the gradient of a bias without effect is a sum of rounding errors.
     Returns:
-      The verdict, and the last step that was compared.
+      The verdict, and the comparison of the last step that was compared.
     Raises:
       CannotTell: there is no common step or operator.
     """
@@ -124,7 +124,10 @@ def compare_dumps(
 
 
 def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, Dump]], list[str]]:
-    """Pairs dumps of the same step, rank and graph; or without the graph, or the rank too, if these differ."""
+    """Pairs dumps of the same step, rank and graph.
+
+    If there are no such pairs, ignores the graph, then also the rank.
+    """
     for key in (lambda key: key, lambda key: (key.step, key.rank), lambda key: key.step):
         of_a, of_b = {}, {}
         for dumps, found in ((a, of_a), (b, of_b)):
@@ -180,7 +183,7 @@ def _compare_step(
 
 
 def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) -> tuple[dict[Place, float], set[Place]]:
-    """Returns the largest relative errors of A's own repeats, and the places out of tolerance."""
+    """Returns the largest relative errors between A's own repeats, and the places that are out of tolerance."""
     noise: dict[Place, float] = {}
     noisy: set[Place] = set()
     for other in repeats:
@@ -199,7 +202,7 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
 
 
 def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0) -> Row:
-    """Compares two tensors; `room` is the relative error that noise can make, if above the tolerance."""
+    """Compares two tensors; `room` is a relative error, above the tolerance, that noise can cause."""
     row = Row(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
     try:
         x, y = a.array(place), b.array(other)
@@ -214,13 +217,13 @@ def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: floa
 
 
 def _is_read_of_reference(dump: Dump, op: str) -> bool:
-    """Returns whether this is a TF 1 reference variable, or the operator that reads one."""
+    """Returns whether an operator is a TF 1 reference variable or reads a TF 1 reference variable."""
     read = dump.inputs.get(op, [])[:1] if dump.types.get(op) == "Identity" else [op]
     return any(dump.types.get(name) in _REFERENCES for name in read)
 
 
 def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]) -> dict[str, bool | None]:
-    """Finds the nearest compared operators along the edges, through operators that were not compared."""
+    """Returns the nearest compared operators along the edges, passing through operators that were not compared."""
     found: dict[str, bool | None] = {}
     seen, border = {op}, [op]
     for _ in range(_MOST_STEPS_BACK):

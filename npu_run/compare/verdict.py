@@ -1,4 +1,4 @@
-"""Holds the result of a comparison: inside, outside, or why it cannot be told."""
+"""Defines the result of a comparison: inside, outside, or cannot be told."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ WORDS = {True: "inside", False: "outside", None: "cannot be told"}  # for `is_in
 
 
 class CannotTell(ValueError):
-    """Two things cannot be compared; the message is one sentence that says why and what to do."""
+    """Raised if two things cannot be compared; the message is a sentence that says why, and what to do."""
 
 
 class NothingThereError(CannotTell):
-    """A folder holds nothing of the requested kind."""
+    """Raised if a folder holds nothing of the requested kind."""
 
 
 class Verdict(NamedTuple):
@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
       is_inside: whether B agrees with A; None if it cannot be told.
       sentence: the result in words.
       facts: the findings, as plain data for JSON.
-      notes: sentences about omissions and oddities.
+      notes: sentences about omitted data and unusual findings.
     """
 
     kind: str
@@ -34,5 +34,5 @@ class Verdict(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """0 inside, 1 outside, 2 if it cannot be told."""
+        """Exit code: 0 for inside, 1 for outside, 2 if it cannot be told."""
         return 2 if self.is_inside is None else int(not self.is_inside)

@@ -1,1 +1,1 @@
-"""`npu-run doctor`: tests with real ranks whether a job would work on this machine."""
+"""`npu-run doctor`: starts real ranks to test whether a job would work on this machine."""

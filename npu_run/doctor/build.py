@@ -1,6 +1,6 @@
-"""Installs Horovod for the installed TensorFlow: from a wheel in the user's cache, or by compiling and caching one.
+"""Installs Horovod for the installed TensorFlow: from a wheel in the user's cache, or by compiling and caching a wheel.
 
-`npu-run doctor --fix` and `make venv` (tools/setup_env.py) use this module, the latter with a Python without packages.
+`npu-run doctor --fix` and `make venv` (tools/setup_env.py) use this module. `make venv` uses a Python without packages.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ class span {
 
 
 class InstallError(RuntimeError):
-    """An error of an installation step; the message names the step and the cure.
+    """Raised if an installation step fails; the message names the step and the cure.
 
     Attributes:
-      is_explained: the message is complete; the log has nothing to add.
+      is_explained: whether the message is complete, so that the log need not be shown.
     """
 
     is_explained = False
 
 
 class MissingToolsError(InstallError):
-    """An error for a compiler that is not installed; nothing has been changed."""
+    """Raised if a compiler is not installed; nothing has been changed then."""
 
 
 def cache_folder() -> Path:
-    """Returns the cache folder: in the user's home, or beside this Python if the home cannot be written."""
+    """Returns the cache folder: in the user's home, or, if the home is not writable, in this Python's folder."""
     given, home = os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~")
     if not given and not os.access(home, os.W_OK):
         return Path(sys.prefix, "npu_bridge_cache")
@@ -88,19 +88,19 @@ def cache_folder() -> Path:
 
 
 class Installer:
-    """An installer for one Python environment, which logs the output of its commands and prints progress.
+    """Installs packages into a Python environment; logs the output of commands and prints progress.
 
     Args:
       python: the environment's interpreter, of the same version as this one.
       log: the file to which output is appended.
-      say: prints a line of progress.
+      say: function that prints a line of progress.
     """
 
     def __init__(self, python: str, log: Path, say: Callable[[str], None]):
         self._python, self._log, self._say = python, log, say
 
     def install_horovod(self) -> None:
-        """Installs Horovod, and checks that it can be imported.
+        """Installs Horovod, and checks that Horovod can be imported.
 
         Raises:
           InstallError: a step fails, or a tool is missing.
@@ -123,7 +123,7 @@ class Installer:
                 raise self.failure("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
-                raise self.failure("Horovod was compiled, but does not import")
+                raise self.failure("Horovod was compiled, but cannot be imported")
             Secondary("the wheel of Horovod for the next time", say=self._say).attempt(_keep, wheel, folder)
 
     def pip(self, title: str, arguments: Sequence[str]) -> None:
@@ -135,17 +135,17 @@ class Installer:
         self._say(title)
         command = [self._python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         if self.run([*command, *arguments]) != 0:
-            raise self.failure("pip install did not work")
+            raise self.failure("pip install failed")
 
     def failure(self, text: str) -> InstallError:
-        """Returns the error of a failed step; names a nearly full disk, which pip reports as a network problem."""
+        """Returns the error for a failed step; mentions a nearly full disk, which pip reports as a network problem."""
         lack = _lack_of_room(self._python)
         error = InstallError(f"{text}{lack}")
         error.is_explained = bool(lack)
         return error
 
     def run(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-        """Runs a command, prints the time it has taken now and then, and returns its exit code.
+        """Runs a command and returns its exit code; from time to time prints how long it has been running.
 
         Raises:
           InstallError: the log cannot be written.
@@ -174,7 +174,7 @@ class Installer:
                 raise
 
     def last_lines(self) -> str:
-        """Returns the end of the log."""
+        """Returns the last lines of the log."""
         with open_file(self._log, errors="replace") as text:
             return "\n".join(text.read().splitlines()[-_LOG_TAIL_LINES:])
 
@@ -188,7 +188,7 @@ class Installer:
             yield path
 
     def _share_compiled(self, start: int) -> str:
-        """Returns cmake's progress, from the log after `start`; "" if cmake has printed none."""
+        """Returns cmake's latest progress in the log after `start`; "" if there is none."""
         with self._log.open("rb") as log:
             log.seek(start)
             shares = re.findall(rb"\[ *(\d+)%\]", log.read())
@@ -199,10 +199,10 @@ class Installer:
         return self.run([self._python, "-c", _PROBE]) == 0
 
     def _headers(self, folder: Path) -> list[str]:
-        """Returns folders of headers that the sources of Horovod and TensorFlow expect elsewhere.
+        """Returns further folders of headers that the sources of Horovod and TensorFlow need.
 
-        TensorFlow from 2.16 on has renamed the header of XLA's builder, and includes two bundled libraries as if they
-        were installed. Writes a header with the old name, which includes the new one.
+        TensorFlow from 2.16 on has another name for the header of XLA's builder, and includes two bundled libraries as
+        if they were installed. This method writes a header with the old name, which includes the new header.
         """
         found = subprocess.run([self._python, "-c", _INCLUDE], capture_output=True, text=True)
         include = Path(found.stdout.strip())
@@ -217,14 +217,14 @@ class Installer:
         return [str(each) for each in folders if each.is_dir()]
 
     def _wheel_folder(self) -> Path:
-        """Returns the folder of wheels compiled for this Python and its TensorFlow; setup_env.sh knows it, too."""
+        """Returns the folder of wheels compiled for this Python and its TensorFlow; setup_env.sh uses it too."""
         found = subprocess.run([self._python, "-c", _TENSORFLOW], capture_output=True, text=True)
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         return cache_folder() / "wheels" / f"{version}-{platform.machine()}-{found.stdout.strip()}"
 
 
 def _lack_of_room(python: str) -> str:
-    """Returns the end of a sentence that names a disk with too little room for an installation, or ""."""
+    """Returns the end of a sentence about a disk with too little space for an installation; "" if there is enough."""
     places = [(os.path.dirname(os.path.dirname(os.path.abspath(python))), _INSTALLED_BYTES, "make room there")]
     with contextlib.suppress(FileNotFoundError):  # no folder is writable
         fix = "name a folder with room for temporary files: TMPDIR=/path"
@@ -239,7 +239,7 @@ def _lack_of_room(python: str) -> str:
 
 
 def _plain_path(python: str, folder: str) -> str:
-    """Returns an interpreter path without spaces, through a link if needed: make and compilers split at spaces."""
+    """Returns an interpreter path without spaces, through a link if needed, as make and compilers split at spaces."""
     environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     if re.fullmatch(r"[\w.+/-]*", environment, re.ASCII):
         return python
@@ -255,7 +255,7 @@ def _keep(wheel: Path, folder: Path) -> None:
 
 
 def _missing_tools() -> str:
-    """Returns which compilers are missing and how to install them; "" if all are here."""
+    """Returns a sentence: which compilers are missing and how to install them; "" if none is missing."""
     compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
     compiler = any(name and shutil.which(name.split()[0]) for name in compilers)
     missing = ["a C++ compiler"] * (not compiler) + ["cmake"] * (shutil.which("cmake") is None)
@@ -268,9 +268,10 @@ def _missing_tools() -> str:
 
 
 def _without_debugging(folder: str) -> dict[str, str]:
-    """Returns the variable that names a compiler without debug information, which compiles faster to the same code.
+    """Returns an environment variable with a compiler command that leaves out debug information, so compiles faster.
 
-    Horovod's build asks for debug information last, so that only a wrapper around the compiler can leave it out.
+    Horovod's build requests debug information with its last option, so only a wrapper around the compiler can leave it
+    out. The code is the same.
     """
     compiler = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     if compiler is None or not re.fullmatch(r"[\w./-]+", folder, re.ASCII):  # cmake splits the variable at spaces
@@ -282,11 +283,11 @@ def _without_debugging(folder: str) -> dict[str, str]:
 
 
 def _build_environment(headers: Sequence[str], before: Path) -> dict[str, str]:
-    """Returns variables that build for TensorFlow over Gloo, on as many cores as memory allows, with extra headers.
+    """Returns the environment variables of the build: for TensorFlow over Gloo, on as many cores as memory allows.
 
     Args:
       headers: the folders of further headers.
-      before: a header that is read before each source.
+      before: a header that the compiler reads before each source.
     """
     # One compiler process on TensorFlow's headers takes up to about 2 GiB.
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

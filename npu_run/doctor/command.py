@@ -1,4 +1,4 @@
-"""`npu-run doctor`: prints one page that says whether a run would work here, ready to paste into a report."""
+"""`npu-run doctor`: prints a page on whether a run would work here; the page can be pasted into a report."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: b
 
 
 def _fix(page: Page) -> None:
-    """Installs what is missing, and prints the next command; ends the process if something was installed.
+    """Installs missing packages, and prints the next command; ends the process if packages were installed.
 
-    Without Keras 2 and Estimator, TensorFlow does not load here, so whether Horovod works is not known yet.
+    Without Keras 2 and Estimator, TensorFlow cannot be loaded here. Then it is not yet known whether Horovod works.
     """
     log = cache_folder() / "horovod.log"
     installer = Installer(sys.executable, log, _say)
@@ -95,10 +95,10 @@ def _say(text: str) -> None:
 
 
 class _Progress:
-    """A display of the current check: one changing line on a terminal, else one line for each finished stage.
+    """Displays the current check: in one changing line on a terminal, otherwise in a line for each finished stage.
 
     Args:
-      console: where the page is printed; None if it is not printed for people.
+      console: console on which the page is printed; None for JSON output.
     """
 
     def __init__(self, console: Console | None):
@@ -120,7 +120,7 @@ class _Progress:
             self._status.stop()
 
     def note(self, trial: str, stage: str) -> None:
-        """Notes that a trial has reached a stage; "" means its end."""
+        """Displays that a trial has reached a stage; "" means that the trial has ended."""
         with self._one_at_a_time:
             before, since = self._stages.pop(trial, ("", 0.0))
             if stage == before:
@@ -139,12 +139,12 @@ class _Progress:
 
 
 def examine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> Page:
-    """Checks everything and returns the page; findings never raise.
+    """Makes all checks and returns the page. Problems are put on the page; they raise no errors.
 
     Args:
       config: a configuration file to read, or None.
       rank_table: a rank table to read, or None.
-      limit_secs: time each of the two trial runs may take.
+      limit_secs: largest time of each of the two trial runs.
       progress: shows the current check.
     """
     page = Page()
@@ -165,7 +165,7 @@ def examine(config: str | None, rank_table: str | None, limit_secs: float, progr
 
 
 def versions_section() -> tuple[Section, list[Problem]]:
-    """Returns the versions of all packages involved, and a problem for each unsuitable one."""
+    """Returns the versions of all packages involved, and a problem for each unsuitable version."""
     problems = []
     if not (3, 9) <= sys.version_info[:2] <= (3, 13):
         problems.append(Problem(f"Python {platform.python_version()} is not supported", "Use Python 3.9 to 3.13."))
@@ -187,14 +187,14 @@ def versions_section() -> tuple[Section, list[Problem]]:
 
 
 def machine_section(gpus: list[str] | None, description: str | None = None) -> Section:
-    """Returns the rows of `machine_rows`, and the ranks' GPUs if the machine has any."""
+    """Returns a section with the rows of `machine_rows` and, if the machine has GPUs, the GPUs of the ranks."""
     shared_out = describe_gpus()
     rows = [("GPUs of ranks", shared_out)] if shared_out else []
     return Section("machine", machine_rows(gpus, description) + rows, "machine")
 
 
 def _config(path: str, trial: Trial) -> tuple[Section, list[Problem]]:
-    """Returns the section about the file, from the trial on one rank, which has loaded TensorFlow."""
+    """Returns the section about the configuration file, which the trial on one rank has read with TensorFlow."""
     found = trial.facts.get("config")
     if found is None:
         failed = trial.facts.get("failed", {}).get(f"read {path}", "that needs TensorFlow")

@@ -1,4 +1,4 @@
-"""Makes the doctor's sections about environment variables, a configuration file and a rank table."""
+"""Makes the sections of `npu-run doctor` about environment variables, a configuration file and a rank table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VALUE_CHARACTERS = 60
 
 
 def environment_section() -> tuple[Section, list[Problem], int]:
-    """Returns the documented variables that are set, their problems, and the number of ranks that they declare."""
+    """Returns the documented environment variables that are set, problems, and the number of ranks declared."""
     rows = [(v.name, _short(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
     problems: list[Problem] = []
     sizes = [1]
@@ -41,7 +41,7 @@ def environment_section() -> tuple[Section, list[Problem], int]:
 
 
 def config_section(path: str) -> tuple[Section, list[Problem]]:
-    """Returns every option of a configuration file that differs from its default, and its effect here.
+    """Returns the options that a configuration file changes from their defaults, with their effects here, and problems.
 
     Imports TensorFlow.
     """
@@ -73,7 +73,7 @@ def configuration(path: str, rows: Sequence[Sequence[str]]) -> Section:
 
 
 def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
-    """Returns the servers of a rank table, its problems, and its number of ranks."""
+    """Returns the servers in a rank table, the table's problems, and its number of ranks."""
     title = f"rank table {path}"
     try:
         table = read_rank_table(path)
@@ -102,7 +102,7 @@ def _collect(check: Callable[[], Any], problems: list[Problem]) -> None:
 
 
 class _Heard(logging.Handler):
-    """A handler that collects the library's warnings inside its block."""
+    """A log handler that collects the library's warnings during a block."""
 
     def __init__(self):
         super().__init__(logging.WARNING)

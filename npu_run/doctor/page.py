@@ -1,4 +1,4 @@
-"""Holds the page of `npu-run doctor`: sections of rows, then problems and their cures."""
+"""Defines the page of `npu-run doctor`: sections with rows, then problems and their cures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from npu_run.table import print_table, print_text
 
 
 class Section(NamedTuple):
-    """A titled table.
+    """A table with a title.
 
     Attributes:
-      title: the title for people.
-      rows: texts, the same number in each row and at least as many as `fields`.
+      title: the title on the printed page.
+      rows: rows of texts; all rows have the same number of texts, at least as many as `fields`.
       key: the section's name in JSON.
-      fields: the names of a row's texts in JSON.
+      fields: names of the texts of a row in JSON.
     """
 
     title: str
@@ -29,12 +29,12 @@ class Section(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something to fix.
+    """A problem that the doctor has found.
 
     Attributes:
       what: what is wrong.
-      fix: what to do.
-      is_fatal: no run could work, or not the run that was asked about.
+      fix: how to fix it.
+      is_fatal: whether runs, or the run that was asked about, could not work.
     """
 
     what: str
@@ -51,7 +51,7 @@ class Page:
     lacks_horovod: bool = False
 
     def add(self, section: Section, problems: Sequence[Problem] = ()) -> None:
-        """Adds a section, unless it has no rows, and its problems, except those that quote an earlier one as cause."""
+        """Adds a section, unless it is empty, and its problems, except those that quote an earlier problem as cause."""
         if section.rows:
             self.sections.append(section)
         for problem in problems:
@@ -59,7 +59,7 @@ class Page:
                 self.problems.append(problem)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the page for JSON: each section as a list of rows under its key, without repeated field names."""
+        """Returns the page for JSON: under each section's key a list of its rows, as dicts from field to text."""
         sections = {
             each.key: [
                 {name: text.removeprefix(f"{name} ") for name, text in zip(each.fields, row)} for row in each.rows
@@ -70,12 +70,12 @@ class Page:
 
     @property
     def exit_code(self) -> int:
-        """Returns 1 if a run could not work, else 0."""
+        """Exit code: 1 if a run could not work, else 0."""
         return int(any(problem.is_fatal for problem in self.problems))
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """A sentence on whether a run works."""
         fatal = sum(problem.is_fatal for problem in self.problems)
         if fatal:
             return f"A run could not work: {fatal} problem{'s' if fatal > 1 else ''} to fix."
@@ -83,12 +83,12 @@ class Page:
 
 
 def print_page(page: Page, console: Console, is_short: bool = False) -> None:
-    """Prints a page on a console: with frames and colours on a terminal, for pasting otherwise.
+    """Prints a page: with frames and colours on a terminal, otherwise as plain text, which can be pasted.
 
     Args:
       page: the findings.
-      console: prints them.
-      is_short: omits the sections.
+      console: prints the findings.
+      is_short: whether to omit the sections.
     """
     for section in page.sections * (not is_short):
         print_table(section.rows, console, section.title)

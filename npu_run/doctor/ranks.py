@@ -1,4 +1,4 @@
-"""Makes the doctor's section about ranks: starts trials of one and two ranks side by side, which sum a tensor."""
+"""Makes the section of `npu-run doctor` about ranks: starts trials with one and two ranks, which sum a tensor."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Trial(NamedTuple):
 
     Attributes:
       size: number of ranks.
-      facts: the findings of rank 0; a later value of a fact replaces an earlier one.
-      failure: why no tensor was summed, "" when one was.
+      facts: the findings of rank 0; a later value of a fact replaces an earlier value.
+      failure: why the trial could not sum a tensor; "" if it could.
       secs: how long the trial took.
     """
 
@@ -44,13 +44,13 @@ class Trial(NamedTuple):
 
 
 class RunningTrial:
-    """A running trial, started through `npu-run -np size` to test the launcher, too.
+    """A running trial. It is started through `npu-run -np size`, so that the launcher is tested too.
 
     Args:
       size: number of ranks.
-      limit_secs: time after which it is killed.
-      arguments: the arguments of `trial.main`.
-      note: called with each stage that rank 0 reaches, "" at the end.
+      limit_secs: time after which the trial is killed.
+      arguments: arguments of `trial.main`.
+      note: called with each stage that rank 0 reaches, and with "" at the end.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class RunningTrial:
         self._clock.start()
 
     def stop(self) -> None:
-        """Kills the trial, if it still runs."""
+        """Kills the trial if it is still running."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # ranks of a killed launcher end themselves
 
     def result(self) -> Trial:
-        """Waits for the end of the trial, and returns its result."""
+        """Waits until the trial has ended, and returns its result."""
         lines = []
         facts: dict[str, Any] = {}
         for line in self._process.stdout:
@@ -114,14 +114,14 @@ class RunningTrial:
 
 
 def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str], None]) -> tuple[Trial, Trial | None]:
-    """Runs trials on one and on two ranks side by side; loading TensorFlow takes most of their time.
+    """Runs trials on one and on two ranks at the same time, as most of their time is spent on loading TensorFlow.
 
     Args:
       limit_secs: time that each trial can take.
       config: a configuration file for the first trial to read, or None.
-      note: called with a trial's name and the stage it reaches, "" at its end.
+      note: called with the name of a trial and each stage that it reaches, and with "" at its end.
     Returns:
-      Both results; the second is None if the first made it pointless.
+      The results on one and on two ranks; the second is None if the first trial has failed.
     """
     words = [] if config is None else [config]
     two = RunningTrial(2, limit_secs, note=lambda stage: note("sum on 2 ranks", "sum on 2 ranks" if stage else ""))
@@ -137,11 +137,11 @@ def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str],
 
 
 def horovod_section(one: Trial, two: Trial | None) -> tuple[Section, list[Problem]]:
-    """Returns the trials' findings about TensorFlow and Horovod, and the cures for their problems.
+    """Returns a section with the trials' findings about TensorFlow and Horovod, and problems with their cures.
 
     Args:
-      one: trial on one rank.
-      two: trial on two ranks; None when the first one made it pointless.
+      one: result of the trial on one rank.
+      two: result of the trial on two ranks; None if the first trial has failed.
     """
     facts = one.facts
     rows = [("tensorflow", facts.get("tensorflow", "cannot be imported"))]
@@ -184,19 +184,19 @@ def _problems(one: Trial, two: Trial | None) -> list[Problem]:
 
 
 def _fix(before: str = "") -> str:
-    """Returns how to install Horovod; `before` is a command to run first if another build is installed."""
+    """Returns how to install Horovod; `before` is a command that must run first if another build is installed."""
     # pip can have cached a wheel that was built for another TensorFlow.
     install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir") if before else INSTALL_HOROVOD
     return f"{FIX_HOROVOD}; or by hand: {before}{install}"
 
 
 def lacks_horovod(one: Trial) -> bool:
-    """Returns whether to install Horovod: TensorFlow works, and Horovod is missing or built for another version."""
+    """Returns whether to install Horovod: TensorFlow works, but Horovod is missing or built for another version."""
     return "tensorflow" in one.facts and bool(one.facts.get("horovod_is_missing") or one.failure)
 
 
 def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
-    """Returns why the trial did not finish; "" if it did."""
+    """Returns why a trial did not finish; "" if it did."""
     if facts.get("size"):
         return ""
     stage = facts.get("stage", "start")

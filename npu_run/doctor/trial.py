@@ -1,4 +1,4 @@
-"""Runs on the doctor's 1 and 2 ranks: imports everything and all-reduces a tensor.
+"""Runs on each rank that `npu-run doctor` starts: imports all packages and all-reduces a tensor.
 
 Rank 0 prints each fact as soon as it is known, so that the facts before a crash or a hang are not lost.
 """
@@ -19,10 +19,10 @@ _LARGE_BYTES, _RUNS = 4 * 2**20, 20
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the trial and prints each failure; sums the tensor only if TensorFlow and the engine could be imported.
+    """Runs the trial and prints each failure. Sums the tensor only if TensorFlow and the engine could be imported.
 
     Args:
-      arguments: `all` for the checks of a single rank, optionally followed by a configuration file; or nothing.
+      arguments: empty; or, for the checks of a single rank, "all", optionally followed by a configuration file.
     """
     tf = _try("import tensorflow", _import_tensorflow)
     if tf is None:
@@ -110,7 +110,7 @@ def _check_sum(total: float, size: int) -> None:
 
 
 def _measure(tf: Any, ranks: Any) -> list[float]:
-    """Returns how long the sum of a number and of `_LARGE_BYTES` takes, in milliseconds: the median of some."""
+    """Returns median times in milliseconds: for the sum of a single number, and of `_LARGE_BYTES`."""
     found = []
     for name, count in (("number", 1), ("large", _LARGE_BYTES // 4)):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:

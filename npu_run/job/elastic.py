@@ -1,7 +1,8 @@
-"""Runs elastic jobs: a job that loses ranks or hosts resumes with the remaining ones, and takes in new ones.
+"""Runs elastic jobs: a job that loses ranks or hosts resumes with the remaining slots, and later uses new slots too.
 
-A job is a sequence of starts. Each start has as many ranks as there are slots, within the given bounds, and resumes
-from the last checkpoint. A start ends when ranks are lost, or after a whole step when there are slots for more.
+A job is a sequence of starts. Each start has as many ranks as there are slots (within the given bounds), and resumes
+from the last checkpoint. A start ends when ranks are lost; it ends after a whole step if there are slots for more
+ranks.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ _NO_RANKS_EXIT_CODE = 69  # EX_UNAVAILABLE
 
 
 class Bounds(NamedTuple):
-    """The allowed numbers of ranks of a job, and how long it waits.
+    """The smallest and largest number of ranks of an elastic job, and its waiting times.
 
     Attributes:
-      least, most: numbers of ranks.
+      least, most: smallest and largest number of ranks.
       wait_secs: how long to wait for `least` slots.
-      cool_down_secs: how long a slot that lost its rank is avoided; doubles with each further loss there.
+      cool_down_secs: how long to avoid a slot that has lost its rank; this time doubles with each further loss on the
+        host.
     """
 
     least: int
@@ -54,24 +56,26 @@ def check_numbers(
     hosts_from: str | None,
     excluded: list[str],
 ) -> tuple[int, int]:
-    """Returns the fewest and the most ranks of an elastic job, from its command line.
+    """Returns the smallest and the largest number of ranks of an elastic job, from options of the command line.
 
     Args:
       least, most, size: values of --min-np, --max-np and -np.
-      plan: all named slots; None if no hosts are named.
+      plan: plan with all slots that are named; None if no hosts are named.
       hosts_from: the command of --hosts-from.
       excluded: options that were given but do not work with an elastic job.
     Raises:
-      LaunchError: the options contradict each other, or one is missing.
+      LaunchError: options contradict each other, or an option is missing.
     """
     if plan is not None and hosts_from:
         raise LaunchError("--hosts-from and other ways to name hosts exclude each other. Name the hosts in one way.")
     if excluded:
-        raise LaunchError(f"{excluded[0]} requires a fixed number of ranks. Leave it out, or the elastic options.")
+        raise LaunchError(
+            f"{excluded[0]} requires a fixed number of ranks. Omit {excluded[0]}, or the elastic options."
+        )
     named = MOST_RANKS if hosts_from else None if plan is None else plan.size
     most = most or size or named
     if most is None:
-        raise LaunchError("--min-np alone does not say how many ranks there may be. Add --max-np N, or name hosts: -H.")
+        raise LaunchError("--min-np alone does not limit the number of ranks. Add --max-np N, or name hosts with -H.")
     least = least or 1
     for name, number in (("--max-np", most), *(() if named is None else (("the hosts", named),))):
         if least > number:
@@ -81,11 +85,11 @@ def check_numbers(
 
 
 class HostsFrom:
-    """The slots of hosts that a command prints; it runs periodically, like Horovod's discovery scripts.
+    """Returns the slots of hosts that a command prints periodically, like Horovod's discovery scripts.
 
     Args:
-      command: a shell command line; prints a line such as host1:4 for each host that is up.
-      say: called with a sentence when the command fails, hangs or prints anything else; the last known hosts stay.
+      command: a shell command line, which prints a line such as host1:4 for each host that is up.
+      say: called with a sentence if the command fails, hangs or prints anything else; then the last known hosts stay.
     """
 
     def __init__(self, command: str, say: Callable[[str], None]):
@@ -107,7 +111,7 @@ class HostsFrom:
             time.sleep(_POLL_SECS)
 
     def _ask(self) -> str:
-        """Runs the command once; returns the problem with its output, or ""."""
+        """Runs the command once and stores the slots; returns the problem with the command or its output, or ""."""
         with subprocess.Popen(
             self._command,
             shell=True,
@@ -147,17 +151,17 @@ class Members:
         self._more_since: float | None = None
 
     def available(self, now: float) -> dict[str, int]:
-        """Returns slots by host, without those that lost their rank recently."""
+        """Returns the number of usable slots by host, without slots that have recently lost their rank."""
         self._cooling = [(host, until) for host, until in self._cooling if until > now]
         cooling = [host for host, _ in self._cooling]
         left = {host: slots - cooling.count(host) for host, slots in self._slots().items()}
         return {host: slots for host, slots in left.items() if slots > 0}
 
     def plan(self, now: float) -> Plan | None:
-        """Plans a job of as many ranks as possible; returns None while there are too few slots.
+        """Plans a job with as many ranks as possible; returns None if there are too few slots.
 
-        Hosts that already had ranks come first: if hosts share no folder, one of these has the checkpoints, and rank 0
-        goes to the first host.
+        Hosts that already had ranks come first. If hosts share no folder, one of these hosts has the checkpoints, which
+        rank 0, on the first host, needs.
         """
         slots = self.available(now)
         size = min(self._bounds.most, sum(slots.values()))
@@ -170,7 +174,7 @@ class Members:
         return Plan(size, {} if list(slots) == [""] else slots)
 
     def note_lost(self, hosts: tuple[str, ...], now: float) -> None:
-        """Avoids slots for a while, one for each time a host is named; "" is this machine."""
+        """Avoids slots for a while: on each host as many as it is named in `hosts`; "" is this machine."""
         here = next(filter(is_this_machine, filter(None, self._slots())), "")
         hosts = tuple(host or here for host in hosts)
         for host in set(hosts):
@@ -180,7 +184,7 @@ class Members:
             self._cooling.append((host, now + self._bounds.cool_down_secs * 2**doublings))
 
     def why_out_of_date(self, now: float) -> str:
-        """Returns why the current job should be started anew, or ""."""
+        """Returns why the current job should end and start with more ranks, or ""."""
         size = min(self._bounds.most, sum(self.available(now).values()))
         if size <= self._size:
             self._more_since = None
@@ -200,13 +204,14 @@ def run_elastic(
     restarts: int,
     say: Callable[[str], None],
 ) -> int:
-    """Runs a job until it succeeds, fails by itself, or has too few slots for too long.
+    """Runs an elastic job until it succeeds, fails by itself too often, or has too few slots for too long.
 
     Args:
-      run: starts a job from a plan; the job ends after a whole step when the second argument returns a reason.
-      members: the slots.
+      run: function that runs a job from a plan. The job ends after a whole step when the second argument returns a
+        reason.
+      members: the slots that the job can use.
       bounds: the bounds of the job.
-      restarts: how often to restart a job that failed by itself; lost ranks do not count.
+      restarts: how often to restart a job that failed by itself; restarts after lost ranks do not count.
       say: called with progress messages.
     Returns:
       The exit code.
@@ -241,7 +246,7 @@ def run_elastic(
 
 
 def _wait(members: Members, bounds: Bounds, say: Callable[[str], None]) -> Plan | None:
-    """Waits for enough slots, and returns the next plan."""
+    """Waits for enough slots, and returns the next plan; None if the wait was too long."""
     began, has_told = time.monotonic(), False
     limit = began + bounds.wait_secs
     while True:

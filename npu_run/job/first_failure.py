@@ -1,8 +1,8 @@
-"""Finds which rank failed first and describes it: primary failures come before secondary failures.
+"""Finds the rank that failed first, and describes its failure.
 
-When one rank fails, the others fail too: their next collective raises because a peer is gone. Those failures are
-secondary. The rank to name is the first one with a failure of its own; a secondary failure is named only if no other
-is found.
+When a rank fails, the other ranks fail too: their next collective raises an error because a peer is gone. Such failures
+are secondary. The rank to report is the first rank with a failure of its own. A secondary failure is reported only if
+there are no others.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Ending(NamedTuple):
     """The end of one rank.
 
     Attributes:
-      rank: its number.
+      rank: number of the rank.
       when: seconds on the monotonic clock.
-      exit_code: as the shell shows it: 128 + signal number after a signal.
-      signal_number: the signal that killed it, or None.
-      summary: the last line of its exception, or "" when it reported none.
-      trace: its traceback, or its last output when it could not report.
-      is_secondary: the failure only says that another rank is gone.
-      tensor: the op its exception is about, or "".
-      is_unfinished: the process ended with exit code 0, but its script did not finish.
-      loss: why the launcher lost the rank, if its host cannot be reached any more. "" if its end is known.
-      is_stopped: it ended after a whole step because it was asked to.
+      exit_code: exit code as a shell shows it: 128 + signal number after a signal.
+      signal_number: the signal that killed the rank, or None.
+      summary: the last line of the rank's exception; "" if it reported no exception.
+      trace: the rank's traceback, or its last output if it could not report.
+      is_secondary: whether the failure only says that another rank is gone.
+      tensor: the op that the exception is about, or "".
+      is_unfinished: whether the process ended with exit code 0 although its script did not finish.
+      loss: why the launcher lost the rank, if the rank's host cannot be reached any more; "" if its end is known.
+      is_stopped: whether the rank ended after a whole step on request.
     """
 
     rank: int
@@ -65,12 +65,12 @@ class Ending(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended with a failure, neither normally nor because it was asked to."""
+        """Whether the rank failed, rather than ended normally or on request."""
         return self.exit_code != 0 and not self.is_stopped
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was killed from outside, or its host is gone; not by SIGABRT, as Gloo can abort without a peer."""
+        """Whether the rank was killed (not by SIGABRT, as Gloo can abort without a peer), or its host is gone."""
         return bool(self.loss) or self.signal_number not in (None, signal.SIGABRT)
 
 
@@ -78,9 +78,9 @@ class InputEnd(NamedTuple):
     """The point at which one rank's input ended.
 
     Attributes:
-      steps: the number of steps it had made; None if unknown.
-      of_fit: `model.fit` returned.
-      of_script: the script ended, without a report about its input.
+      steps: number of steps that the rank had made; None if unknown.
+      of_fit: whether the end of the input was seen because `model.fit` returned.
+      of_script: whether the script ended without a report about its input.
     """
 
     steps: int | None
@@ -95,7 +95,7 @@ class InputEnd(NamedTuple):
 
 
 def first_failure(endings: list[Ending]) -> Ending | None:
-    """Returns the failure that caused the others; None if no rank has failed."""
+    """Returns the failure that caused the other failures; None if no rank has failed."""
     failures = [ending for ending in endings if ending.has_failed]
     cause = min(failures, key=lambda ending: (is_consequence(ending), _time_of(ending)), default=None)
     if cause is not None and is_consequence(cause):
@@ -105,7 +105,7 @@ def first_failure(endings: list[Ending]) -> Ending | None:
 
 
 def is_decided(endings: list[Ending], now: float) -> bool:
-    """Returns whether enough time has passed since the first sign of failure to name its cause."""
+    """Returns whether enough time has passed since the first sign of a failure to be sure of its cause."""
     cause = first_failure(endings)
     if cause is None:
         return False
@@ -115,7 +115,7 @@ def is_decided(endings: list[Ending], now: float) -> bool:
 
 
 def describe(cause: Ending, endings: list[Ending], size: int) -> str:
-    """Returns one line: which rank failed first, how, and the likely cause."""
+    """Returns a line of text: which rank failed first, how, and the likely cause."""
     text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if is_consequence(cause) and finished:
@@ -133,11 +133,11 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
 
 
 def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> int | None:
-    """Returns the rank whose input ended while others continued, if that made the job fail; else None.
+    """Returns the rank whose input ended while other ranks continued, if this made the job fail; else None.
 
     Args:
-      cause: the result of `first_failure`: a rank that waited for one that was gone, or a rank without input.
-      input_ends: of the ranks whose input ended.
+      cause: the result of `first_failure`.
+      input_ends: the ends of input, for the ranks whose input has ended.
       size: number of ranks.
     """
     is_own = cause.rank in input_ends and _NO_INPUT in cause.summary
@@ -154,7 +154,7 @@ def first_short(input_ends: Mapping[int, InputEnd]) -> int:
 
 
 def describe_short(rank: int, input_ends: Mapping[int, InputEnd], size: int, code: int) -> str:
-    """Returns one line: which rank's input ended, when, which ranks continued, and the cure."""
+    """Returns a line of text: which rank's input ended, when, which ranks continued, and the cure."""
     others = name_ranks(sorted(set(range(size)) - set(input_ends)))
     steps = input_ends[rank].steps
     where = "another step" if steps is None else f"step {steps + 1}"
@@ -182,12 +182,12 @@ def _how(ending: Ending) -> str:
 
 
 def choose_exit_code(cause: Ending) -> int:
-    """Returns the exit code of a job that a rank made fail: the rank's own, unless that is 0."""
+    """Returns the exit code of a job that failed because of a rank: the rank's exit code, or 1 if this is 0."""
     return cause.exit_code or 1
 
 
 def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
-    """Returns lines about the other failed ranks, one for each way to fail; at most six lines."""
+    """Returns lines about the other failed ranks: one for each kind of failure, six at most."""
     ranks_by_words: dict[str, list[int]] = {}
     for ending in sorted(endings):
         if ending.rank != cause.rank and ending.has_failed:
@@ -206,7 +206,7 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Returns ranks, sorted, in words: many in a row by first and last one, many others by a few of them."""
+    """Returns sorted ranks as text: consecutive ranks as a range; of very many ranks only the first."""
     rows: list[list[int]] = []
     for rank in ranks:
         if rows and rank == rows[-1][-1] + 1:
@@ -222,7 +222,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def is_consequence(ending: Ending) -> bool:
-    """Returns whether a rank failed only because another one is gone; Gloo can abort the process then."""
+    """Returns whether a rank failed only because another rank is gone; Gloo can then abort the process."""
     return ending.is_secondary or ending.signal_number == signal.SIGABRT
 
 

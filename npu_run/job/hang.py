@@ -1,4 +1,4 @@
-"""Detects hangs: decides from the calls that ranks are stuck in that a job cannot continue, and says who waits."""
+"""Detects hangs: decides, from the calls in which ranks are stuck, that a job cannot continue, and says who waits."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _CAUSES = (
 
 
 class StuckCall(NamedTuple):
-    """A call that a rank's main thread has not returned from for a while.
+    """A call in which a rank's main thread has been for a while.
 
     Attributes:
-      since: seconds on the monotonic clock.
+      since: start of the call, in seconds on the monotonic clock.
       where: file and line of the script.
-      waits: the call is inside TensorFlow or Horovod, where a rank waits for others.
-      busy_at: when the rank's threads, without Horovod's, were last seen computing during the call; same clock.
-      pipeline: file and line of the input pipeline, if it is Python code and running.
-      is_blocked: nothing in the process has been able to continue for several seconds: every thread waits for another.
+      waits: whether the call is inside TensorFlow or Horovod, where a rank waits for other ranks.
+      busy_at: when the rank's threads (except Horovod's) were last seen computing during the call, on the same clock.
+      pipeline: file and line of the input pipeline, if it is Python code that is running.
+      is_blocked: whether the process could not continue for several seconds, because every thread waits for another.
     """
 
     since: float
@@ -49,19 +49,19 @@ class StuckCall(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The position of a rank's main thread, stuck or not; fields as in `StuckCall`."""
+    """The present position of a rank's main thread, stuck or not; fields as in `StuckCall`."""
 
     where: str
     pipeline: str = ""
 
 
 class HangDetector:
-    """A detector that decides when to end a job because its ranks would wait for ever.
+    """Decides when to end a job because its ranks would wait for ever.
 
     Args:
-      limit_secs: how long one rank can wait for others, 0 for ever; None ends the job when every rank has been waiting
-        for 600 s, and none has computed anything.
-      warn: called with a sentence, once for each long wait of a job without a limit.
+      limit_secs: how long a rank can wait for other ranks; 0 means no limit. None ends the job when every rank has been
+        waiting for 600 s without computing.
+      warn: called with a sentence, once for each long wait in a job without a limit.
     """
 
     def __init__(self, limit_secs: float | None, warn: Callable[[str], None]):
@@ -81,7 +81,7 @@ class HangDetector:
         """Returns whether to end the job; call it repeatedly.
 
         Args:
-          calls, stopped, endings, input_ends: see `describe_hang`.
+          calls, stopped, endings, input_ends: arguments of `describe_hang`.
           now: seconds on the monotonic clock.
         """
         if self._limit_secs != 0 and not endings and is_certain(calls, stopped):
@@ -111,7 +111,7 @@ class HangDetector:
 
 
 def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
-    """Returns since when the longest-waiting rank has waited inside TensorFlow or Horovod; None if no rank waits.
+    """Returns when the longest wait of a rank inside TensorFlow or Horovod began; None if no rank waits.
 
     A rank that computes does not wait: a single run can hold many training steps.
     """
@@ -120,10 +120,10 @@ def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
 
 
 def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> float | None:
-    """Returns since when every rank has waited without computing; None if any rank can still continue.
+    """Returns the time since which every rank has waited without computing; None if any rank can still continue.
 
-    A rank that stays in a call of its own, such as a download, can continue. So can a rank that computes: a single run
-    can hold hours of training steps.
+    A rank in a call outside TensorFlow and Horovod, such as a download, can continue. So can a rank that computes: a
+    single run can hold hours of training steps.
     """
     since, halted = 0.0, set(stopped)
     for rank, call in calls.items():
@@ -136,16 +136,16 @@ def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) ->
 
 
 def is_certain(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> bool:
-    """Returns whether no rank can ever continue: every process is blocked, and Horovod moves no data."""
+    """Returns whether it is certain that no rank can continue: every process is blocked, and Horovod moves no data."""
     return not stopped and bool(calls) and all(call is not None and call.is_blocked for call in calls.values())
 
 
 def short_since(
     calls: Mapping[int, StuckCall | None], stopped: Sequence[int], input_ends: Mapping[int, InputEnd]
 ) -> float | None:
-    """Returns since when all ranks have waited although the input of some has ended and that of others has not.
+    """Returns the time since which all ranks have waited, if the input has ended on some ranks but not on others.
 
-    Returns None if any rank can still continue: it computes, or its own input is slow.
+    Returns None if any rank can still continue, because it computes or its input is slow.
     """
     is_behind = {rank in input_ends for rank in calls}
     is_reading = any(call is not None and call.pipeline for call in calls.values())
@@ -160,15 +160,15 @@ def describe_hang(
     positions: Mapping[int, Position | None] | None = None,
     input_ends: Mapping[int, InputEnd] | None = None,
 ) -> str:
-    """Returns one line: how long there was no progress, which ranks wait, for what, and which are missing.
+    """Returns a line of text: how long there was no progress, which ranks wait, for what, and which ranks are missing.
 
     Args:
-      calls: the call that each running rank is stuck in; None for one that moves or has not reported.
-      endings: of ranks that finished, or failed because Horovod was shut down.
+      calls: the call in which each running rank is stuck; None for a rank that moves or has not reported.
+      endings: the ends of ranks that finished, or failed because Horovod was shut down.
       stopped: ranks whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
       secs: how long there was no progress.
-      positions: of the ranks that answered.
-      input_ends: of the ranks whose input ended.
+      positions: the positions of the ranks that answered.
+      input_ends: the ends of input, for the ranks whose input has ended.
     """
     ended, halted = {ending.rank: ending for ending in endings}, set(stopped)
     ranks_by_words: dict[str, list[int]] = {}

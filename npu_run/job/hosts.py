@@ -27,8 +27,8 @@ class Plan(NamedTuple):
 
     Attributes:
       size: number of ranks.
-      slots: ranks by host, in the order in which hosts are filled; empty for this machine.
-      devices: device of each rank, if a rank table lists them.
+      slots: number of ranks by host, in the order in which hosts are filled; empty for this machine alone.
+      devices: device of each rank, if a rank table lists devices.
     """
 
     size: int
@@ -49,17 +49,17 @@ class Plan(NamedTuple):
 def plan_job(
     size: int | None, hosts: str | None = None, hostfile: str | None = None, rank_table: str | None = None
 ) -> Plan:
-    """Makes a plan from the command line, and checks it against the environment.
+    """Makes a plan from options of the command line, and checks it against the environment.
 
     Sets RANK_TABLE_FILE for this process, and so for every rank, if a rank table is given.
 
     Args:
-      size: number of ranks; None for all named slots, or one rank.
-      hosts: the text of -H.
+      size: number of ranks; None means all named slots or, without hosts, one rank.
+      hosts: the value of -H.
       hostfile: a file with a line `host slots=N` (or `host:N`) for each host.
       rank_table: a rank table in JSON.
     Raises:
-      LaunchError: the sources exclude each other, cannot be read, offer too few slots, name too many ranks or a host
+      LaunchError: the sources exclude each other, cannot be read, offer too few slots, name too many ranks, name a host
         that ssh would take for an option, or contradict RANK_ID, RANK_SIZE or the CM_* variables.
     """
     named = [name for name, given in (("-H", hosts), ("--hostfile", hostfile), ("--rank-table", rank_table)) if given]
@@ -80,7 +80,7 @@ def plan_job(
 
 
 def _check_bounds(plan: Plan) -> None:
-    """Refuses too many ranks: their descriptions alone could fill the memory."""
+    """Raises LaunchError for too many ranks, whose descriptions alone could fill the memory."""
     if plan.size > MOST_RANKS:
         raise LaunchError(f"a job has too many ranks. Expected 1..{MOST_RANKS}; got {plan.size}. Name fewer.")
     most = max([*plan.slots.values()] or [plan.size])
@@ -91,7 +91,10 @@ def _check_bounds(plan: Plan) -> None:
 
 
 def _check_names(plan: Plan) -> None:
-    """Refuses host names that begin with a dash: ssh would take them for options, which can run commands."""
+    """Raises LaunchError for host names that begin with a dash.
+
+    Ssh would take them for options, which can run commands.
+    """
     for host in plan.slots:
         if any(part.startswith("-") for part in host.split("@")):
             raise LaunchError(
@@ -101,7 +104,7 @@ def _check_names(plan: Plan) -> None:
 
 
 def is_this_machine(host: str) -> bool:
-    """Returns whether a name or address belongs to this machine: a socket can then be bound to it."""
+    """Returns whether a name or address belongs to this machine, so that a socket can be bound to it."""
     return host in ("localhost", socket.gethostname()) or has_address_here(host)
 
 
@@ -140,13 +143,13 @@ def _slots_of_file(path: str) -> dict[str, int]:
 
 
 def read_hosts(lines: Sequence[str], source: str) -> dict[str, int]:
-    """Reads ranks by host from lines `host slots=N` or `host:N`, in their order.
+    """Reads the number of ranks by host from lines `host slots=N` or `host:N`, in the order of the lines.
 
     Args:
-      lines: the lines; empty ones and text after a # are ignored.
-      source: names the lines in messages.
+      lines: the lines; empty lines and text after a # are ignored.
+      source: name of the lines in messages.
     Raises:
-      LaunchError: a line has another form, or a host is repeated, has too many ranks, or would be an option of ssh.
+      LaunchError: a line has another form, or a host is repeated, has too many ranks, or looks like an option of ssh.
     """
     slots: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -171,7 +174,7 @@ def _plan_of_table(size: int | None, path: str) -> Plan:
     except ValueError as error:
         raise LaunchError(str(error)) from error
     if size not in (None, table.size):
-        raise LaunchError(f"-np {size} differs from rank table {path}, which has {table.size} ranks. Leave -np out.")
+        raise LaunchError(f"-np {size} differs from rank table {path}, which has {table.size} ranks. Omit -np.")
     environment.write_variable("RANK_TABLE_FILE", os.path.abspath(path))
     plan = Plan(table.size, dict(table.servers), tuple(placement.device for placement in table.placements))
     if not plan.is_local:
@@ -180,7 +183,7 @@ def _plan_of_table(size: int | None, path: str) -> Plan:
 
 
 def _check_order(table: RankTable, path: str) -> None:
-    """Refuses a table that does not number its ranks host after host, as the job does."""
+    """Raises LaunchError for a rank table that does not number its ranks host after host, as the job does."""
     filled = [server for server, slots in table.servers for _ in range(slots)]
     for placement, server in zip(table.placements, filled):
         if placement.server != server:
@@ -191,7 +194,7 @@ def _check_order(table: RankTable, path: str) -> None:
 
 
 def _check_environment(size: int) -> None:
-    """Refuses variables that contradict the plan, unless another launcher started this process and set them."""
+    """Raises LaunchError if environment variables contradict the plan, unless another launcher has set them."""
     try:
         placed = environment.launched()
         environment.check_cluster_variables()
@@ -201,7 +204,7 @@ def _check_environment(size: int) -> None:
         if declared not in (1, size):
             raise LaunchError(
                 f"RANK_SIZE (or CM_WORKER_SIZE) is {declared}, but {size} rank(s) would start. "
-                f"Say npu-run -np {declared}, or unset the variable."
+                f"Use npu-run -np {declared}, or unset the variable."
             )
         rank = environment.declared_rank()
         if size > 1 and rank is not None:

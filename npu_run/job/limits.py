@@ -1,4 +1,4 @@
-"""Handles system limits that jobs of many ranks meet: on open files, and on processes of a user."""
+"""Handles system limits that jobs with many ranks reach: on open files, and on processes of a user."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Limit = tuple[int, int]
 
 @contextlib.contextmanager
 def allow_open_files(count: int, what: str) -> Iterator[Limit | None]:
-    """Raises this process's limit on open files during the block, with some reserve for itself.
+    """Raises this process's limit on open files during a block, with a reserve for the process itself.
 
     Args:
       count: number of files.
-      what: the owners of the files, for messages.
+      what: the owners of the files, for messages ("8 ranks").
     Yields:
-      The user's own limit, for processes that are started here; None if it was not changed.
+      The user's original limit, for processes started in the block; None if the limit was not changed.
     Raises:
       LaunchError: the system does not allow so many.
     """
@@ -50,14 +50,14 @@ def allow_open_files(count: int, what: str) -> Iterator[Limit | None]:
 
 
 def restore_open_files(process: int, limit: Limit | None) -> None:
-    """Restores the user's own limit in a new process, if `allow_open_files` has changed this one's."""
+    """Restores the user's original limit in a new process; `limit` is the result of `allow_open_files`."""
     if limit is not None:
         with contextlib.suppress(OSError):  # it can have ended already
             resource.prlimit(process, resource.RLIMIT_NOFILE, limit)
 
 
 def describe_no_process(error: OSError) -> str:
-    """Returns the sentence about a process that cannot start because of a limit on processes."""
+    """Returns the message for a process that cannot start because of a limit on processes."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     most = "no limit" if soft == resource.RLIM_INFINITY else soft
     return (
@@ -67,7 +67,7 @@ def describe_no_process(error: OSError) -> str:
 
 
 def allow_files(slots: Sequence[Any], log_dir: str | None) -> contextlib.AbstractContextManager[Limit | None]:
-    """Allows a job's open files: a server connection and a log for each rank, and channels for the ranks here."""
+    """Allows a job's open files: for each rank a server connection and a log, for local ranks and hosts channels."""
     here, hosts = sum(not slot.host for slot in slots), len({slot.host for slot in slots})
     count = FILES_OF_A_RANK * (here + hosts) + (1 + bool(log_dir)) * len(slots)
     return allow_open_files(count, f"{len(slots)} ranks")

@@ -1,4 +1,4 @@
-"""Asks all ranks of a job to end after the same step; `session/elastic/stop_request.py` is the ranks' side."""
+"""Asks all ranks of a job to end after the same step; the ranks answer in `session/elastic/stop_request.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ANSWER_SECS = 30.0
 
 
 class OrderedStop:
-    """A stop of one job after a whole step; it asks the ranks only when `ask` is called.
+    """The stop of a job after a whole step; begins when `ask` is called.
 
     Args:
       ranks: the ranks of the job.
@@ -27,25 +27,25 @@ class OrderedStop:
 
     @property
     def has_told(self) -> bool:
-        """Whether the ranks know the run after which they end."""
+        """Whether the ranks have been told after which run to end."""
         return self._last is not None
 
     @property
     def is_possible(self) -> bool:
-        """Whether all ranks are in a training that can end; other ranks would save nothing, and lose nothing."""
+        """Whether all ranks are in a training that can end after a step; otherwise there is nothing to save."""
         return bool(self._ranks) and all(rank.is_running and rank.heeds for rank in self._ranks)
 
     def ask(self, now: float) -> None:
-        """Asks all ranks to begin no further training run, and to report how many they have begun."""
+        """Asks all ranks to begin no further training run, and to report how many runs they have begun."""
         self.is_asked, self._asked_at = True, now
         for rank in self._ranks:
             rank.process.ask("hold")
 
     def turn(self, now: float) -> bool:
-        """Tells the ranks when to end, as soon as all have answered.
+        """Tells the ranks after which run to end, as soon as all ranks have answered; call it repeatedly.
 
         Returns:
-          False once it is clear that some will not answer.
+          False if some ranks have not answered in time.
         """
         if not self.is_asked or self._last is not None:
             return True

@@ -1,4 +1,4 @@
-"""Passes the output of ranks on to the launcher's streams (with `[rank n] ` except for rank 0) and to log files."""
+"""Passes the output of ranks on to the launcher's streams (after `[rank n] `, except for rank 0) and to log files."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _THEIR_OPERATOR = b"\t [[{{node "
 
 
 class ReaderGoneError(Exception):
-    """An error for a stream of the launcher whose reader is gone."""
+    """Raised if the reader of one of the launcher's streams is gone."""
 
 
 class JointStream:
-    """A stream of the launcher that all ranks share.
+    """An output stream of the launcher, shared by all ranks.
 
     Args:
-      stream: the destination; None, which Python uses for a closed stream, discards everything.
+      stream: the destination; None (Python's value for a closed stream) discards everything.
       name: the stream's name in messages.
-      say: prints a line elsewhere when the stream leads to a file that cannot be written.
+      say: prints a line elsewhere if the stream leads to a file that cannot be written.
     """
 
     def __init__(self, stream: BinaryIO | None, name: str = "the output", say: Callable[[str], None] | None = None):
@@ -54,7 +54,7 @@ class JointStream:
         self._is_mid_line = False
 
     def write(self, text: bytes) -> None:
-        """Writes text of rank 0 at once; it can be part of a line, or a progress bar that ends in `\\r`.
+        """Writes text of rank 0 at once; the text can be part of a line, or a progress bar that ends in `\\r`.
 
         Raises:
           ReaderGoneError: the stream's reader is gone.
@@ -75,17 +75,17 @@ class JointStream:
             raise ReaderGoneError(self._secondary.what) from None
 
     def write_line(self, line: bytes) -> None:
-        """Writes a line of another rank, with a newline; first ends an unfinished line above it."""
+        """Writes a line of another rank and a newline; first ends an unfinished line, if there is one."""
         self.write((b"\n" if self._is_mid_line else b"") + line + b"\n")
 
 
 class RankOutput:
-    """One stream of one rank, on its way to the joint stream.
+    """Passes one output stream of a rank on to the joint stream.
 
     Args:
       rank: the rank that prints.
       joint: the destination.
-      tail: the rank's last lines, for the report of its death; its two streams share one.
+      tail: the rank's last lines, for a report of its failure; both streams of a rank share them.
       log: called with all text as it arrives.
     """
 
@@ -105,7 +105,7 @@ class RankOutput:
         self._held_since = 0.0
 
     def feed(self, text: bytes, now: float) -> None:
-        """Takes new output of the rank; passes on whole lines and holds back the rest."""
+        """Receives new output of the rank; passes on whole lines and holds back the rest."""
         if self._log is not None:
             self._log(text)
         self._held_since = now
@@ -123,12 +123,12 @@ class RankOutput:
             self._held += unfinished
 
     def release(self, now: float) -> None:
-        """Shows an unfinished line of rank 0 (a prompt, dots of progress) if its end does not follow soon."""
+        """Passes on an unfinished line of rank 0 (a prompt, dots of progress) if the rest does not follow soon."""
         if self._held and not self._prefix and now - self._held_since >= _PARTIAL_LINE_SECS:
             self._joint.write(self._take_held_text())
 
     def close(self) -> None:
-        """Passes on the held-back text when the rank has ended."""
+        """Passes on the text held back; called when the rank has ended."""
         if self._held:
             self._pass_on(self._take_held_text())
 
@@ -151,17 +151,18 @@ class RankOutput:
 
 
 class RankLog:
-    """The log `rank_<n>.log` in a folder; each run appends to it.
+    """The log file `rank_<n>.log` in a folder; each run appends to it.
 
-    If it cannot be written, the job continues: a line reports this, and another line the first write that works again.
+    If the log cannot be written, the job continues. A line reports this, and another line reports when writing works
+    again.
 
     Args:
-      folder: created if missing.
+      folder: folder of the log, created if missing.
       rank: the rank that prints.
-      title: written in the line above this run's output.
-      say: prints a line.
+      title: text for the line above this run's output.
+      say: function that prints a line.
     Raises:
-      LaunchError: the folder is not one, or is not writable; a full disk does not raise.
+      LaunchError: `folder` is not a folder, or is not writable. A full disk raises no error.
     """
 
     def __init__(self, folder: str | os.PathLike, rank: int, title: str, say: Callable[[str], None] | None = None):
@@ -178,7 +179,7 @@ class RankLog:
         self._held: dict[str, bytearray] = {}
 
     def feed(self, stream: str, text: bytes) -> None:
-        """Takes new output of one of the rank's streams; writes whole lines."""
+        """Receives new output of one of the rank's streams; writes whole lines."""
         held = self._held.setdefault(stream, bytearray())
         # Held-back text is searched only once: a line can be many megabytes long.
         *lines, rest = text.split(b"\n")
@@ -193,7 +194,7 @@ class RankLog:
             held[:] = _last_state(held)
 
     def close(self) -> None:
-        """Writes the held-back text and closes the file."""
+        """Writes the text held back, and closes the file."""
         for rest in self._held.values():
             if rest:
                 self._file.write(_last_state(rest).rstrip(b"\r") + b"\n")
@@ -202,7 +203,7 @@ class RankLog:
 
 
 def _last_state(line: bytes | bytearray) -> bytes:
-    """Returns the last state of a line that is redrawn with `\\r`, and a final `\\r` if it starts anew."""
+    """Returns the last state of a line that is redrawn with `\\r`, with the final `\\r` if there is one."""
     line = bytes(line)
     drawn = line.rstrip(b"\r")
     return drawn.rpartition(b"\r")[2] + line[len(drawn) :][:1]

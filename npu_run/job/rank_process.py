@@ -1,6 +1,6 @@
-"""Runs the process of one rank: command line, environment, output, link, signals and exit code.
+"""Runs the process of a rank: command line, environment, output, link, signals and exit code.
 
-`npu-run` uses it for the ranks of its own machine; the agent of another host uses it there.
+`npu-run` uses this module for ranks on its own machine; the agents on other hosts use it for ranks there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _ROUND_SECS = 1.0
 
 
 def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (), link: int | None = None) -> list[str]:
-    """Returns the command line of one rank, for the launcher's own interpreter.
+    """Returns the command line of a rank, with the launcher's own interpreter.
 
     Args:
       script: a Python file.
-      arguments: the script's own.
-      devices: device of each rank, from a rank table; without them the local rank is the device.
-      link: descriptor of the rank's end of the link.
+      arguments: arguments of the script.
+      devices: device of each rank, from a rank table; if empty, the device is the local rank.
+      link: file descriptor of the rank's end of the link.
     """
     options = [] if link is None else ["--link", str(link)]
     options += ["--devices", ",".join(map(str, devices))] if devices else []
@@ -40,10 +40,10 @@ def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (),
 
 
 def rank_defaults(size: int) -> dict[str, str]:
-    """Returns the environment variables that every rank gets unless the caller's environment sets them.
+    """Returns the default environment variables of a rank; variables in the caller's environment win.
 
     Args:
-      size: ranks on this machine, which share its cores; otherwise each would use all cores and wait for the others.
+      size: number of ranks on this machine, among which the cores are divided.
     """
     defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
     if size > 1:  # a single rank has all cores, and its script decides how to use them
@@ -55,16 +55,16 @@ def rank_defaults(size: int) -> dict[str, str]:
 
 
 class RankProcess:
-    """A rank on this machine, in its own session, so that signals also reach the processes it starts.
+    """A rank on this machine, in its own process session, so that signals also reach processes that it starts.
 
-    Its channels are "stdout", "stderr" and "link", a socket through which the rank reports.
+    Its channels are "stdout", "stderr" and "link" (a socket through which the rank reports).
 
     Args:
-      command: returns the command line, given the descriptor of the rank's end of the link.
-      environment: all its environment variables.
+      command: returns the command line for a given file descriptor of the rank's end of the link.
+      environment: all environment variables of the process.
       take: called with the name of a channel and each piece of text from it.
-      open_channel: opens "stdout" or "stderr": returns the descriptor to read and the one for the rank to write, or
-        None if the rank writes to this process's own stream.
+      open_channel: opens "stdout" or "stderr"; returns a descriptor to read from and a descriptor for the rank to write
+        to. Returns None if the rank is to write to this process's own stream.
       open_files: the rank's limit on open files; None for this process's own limit.
     Raises:
       LaunchError: a limit on processes is reached.
@@ -112,18 +112,18 @@ class RankProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it (SIGSTOP, Ctrl-Z, a debugger), if the system shows this."""
+        """Whether the process is stopped by a signal (SIGSTOP, Ctrl-Z, a debugger), if the system shows this."""
         with contextlib.suppress(OSError):
             with open(f"/proc/{self._process.pid}/stat", encoding="utf-8", errors="replace") as file:
                 return self._process.returncode is None and file.read().rpartition(")")[2].split()[0] in ("T", "t")
         return False
 
     def files(self) -> list[int]:
-        """Returns the descriptors to read from."""
+        """Returns the file descriptors to read from."""
         return list(self._channels)
 
     def read(self, file: int) -> bool:
-        """Passes on the available text of one of `files()`; returns False if there is none, now or for ever."""
+        """Passes on the available text of a descriptor in `files()`; returns False if no text is available."""
         try:
             text = os.read(file, _CHUNK_BYTES)
         except BlockingIOError:
@@ -141,29 +141,29 @@ class RankProcess:
         return bool(text)
 
     def drain(self, *names: str) -> None:
-        """Passes on the remaining text of channels, without waiting for other processes that hold them open."""
+        """Passes on the remaining text of channels; does not wait for other processes that hold the channels open."""
         for file, name in list(self._channels.items()):
             while name in names and self.read(file):
                 pass
 
     def collect(self) -> bool:
-        """Returns whether the process has ended; if so, all its reports have been passed on."""
+        """Returns whether the process has ended; if it has, passes on its remaining reports."""
         if self._process.poll() is None:
             return False
         self.drain("link")
         return True
 
     def poll(self) -> int | None:
-        """Returns the exit code, or minus the number of the signal that killed it, once a `Watch` has collected it."""
+        """Returns the exit code, or minus the number of a fatal signal; None until `collect` has seen the end."""
         return self._process.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the rank and to every process of its session."""
+        """Sends a signal to the rank and to every process of the rank's process session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     def ask(self, order: str) -> None:
-        """Sends the rank an order, in the words of `rank.link`."""
+        """Sends the rank an order, one of those in `rank.link`."""
         for file, name in list(self._channels.items()):
             if name == "link":
                 with contextlib.suppress(OSError):
@@ -177,9 +177,9 @@ class RankProcess:
 
 
 class Watch:
-    """A watch over the output and the ends of many processes, whose cost depends only on those with news.
+    """Watches the output and the ends of many processes, at a cost that depends only on processes with news.
 
-    A source is a `RankProcess`, or anything else with its `files` and `read`, such as a connection to a host.
+    A source is a `RankProcess`, or another object with methods `files` and `read`, such as a connection to a host.
     """
 
     def __init__(self):
@@ -189,7 +189,7 @@ class Watch:
         self._round_at = 0.0
 
     def add(self, source: Any) -> None:
-        """Watches a source from now on."""
+        """Adds a source to watch."""
         self._files[source] = source.files()
         for file in source.files():
             self._selector.register(file, selectors.EVENT_READ, source)
@@ -197,7 +197,7 @@ class Watch:
             self._running[source.pid] = source
 
     def turn(self, secs: float) -> list[RankProcess]:
-        """Passes on output that arrives within `secs`; returns the ended processes, early if all have ended."""
+        """Passes on output that arrives within `secs`; returns the processes that have ended, early if all have."""
         ended: list[RankProcess] = []
         limit = time.monotonic() + secs
         while True:
@@ -220,7 +220,7 @@ class Watch:
         self._files[source] = left
 
     def _collect(self) -> list[RankProcess]:
-        """Collects ended processes; the system names them, so the others need not be checked."""
+        """Returns the processes that have ended; the system names them, so the others need not be checked."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):

@@ -1,4 +1,4 @@
-"""Numbers slots of ranks with Horovod's own launcher, and runs the key-value server where ranks find each other."""
+"""Assigns slots to ranks with Horovod's launcher, and runs the key-value server through which ranks find each other."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LOCAL = "127.0.0.1"
 
 
 class Slot(NamedTuple):
-    """The place of a rank.
+    """The place of a rank in a job.
 
     Attributes:
-      rank: its number.
-      host: the host to reach through ssh, or the task that runs it; "" for this machine, or this task.
+      rank: number of the rank.
+      host: the host to reach through ssh, or the task that runs the rank; "" for this machine or this task.
       variables: environment variables by which Horovod finds the rank's peers.
     """
 
@@ -36,18 +36,18 @@ class Slot(NamedTuple):
 
 @contextlib.contextmanager
 def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
-    """Describes the ranks of a plan; several ranks get a key-value server for the duration of this block.
+    """Yields the slots of a plan's ranks; for several ranks also runs a key-value server during the block.
 
-    The server listens only on the addresses of this machine that its ranks use: on 127.0.0.1 if all run here.
+    The server listens only on the addresses of this machine that the ranks use: on 127.0.0.1 if all ranks run here.
 
     Args:
       plan: the plan of the job.
-      tasks: of a cluster, each of which runs a rank; None if this process starts the ranks.
+      tasks: the tasks of a cluster, each of which runs a rank; None if this process starts the ranks.
     Yields:
       A slot for each rank, in order, and the server. A single rank on this machine has no variables and no server, and
-      needs no Horovod. Other hosts find their interface for Gloo themselves.
+      needs no Horovod. Other hosts choose their network interface for Gloo themselves.
     Raises:
-      LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
+      LaunchError: Horovod is not installed, or this machine has no network interface for its ranks.
     """
     if plan.size == 1 and plan.is_local:
         yield [Slot(0, "", {})], None
@@ -90,7 +90,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
 
 @contextlib.contextmanager
 def _local_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer]]:
-    """Does the same without Horovod's launcher, for ranks on this machine."""
+    """Yields slots and server as `open_slots` does, without Horovod's launcher, for ranks on this machine."""
     server = KeyValueServer()
     try:
         address, port = server.listen(_LOCAL)
@@ -105,7 +105,7 @@ def _local_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer]]:
 
 
 def _way_of(plan: Plan, name: str) -> tuple[str, str, str]:
-    """Returns a host ("" for this machine), the server's address for its ranks ("" if unknown), and their interface."""
+    """Returns a host ("": this machine), the server's address for ranks there ("" if unknown), and their interface."""
     if not plan.is_local and not is_this_machine(name):
         return name, address_towards(name), ""
     if not plan.is_local:

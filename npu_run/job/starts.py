@@ -1,4 +1,4 @@
-"""Starts a script on its ranks: once, again after a failure, or anew when ranks come and go."""
+"""Runs a script on its ranks: once, again after failures, or, as an elastic job, with changing numbers of ranks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from npu_run.remote.tasks import Tasks
 
 @dataclasses.dataclass(frozen=True)
 class RestartableJob:
-    """A script on ranks that can be started more than once.
+    """A job that can be started more than once.
 
     Attributes:
       script: a Python file, or a command.
-      plan: the first placement of its ranks; for an elastic job, all named slots.
-      log_dir, stall_secs, restarts, hosts_from: as on the command line.
-      tasks: of another launcher that has started one npu-run for each slot.
-      elastic: bounds of an elastic job; None for a fixed number of ranks.
+      plan: the placement of the ranks; for an elastic job, all named slots.
+      log_dir, stall_secs, restarts, hosts_from: values of the command line.
+      tasks: the tasks of another launcher that has started one npu-run for each slot.
+      elastic: the bounds of an elastic job; None for a fixed number of ranks.
       say: called with progress messages.
     """
 
@@ -40,7 +40,7 @@ class RestartableJob:
     say: Callable[[str], None]
 
     def run(self, arguments: list[str]) -> int:
-        """Runs the script with these arguments, as often as needed; returns the exit code of the job."""
+        """Runs the script, as often as needed; returns the exit code of the job."""
         began, starts = time.time(), Starts()
         environment.write_variable(environment.BEGAN, "")
 

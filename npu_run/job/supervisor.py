@@ -1,7 +1,7 @@
-"""Supervises a job: runs a script on N ranks, here and on other hosts, and ends them all when one fails.
+"""Supervises a job: runs a script on N ranks, here and on other hosts, and ends all ranks when one fails.
 
-One thread does everything: it waits for output, reports and deaths, passes output on, and decides. When a rank fails,
-the whole job ends; the last output is that rank's traceback and one line that names it.
+One thread does everything: it waits for output, reports and ends of ranks, passes output on, and decides. When a rank
+fails, the whole job ends; the last output is the rank's traceback and a line that names the rank.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class Outcome(NamedTuple):
     """The end of a job.
 
     Attributes:
-      exit_code: 0 when every rank ended with 0, else that of the rank that failed first (128 + signal number after a
-        signal), 124 after a hang, 75 when all ended after a whole step because they were asked to, or 128 + signal
-        number when the launcher got a signal and the ranks could not end after a step.
-      has_failed: it ended by itself, with a failure.
-      lost: the host of each rank that was killed or cannot be reached, "" for this machine; without the ranks that the
-        launcher itself has stopped.
-      was_torn: no rank is known to have failed by itself: only connections between ranks have.
-      was_resized: it ended after a whole step because `is_out_of_date` returned a reason.
-      has_trained: at least one rank was in a training.
-      may_go_on: some ranks might still run, because their host cannot be reached.
+      exit_code: 0 if every rank ended with 0; the code of the rank that failed first (128 + signal number after a
+        signal); 124 after a hang; 75 if all ranks ended after a whole step on request; 128 + signal number if the
+        launcher got a signal and the ranks could not end after a step.
+      has_failed: whether the job ended by itself, with a failure.
+      lost: the host ("" for this machine) of each rank that was killed or cannot be reached; ranks that the launcher
+        has stopped do not count.
+      was_torn: whether only connections between ranks have failed, and no rank by itself.
+      was_resized: whether the job ended after a whole step because `is_out_of_date` returned a reason.
+      has_trained: whether at least one rank was in a training.
+      may_go_on: whether some ranks might still run, because their host cannot be reached.
     """
 
     exit_code: int
@@ -98,22 +98,22 @@ def run_ranks(
     is_out_of_date: Callable[[], str] = lambda: "",
     tasks: Tasks | None = None,
 ) -> Outcome:
-    """Runs `script` on the ranks of a plan until all have ended.
+    """Runs `script` on the ranks of a plan until all ranks have ended.
 
-    Shows the output of rank 0 as it comes, that of the others line by line after `[rank n] `.
+    Shows the output of rank 0 as it comes, and the output of other ranks line by line after `[rank n] `.
 
     Args:
       script: a Python file.
-      arguments: passed to the script untouched.
-      plan: how many ranks, on which hosts.
-      log_dir: folder of this machine for one log file per rank.
-      stall_secs: end the job when a rank has waited for others this long, 0 for never; None ends it when every rank has
-        been waiting for 600 s, and none has computed anything.
-      is_out_of_date: asked periodically; returns why to end the job after a whole step and start it anew, or "".
-      tasks: of a cluster, each of which runs a rank; None if this process starts all ranks.
+      arguments: arguments of the script.
+      plan: number of ranks and their hosts.
+      log_dir: folder on this machine for a log file of each rank; None writes no logs.
+      stall_secs: how long a rank can wait for other ranks before the job is ended; 0 means no limit. None ends the job
+        when every rank has been waiting for 600 s without computing.
+      is_out_of_date: called periodically; returns why the job should end after a whole step and start again, or "".
+      tasks: the tasks of a cluster, each of which runs a rank; None if this process starts all ranks.
     Raises:
       LaunchError: Horovod cannot be imported, ssh is missing, the folder of the logs is unusable, this is not the main
-        thread, or this machine has no room for so many ranks.
+        thread, or a system limit does not allow so many ranks.
     """
     job = _Job(stall_secs, is_out_of_date, tasks)
     with open_slots(plan, tasks) as (slots, server), allow_files(slots, log_dir) as limit, job.heeding_signals():
@@ -136,14 +136,14 @@ def run_ranks(
         except ReaderGoneError as gone:
             silence(sys.stdout)  # a write at exit would fail, too
             with contextlib.suppress(ReaderGoneError):
-                job.say(f"the reader of {gone} is gone; all ranks are stopped")
+                job.say(f"the program that reads {gone} has ended; all ranks are stopped")
             return Outcome(128 + signal.SIGPIPE, has_failed=False)
         finally:
             job.close()
 
 
 class _Job:
-    """The running ranks and the one loop that watches them."""
+    """The running ranks of a job, with the loop that watches them."""
 
     def __init__(self, stall_secs: float | None, is_out_of_date: Callable[[], str], tasks: Tasks | None):
         self.server: KeyValueServer | None = None
@@ -166,7 +166,7 @@ class _Job:
         self._ordered_stop = OrderedStop(self.ranks)
 
     def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
-        """Starts the ranks of this machine."""
+        """Starts the ranks on this machine."""
         sharing = len(slots) if self._tasks is None else self._tasks.count_sharing_tasks("")
         defaults = {**rank_defaults(sharing), **os.environ}
         command = functools.partial(rank_command, script, arguments, plan.devices)
@@ -178,7 +178,7 @@ class _Job:
             self._watch.add(rank.process)
 
     def start_there(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
-        """Starts the ranks of another host, or of another task."""
+        """Starts the ranks on another host or in another task."""
         connect = RemoteHost if self._tasks is None else self._tasks.open
         connection = connect(host, self._streams["stderr"])
         self.hosts.append(connection)
@@ -192,7 +192,7 @@ class _Job:
 
     @contextlib.contextmanager
     def heeding_signals(self) -> Iterator[None]:
-        """Collects stop signals for the loop during this block, so that they do not kill the launcher."""
+        """Collects stop signals for the loop during a block, so that the signals do not kill the launcher."""
         check_thread()
         before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
         # An ignored signal stays ignored: `nohup npu-run` outlives its terminal.
@@ -209,7 +209,7 @@ class _Job:
                 signal.signal(number, before[number])
 
     def run(self) -> Outcome:
-        """Watches until all ranks have ended, one has failed, they hang or a signal arrives."""
+        """Watches until all ranks have ended, one has failed, they hang, or a signal arrives; returns the outcome."""
         while not self._ends_at_once():
             endings = self._turn()
             if is_decided(endings, time.monotonic()):
@@ -232,7 +232,9 @@ class _Job:
         return Outcome(self._tell(cause, endings), has_failed=True, was_torn=was_torn)
 
     def _ends_at_once(self) -> bool:
-        """Returns whether a signal must stop the ranks at once; a first SIGTERM or a resize asks them to end a step."""
+        """Returns whether a signal must stop the ranks at once. A first SIGTERM or a resize only asks them to end after
+        a step.
+        """
         if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
             told = [rank.rank for rank in self.ranks if rank.was_told]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
@@ -293,7 +295,7 @@ class _Job:
         return self._hang_detector.is_hung(calls, stopped, endings, now, self._input_ends())
 
     def _end_hung(self) -> int:
-        """Ends the job; the exceptions of the waiting ranks name their tensors."""
+        """Ends a job that hangs and describes the hang: the exceptions of the waiting ranks name their tensors."""
         calls, stopped, input_ends = self._stuck_calls(), self._stopped(), self._input_ends()
         certain = is_certain(calls, stopped) and len(calls) == len(self.ranks)
         short = ""
@@ -339,7 +341,7 @@ class _Job:
         return 128 + number
 
     def _stop(self, number: int) -> None:
-        """Asks the ranks to end with a signal, kills those that do not end, and passes on their last output."""
+        """Sends the ranks a signal to end, kills ranks that do not end, and passes on their last output."""
         already = len(self._signals)
         for rank in self.ranks:
             if rank.is_running and rank.heeds and number == signal.SIGTERM:
@@ -384,7 +386,7 @@ class _Job:
             self.say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
 
     def say(self, text: str) -> None:
-        """Prints on a new line, even if a rank was stopped in the middle of one."""
+        """Prints a text on a new line, even if a rank was stopped in the middle of a line."""
         self._streams["stderr"].write_line(visible(f"npu-run: {text}").encode())
 
     def _note_signal(self, number: int, frame: object) -> None:

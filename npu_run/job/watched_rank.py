@@ -1,4 +1,4 @@
-"""Holds what the launcher knows of a rank on any host: its output, its reports, and its end."""
+"""Holds the launcher's knowledge of a rank, on this or another host: its output, its reports, and its end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LOST_EXIT_CODE = 255
 
 
 class Process(Protocol):
-    """The process of a rank, on this machine (`RankProcess`) or on another one (`RemoteProcess`).
+    """The process of a rank, on this machine (`RankProcess`) or another machine (`RemoteProcess`).
 
     Attributes:
-      is_stopped: whether a signal has stopped it.
-      loss: why its end is unknown; "" while it is known.
-      heard_at: time of its last sign of life, in seconds on the monotonic clock.
+      is_stopped: whether the process is stopped by a signal.
+      loss: why the state of the process is unknown; "" while it is known.
+      heard_at: time of the last sign of life, in seconds on the monotonic clock.
     """
 
     is_stopped: bool
@@ -37,40 +37,41 @@ class Process(Protocol):
     heard_at: float
 
     def poll(self) -> int | None:
-        """Returns the exit code, or minus the number of the signal that killed it; None while it runs."""
+        """Returns the exit code, or minus the number of the signal that killed the process; None while it runs."""
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the process and to every process of its session."""
+        """Sends a signal to the process and to every process of its process session."""
 
     def ask(self, order: str) -> None:
-        """Sends it an order, in the words of `rank.link`."""
+        """Sends the rank an order, one of those in `rank.link`."""
 
     def drain(self, *names: str) -> None:
-        """Takes the rest of its output."""
+        """Reads and passes on the rest of the output."""
 
     def close(self) -> None:
         """Closes the channels."""
 
 
 class WatchedRank:
-    """A rank as seen from outside, around the process that runs it.
+    """A rank as the launcher sees it: the rank's process, and all that it has reported.
 
-    The creator sets `process`, of this machine or of another one, which must call `take`.
+    The creator must set `process`, which must call `take` with the rank's output.
 
     Args:
-      rank: its number.
-      streams: the launcher's standard output and error, by the names "stdout" and "stderr".
-      log: also gets all output.
+      rank: number of the rank.
+      streams: the launcher's output streams, under the names "stdout" and "stderr".
+      log: the rank's log, which also gets all output; None without logs.
     Attributes:
-      process: runs the rank.
+      process: the process that runs the rank.
       ending: how the rank ended; None while it runs.
-      stuck: the reported call that its main thread does not return from, or None.
-      position: where its main thread was when it was last asked.
-      input_end: where its input ended; None while it trains.
-      heeds: whether it would end after a whole step if asked; `has_heeded`, whether that was ever so.
-      was_told: the signal by which another process has asked it to end; "" without one.
-      begun: how many training runs it had begun when it was asked to begin no more; None before it has answered.
-      stopped_after: the global step after which it ended as asked, if known.
+      stuck: the reported call in which the rank's main thread is stuck, or None.
+      position: the position of the rank's main thread when the rank was last asked.
+      input_end: where the rank's input ended; None while the rank trains.
+      heeds: whether the rank would end after a whole step on request.
+      has_heeded: whether `heeds` was ever True.
+      was_told: name of the signal to end that the rank has received from another process; "" without one.
+      begun: number of training runs that the rank had begun when it was asked to begin no more; None until it answers.
+      stopped_after: the global step after which the rank ended on request, if known.
     """
 
     def __init__(self, rank: int, streams: dict[str, JointStream], log: RankLog | None = None):
@@ -99,12 +100,12 @@ class WatchedRank:
         return self.ending is None
 
     def take(self, channel: str, text: bytes, lead_secs: float = 0.0) -> None:
-        """Takes text from a channel of the rank's process.
+        """Receives text from a channel of the rank's process.
 
         Args:
           channel: "stdout", "stderr" or "link".
           text: any piece of the text; the link carries lines of JSON.
-          lead_secs: how far the launcher's clock is ahead of the rank's.
+          lead_secs: how many seconds the launcher's clock is ahead of the rank's clock.
         """
         if channel != "link":
             self._outputs[channel].feed(text, time.monotonic())
@@ -136,7 +137,7 @@ class WatchedRank:
                     self._log.feed("stderr", self._report["trace"].encode())  # the rank itself has not printed it
 
     def poll(self) -> Ending | None:
-        """Returns how the rank ended, or None; a reported failure counts before the process is gone."""
+        """Returns how the rank ended, or None; a reported failure counts even while the process still runs."""
         for output in self._outputs.values():
             output.release(time.monotonic())
         code = self.process.poll()
@@ -162,7 +163,7 @@ class WatchedRank:
         )
 
     def drain(self) -> None:
-        """Passes on the rest of its output, without waiting for other processes that hold its pipes open."""
+        """Passes on the rest of the rank's output; does not wait for other processes that hold the pipes open."""
         self.process.drain("stdout", "stderr")
         for output in self._outputs.values():
             output.close()
@@ -174,7 +175,9 @@ class WatchedRank:
             self._log.close()
 
     def open_channel(self, name: str) -> tuple[int, int] | None:
-        """Opens a pipe for `RankProcess`. Rank 0 keeps a terminal for its progress bars; when logged, a copy of it."""
+        """Opens a pipe for `RankProcess`. Rank 0 keeps its terminal, for progress bars; with a log it gets a copy of
+        the terminal.
+        """
         stream = getattr(sys, name)
         if self.rank > 0 or not stream.isatty():
             return os.pipe()
@@ -182,9 +185,9 @@ class WatchedRank:
 
 
 def _open_terminal_like(stream: TextIO) -> tuple[int, int]:
-    """Opens a pseudo-terminal as large as a stream's terminal: returns the launcher's end and the rank's end.
+    """Opens a pseudo-terminal as large as a stream's terminal; returns the launcher's end and the rank's end.
 
-    Text passes through it unchanged: the real terminal converts the newlines.
+    Text passes through the pseudo-terminal unchanged; the real terminal converts the newlines.
     """
     ours, theirs = pty.openpty()
     tty.setraw(theirs)

@@ -96,7 +96,7 @@ def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
 
 
 def _secs_of_summary(path: str) -> float:
-    """Returns the step time of a run on one rank, which contains no waiting for other ranks."""
+    """Returns the step time in `summary.json` of a run on one rank, which includes no waiting for other ranks."""
     try:
         facts = read_json(path)
         ranks, steps_per_sec = facts["ranks"], facts["steps_per_sec"]
@@ -105,8 +105,8 @@ def _secs_of_summary(path: str) -> float:
         raise LaunchError(f"--from-summary {path} cannot be used ({reason}). Name summary.json of a run.") from error
     if ranks != 1:
         raise LaunchError(
-            f"--from-summary {path} is of a run on {ranks} ranks, whose steps contain communication. Expected a run on "
-            f"one rank. Run one, or give --compute-secs."
+            f"--from-summary {path} is of a run on {ranks} ranks, whose steps include communication. Expected a run on "
+            f"one rank. Make such a run, or give --compute-secs."
         )
     if not is_number(steps_per_sec) or not 1e-9 <= steps_per_sec <= 1e9:
         raise LaunchError(
@@ -116,7 +116,7 @@ def _secs_of_summary(path: str) -> float:
 
 
 def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) -> dict[str, Any]:
-    """Returns all predictions as numbers: bytes and seconds."""
+    """Returns all predictions as plain data, in bytes and seconds."""
     return {
         "gradient_bytes": training.gradient_bytes,
         "wire_bytes": training.gradient_bytes * training.wire_share,
@@ -137,7 +137,7 @@ def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) 
 
 
 def print_plan(predictions: Sequence[Prediction], training: Training, link: Link) -> None:
-    """Prints one row for each number of ranks, and the assumptions."""
+    """Prints a row for each number of ranks, and the assumptions."""
     console = PlainConsole()
     rows = [_row(prediction, training) for prediction in predictions]
     print_table(rows, console, headings=_HEADINGS, right=len(_HEADINGS) - 1)
@@ -145,7 +145,7 @@ def print_plan(predictions: Sequence[Prediction], training: Training, link: Link
 
 
 def format_secs(secs: float) -> str:
-    """Returns a time with three significant digits."""
+    """Returns a time as text with three significant digits."""
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if secs < limit:
             return f"{secs * factor:.3g} {unit}" if secs else "0"
@@ -170,7 +170,7 @@ def _shares(prediction: Prediction) -> str:
 
 
 def _efficiency(prediction: Prediction, training: Training) -> float:
-    """Returns the work done per second, relative to ranks without communication."""
+    """Returns the work done per second, relative to ranks that do not communicate."""
     return training.compute_secs / prediction.step_secs if prediction.step_secs else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Parses numbers as people write them on a command line: 110M, 1Gbit, 50us, 1..4096."""
+"""Parses numbers with units from a command line: 110M, 1Gbit, 50us, 1..4096."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parse_secs(text: str, name: str) -> float:
 
 
 def parse_ranks(text: str, name: str) -> list[int]:
-    """Parses numbers of ranks: 1,2,6, or 1..4096 for both ends and the powers of two between; returns them sorted."""
+    """Parses numbers of ranks, returned sorted: 1,2,6, or 1..4096 for both ends and all powers of two between."""
     numbers: set[int] = set()
     for part in text.split(","):
         found = _RANGE.fullmatch(part)

@@ -1,7 +1,8 @@
-"""Reports to the launcher when a rank's input has ended: others may then wait for a step that it never makes.
+"""Reports to the launcher when a rank's input has ended: others can then wait for a step that the rank never makes.
 
-It detects a training run of a session that raises `OutOfRangeError`, even if caught, a `model.fit` that returns, and
-the end of a script that has trained by sessions. It withdraws the report if training continues, as in the next epoch.
+The end is detected in three ways: a training run of a session raises `OutOfRangeError` (even if the script catches it),
+`model.fit` returns, or a script that has trained through sessions ends. The report is withdrawn if training continues,
+as in the next epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _END = "OutOfRangeError"
 
 
 def watch_input(send: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
-    """Watches all trainings of this process once TensorFlow and Keras are loaded; `send` sends messages.
+    """Watches all trainings of this process once TensorFlow and Keras are loaded; `send` sends the reports.
 
     Returns:
       A function to call at the end of the script.
@@ -57,7 +58,7 @@ class _InputWatch(SessionEngine):
         return results
 
     def change_fit(self, module: types.ModuleType) -> None:
-        """Watches `fit` of the models of a module."""
+        """Wraps `fit` of a module's `Model` class to watch it."""
 
         def watched(fit, model, *arguments, **keywords):
             self._take_back(self._ended)
@@ -79,7 +80,7 @@ class _InputWatch(SessionEngine):
             self._tell(kind, _global_step(session, self._counts.get(kind, 0)), of_fit=False)
 
     def tell_exit(self) -> None:
-        """Reports the steps of a script that ends now, if they are known and its input has not ended."""
+        """Reports the number of steps of a script that ends now, if it is known and no end of input was reported."""
         with contextlib.suppress(Exception):  # the graph can be gone
             steps = self._steps() if self._ended is None else 0
             if steps:
@@ -91,7 +92,7 @@ class _InputWatch(SessionEngine):
         self._session = weakref.ref(session)
 
     def _steps(self):
-        """Counts the training runs of the latest graph; of several trainings in it, those of the longest."""
+        """Counts the training runs of the latest graph; of several trainings in the graph, counts the longest."""
         graph, counts = self._graph(), {}
         if graph is None:
             return 0

@@ -1,8 +1,8 @@
 """Connects a rank to the launcher: a socket pair through which the rank reports its progress and its end.
 
-Reports are lines of JSON: the call it is stuck in, and the exception that ends it. The launcher's orders are lines of
-words: leave Horovod, begin no further step, end after a certain step, end at once. When the launcher dies, however it
-dies, the link closes and the rank ends itself.
+Reports are lines of JSON: the call in which the rank is stuck, or the exception that ends the rank. The launcher's
+orders are lines of words: leave Horovod, begin no further step, end after a certain step, end at once. When the
+launcher dies, for whatever reason, the link closes and the rank ends itself.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _CHUNK_BYTES = 4096
 
 
 class RankLink:
-    """A connection to the launcher, served by its own thread.
+    """The connection of a rank to the launcher, served by a separate thread.
 
     Args:
-      file: descriptor of this rank's end.
+      file: file descriptor of this rank's end of the socket pair.
     Attributes:
-      has_left_horovod: the launcher has ordered this because the job hangs; later failures are secondary.
+      has_left_horovod: whether the launcher has ordered the rank to leave Horovod because the job hangs; later failures
+        are secondary.
     """
 
     def __init__(self, file: int):
@@ -49,9 +50,10 @@ class RankLink:
         threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; if the launcher is gone, the thread that watches the link ends this process.
+        """Sends a message to the launcher. If the launcher is gone, the thread that serves the link ends this process.
 
-        Sends nothing from a process that the script has forked: its end is the script's business, not the rank's.
+        Sends nothing from a process that the script has forked, because the end of that process is not the end of the
+        rank.
         """
         if os.getpid() != self._process:
             return
@@ -59,7 +61,7 @@ class RankLink:
             os.write(self._file, json.dumps(message).encode() + b"\n")
 
     def _orders(self) -> list[list[str]]:
-        """Returns the launcher's orders as words; if the launcher is gone, the order to end."""
+        """Returns the launcher's orders as lists of words; if the launcher is gone, the order to end."""
         with contextlib.suppress(ConnectionResetError):
             text = os.read(self._file, _CHUNK_BYTES)
             if text:
@@ -90,7 +92,7 @@ class RankLink:
 
 
 def _leave_horovod() -> None:
-    """Shuts Horovod down on all ranks, so that a rank that waits in a collective raises and names it."""
+    """Shuts Horovod down on all ranks, so that a rank waiting in a collective raises an error that names it."""
     hvd = sys.modules.get("horovod.tensorflow")
     if hvd is not None and hvd.is_initialized():
         threading.Thread(target=hvd.shutdown, name="npu-run shutdown", daemon=True).start()

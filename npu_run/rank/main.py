@@ -1,8 +1,8 @@
 """Runs every rank: `python -m npu_run.rank.main [--link FD] [--devices N,N,...] script.py args...`.
 
-Fills in the rank variables that scripts read, then runs the script the way `python script.py args...` does:
-as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A script of TensorFlow 1 sees TensorFlow 1.15
-(`tensorflow1_compat`). TensorFlow is not imported here.
+Sets the rank variables that scripts read, then runs the script as `python script.py args...` does: as `__main__`, with
+its own `sys.argv`, and with its folder first on `sys.path`. A script for TensorFlow 1 sees TensorFlow 1.15
+(`tensorflow1_compat`). This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the script named in `arguments` (everything after the module name on the command line)."""
+    """Runs the script named in `arguments` (all words after the module name on the command line)."""
     link = None
     if arguments[0] == "--link":
         link = RankLink(int(arguments[1]))
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _tell_unread_settings() -> None:
-    """Warns about `--set` options that the finished script never read."""
+    """Warns about `--set` options that the script, now finished, has never read."""
     if given_settings():
         from npu_bridge.options.from_shell import tell_unread
 
@@ -124,7 +124,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _watch_updates(tensorflow: types.ModuleType) -> None:
-    """Watches updates of Keras; a later `import npu_bridge` in the script finds the package loaded."""
+    """Watches updates of Keras optimizers. This loads npu_bridge, so a later import in the script is fast."""
     with contextlib.suppress(ImportError):  # an unsupported TensorFlow
         from npu_bridge.collective.exchanges import watch_updates
 
@@ -132,13 +132,13 @@ def _watch_updates(tensorflow: types.ModuleType) -> None:
 
 
 def _take_device(device: str) -> None:
-    """Lets a rank table's device override the environment's."""
+    """Sets the device of a rank table in the environment variables, in place of their values."""
     for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
         write_variable(name, device)
 
 
 def _take_gpu(place: Launched, script: str) -> None:
-    """Shows this process only its own GPU, so that its children and other libraries use no other rank's."""
+    """Makes only this rank's GPU visible, so that children and other libraries use no other rank's GPU."""
     gpu = gpu_of_rank(declared_device(), place.local_size, script)
     if gpu is not None:
         write_variable(VISIBLE_GPUS, gpu)
@@ -147,7 +147,7 @@ def _take_gpu(place: Launched, script: str) -> None:
 
 
 def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: int) -> None:
-    """Executes a file as `__main__` and keeps it there: threads and pickles can look it up until the very end."""
+    """Executes a file as `__main__`; the module stays in `sys.modules`, as threads and pickles use it until the end."""
     module = types.ModuleType("__main__")
     module.__file__ = os.path.abspath(script)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", module.__file__)
@@ -171,7 +171,7 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: i
 
 
 def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> None:
-    """Reports to the launcher how and when this rank ends, before anything else can fail."""
+    """Reports to the launcher how and when this rank ends; called before other code can fail."""
     if link is not None:
         facts = report_of(error, script, code)
         # A rank that enters a collective after Horovod was shut down finds it not initialized.
@@ -180,7 +180,7 @@ def _report(link: RankLink | None, error: BaseException, script: str, code: int)
 
 
 def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None:
-    """Reports to the launcher that the script has finished: exit code 0 alone does not prove it."""
+    """Reports to the launcher that the script has finished; exit code 0 alone does not prove this."""
     if tell_exit is not None:
         tell_exit()
     if link is not None:
@@ -188,7 +188,7 @@ def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None
 
 
 def _show(error: BaseException, script: str) -> None:
-    """Prints the exception in short, or through the script's own excepthook."""
+    """Prints an exception in short form, or through the script's own excepthook."""
     if sys.excepthook is not sys.__excepthook__:
         frames = script_frames(error, script)
         sys.excepthook(type(error), error.with_traceback(frames), frames)

@@ -1,8 +1,8 @@
-"""Distinguishes a rank that computes from one that waits, by its threads other than Horovod's.
+"""Distinguishes ranks that compute from ranks that wait, by their threads other than Horovod's.
 
 A rank that waits in a collective still uses a twentieth of a core, because Horovod's own threads poll for work all the
-time. They are recognised by name: a thread passes its name on to the threads it starts. Threads that Horovod's threads
-start later, to continue a step of TensorFlow, inherit the name but do not count as Horovod's.
+time. Horovod's threads are recognised by name: a thread passes its name on to the threads that it starts. Threads that
+Horovod's threads start later, to continue a step of TensorFlow, inherit the name but do not count as Horovod's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIRST_SWITCHES = 2
 
 
 def name_horovods_threads() -> None:
-    """Gives the threads that Horovod starts a name of their own; call it before Horovod is imported."""
+    """Gives the threads that Horovod starts a special name; call it before Horovod is imported."""
 
     def naming_threads(init: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(init)
@@ -49,7 +49,7 @@ def name_horovods_threads() -> None:
 
 
 def processor_secs() -> float | None:
-    """Returns this process's processor time in seconds without Horovod's threads; None if the system cannot tell."""
+    """Returns this process's processor time in seconds, without Horovod's threads; None if the system cannot tell."""
     ticks = 0
     try:
         for thread in os.listdir(_TASKS):
@@ -64,18 +64,18 @@ def processor_secs() -> float | None:
 
 
 def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.FrameType], bool]) -> bool:
-    """Returns whether nothing in this process can continue: every thread waits for another one, or for other ranks.
+    """Returns whether no thread of this process can continue: every thread waits for another thread or for other ranks.
 
-    A thread that sleeps, reads, writes or listens can continue; so can a Python thread that waits with a time limit,
-    and a child process. A process is not blocked either while Horovod moves data: its threads sleep between cycles, but
-    not during one. The calling thread and the thread that renews locks on folders do not count.
+    A thread that sleeps, reads, writes or listens can continue. So can a Python thread that waits with a time limit,
+    and a child process. A process is also not blocked while Horovod moves data: Horovod's threads sleep between cycles,
+    but not during a cycle. The calling thread and the thread that renews locks on folders do not count.
 
     Args:
       frames: the innermost frames of the threads that execute Python code, by `threading.get_ident()`.
-      is_wait: whether a thread in this frame waits for another thread or for operators. TensorFlow also waits in
-        destructors, up to a minute for the thread that tunes an iterator, and then continues.
+      is_wait: returns whether a thread in a given frame waits for another thread or for operators. TensorFlow also
+        waits in destructors: up to a minute for the thread that tunes an iterator; then it continues.
     Returns:
-      False also if the system does not show which system calls the threads are in.
+      True if the process is blocked. False also if the system does not show the threads' system calls.
     """
     wait, sleeps = _CALLS.get(platform.machine(), ("", set()))
     known = [thread for thread in threading.enumerate() if thread.ident in frames]
@@ -123,13 +123,13 @@ def _threads_named(name):
 
 
 def _has_always_slept(thread):
-    """Returns whether a thread has slept since it began; TensorFlow 2.21 has a thread whose work comes much later."""
+    """Returns whether a thread has slept since it began; TensorFlow 2.21 has a thread that works much later."""
     switches = _read(thread, "status").rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]
     return int(switches) <= _FIRST_SWITCHES
 
 
 def _call(thread):
-    """Returns a thread's current system call, number and arguments; "running" if it is in no call."""
+    """Returns the number and arguments of a thread's current system call; "running" if it is in no system call."""
     return _read(thread, "syscall").split()
 
 
@@ -140,7 +140,7 @@ def _read(thread, name):
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    """Gives this thread the name for Horovod's threads inside the block; does nothing if the system has no names."""
+    """Gives this thread, during a block, the name of Horovod's threads, if the system has thread names."""
     path = "/proc/thread-self/comm"
     before = ""
     with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8", errors="replace") as file:

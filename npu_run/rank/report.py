@@ -1,4 +1,4 @@
-"""Describes the exception that ends a rank: summary, traceback, and whether it is a secondary failure."""
+"""Describes the exception that ends a rank: a summary, the traceback, and whether the failure is secondary."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
     Args:
       error: the exception that ended the script.
       script: the script's path, as compiled.
-      code: exit code the rank will end with.
+      code: exit code with which the rank will end.
     Returns:
-      `when` on the monotonic clock, `code`, `summary` of one line, `tensor` (the op TensorFlow names, or ""), `trace`
-      without frames above the script, and `secondary`: whether the error only says that another rank is gone.
+      A dict: `when` (on the monotonic clock), `code`, `summary` (one line), `tensor` (the op that TensorFlow names, or
+      ""), `trace` (without frames above the script) and `secondary` (whether the error only says that another rank is
+      gone).
     """
     summary, tensor = _summary(error)
     return {
@@ -55,7 +56,7 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
 
 
 def _summary(error: BaseException) -> tuple[str, str]:
-    """Returns the reason in one line, and the op it names or ""."""
+    """Returns the reason for an error in one line, and the op that the error names, or ""."""
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r})", ""
     name = type(error).__name__
@@ -82,7 +83,7 @@ def _summary(error: BaseException) -> tuple[str, str]:
 
 
 def _reason_in_function(lines: list[str]) -> str:
-    """Returns the reason below the frames of an error in a function; with nested errors, the innermost reason."""
+    """Returns the reason below the frames in a function's error text; for nested errors, the innermost reason."""
     start = max(number for number, line in enumerate(lines) if line.endswith(_IN_FUNCTION)) + 1
     frame_indent = None
     for line in lines[start:]:
@@ -95,7 +96,7 @@ def _reason_in_function(lines: list[str]) -> str:
 
 
 def _is_secondary(error: BaseException) -> bool:
-    """Returns whether an error, or any of its causes, only says that another rank is gone."""
+    """Returns whether an error, or one of its causes, only says that another rank is gone."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

@@ -1,8 +1,9 @@
-"""Samples the stack of a rank's main thread to find the call it is stuck in, and whether it waits for other ranks.
+"""Samples the stack of a rank's main thread: finds the call in which it is stuck, and whether it waits for other ranks.
 
-Horovod 0.28 has a stall check, but over Gloo it never reports: it walks a list of ranks that only the MPI controller
-fills. So a rank samples itself. A call that has not returned between two samples is the same frame object at the same
-instruction; a new call of the same function is another object, because the last frame seen is kept alive.
+Horovod 0.28 has a stall check, but with Gloo the check never reports, because it reads a list of ranks that only the
+MPI controller fills. So a rank samples itself. If a call has not returned between two samples, both samples find the
+same frame object at the same instruction. A new call of the same function has another frame object, because the last
+frame is kept alive.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("pyt
 
 
 class MainThreadSampler:
-    """A sampler that finds the call a thread is stuck in, and whether the process computes meanwhile.
+    """Finds the call in which a thread is stuck, and whether the process computes meanwhile.
 
     Args:
       thread: identifier of the thread, as in `threading.get_ident()`.
@@ -63,7 +64,7 @@ class MainThreadSampler:
         self._is_collecting = phase == "start"
 
     def end(self) -> None:
-        """Releases the last frame and the script's objects in it: TensorFlow cannot delete them after its modules."""
+        """Releases the last frame and the script's objects in it, which TensorFlow cannot delete after its modules."""
         self._is_over, self._frame = True, None
         gc.callbacks.remove(self._note_collection)
 
@@ -73,8 +74,9 @@ class MainThreadSampler:
         Args:
           now: seconds on the monotonic clock.
         Returns:
-          A message for the launcher: `{"stuck": {...}}` with the fields of `StuckCall` when the thread has been in one
-          call for a while, and on every change; `{"stuck": None}` when it moves again; None when nothing is new.
+          A message for the launcher, or None if nothing is new. `{"stuck": {...}}`, with the fields of `StuckCall`, is
+          returned if the thread has been in one call for a while, and on every change. `{"stuck": None}` is returned
+          when the thread moves again.
         """
         frames = frames_of_threads()
         frame = frames.get(self._thread)
@@ -103,14 +105,14 @@ class MainThreadSampler:
         return {"stuck": stuck} if is_new else None
 
     def position(self) -> dict[str, str]:
-        """Returns the thread's current position: `{"where", "pipeline"}`, as in `sample`."""
+        """Returns the thread's current position: a dict of `where` and `pipeline`, as in `StuckCall`."""
         frames = frames_of_threads()
         frame = frames.get(self._thread)
         where = "" if frame is None else _position(frame)
         return {"where": where, "pipeline": _pipeline(frames, self._thread)}
 
     def _last_busy(self, now: float) -> float:
-        """Returns the time of the last sample in which this process computed, else when the call began."""
+        """Returns the time of the last sample in which this process computed, or else the time when the call began."""
         before, before_at = self._processor_secs, self._sampled_at
         self._processor_secs, self._sampled_at = processor_secs(), now
         if self._told is None:
@@ -125,8 +127,9 @@ class MainThreadSampler:
 def frames_of_threads() -> dict[int, types.FrameType]:
     """Returns the innermost frame of each thread.
 
-    Python 3.11 before 3.11.8 can collect garbage here, while it holds a lock. An object tied to threads (such as a
-    `threading.local`, which every TensorFlow graph has) needs this lock, so the process deadlocks (gh-106883).
+    Garbage collection is switched off meanwhile: Python 3.11 before 3.11.8 can collect garbage here while it holds a
+    lock. To delete an object tied to threads (such as a `threading.local`, which every TensorFlow graph has) needs this
+    lock, so the process would deadlock (gh-106883).
     """
     is_collecting = gc.isenabled()
     gc.disable()
@@ -147,7 +150,7 @@ def _waits_for_ranks(innermost: types.FrameType) -> bool:
 
 
 def _is_wait(innermost: types.FrameType) -> bool:
-    """Returns whether a thread waits for another Python thread, or for operators."""
+    """Returns whether the thread of a frame waits for another Python thread or for operators."""
     module, code = _module_of(innermost), innermost.f_code
     is_horovod = code.co_filename == _GENERATED or module.partition(".")[0] == "horovod"
     return is_horovod or module in _LOCKS or is_execution(module, code.co_name)
@@ -158,7 +161,7 @@ def _module_of(frame: types.FrameType) -> str:
 
 
 def _position(innermost: types.FrameType) -> str:
-    """Returns file, line and text of the innermost line outside installed packages, if there is one."""
+    """Returns file, line and code of the innermost frame outside installed packages, or else of the innermost frame."""
     frame = _own_frame(innermost) or innermost
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
@@ -174,7 +177,7 @@ def _own_frame(innermost: types.FrameType) -> types.FrameType | None:
 
 
 def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
-    """Returns file and line of the script's input pipeline if one of its functions is running; else ""."""
+    """Returns file and line of the script's input pipeline if one of the pipeline's functions is running; else ""."""
     for thread, innermost in frames.items():
         codes = [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
         if thread == main:

@@ -219,7 +219,7 @@ def test_the_command_tells_whether_steps_overlap_and_why(tmp_path, monkeypatch, 
 @pytest.mark.parametrize("is_lowered, words", [(True, ""), (False, ", imitated")])
 def test_the_command_tells_in_which_precision_steps_compute(tmp_path, monkeypatch, is_lowered, words):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    monkeypatch.setattr(rewriter, "lowers", lambda dtype: is_lowered)
+    monkeypatch.setattr(rewriter, "can_lower", lambda dtype: is_lowered)
     path = tmp_path / "run.toml"
     path.write_text("precision_mode_v2 = 'mixed_bfloat16'\n")
     assert f"Precision: mixed bfloat16{words}." in explained(path).output.splitlines()

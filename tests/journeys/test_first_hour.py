@@ -216,7 +216,7 @@ def test_18_compare_two_trainings(desk):
     desk.type("python", "own_estimator.py")
     digits(desk, 4)
     lines = desk.type("npu-run", "compare", "out/line", "out/digits", code=2)
-    shown(lines, r"The checkpoints are of different models: they share 2 variables, 3 are in A alone, such as weights")
+    shown(lines, r"The checkpoints are of different models: they share 2 variables, 3 are only in A, such as weights")
     shown(desk.type("npu-run", "compare", "out/line", "out/line"), r"^checkpoints: inside\. .* are equal to the bit\.$")
 
 

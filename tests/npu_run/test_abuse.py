@@ -66,7 +66,7 @@ def test_a_closed_stream_is_told_in_one_sentence(folder, command):
         said = (
             ""
             if "2>&-" in closed
-            else "standard output is closed. Expected a terminal, a file or a pipe; say >/dev/null"
+            else "standard output is closed. Expected a terminal, a file or a pipe; add >/dev/null"
         )
         assert code == 2 and output == "" and said in errors and errors.count("\n") == bool(said), errors
 
@@ -85,7 +85,7 @@ def test_output_that_nobody_takes_is_told_in_one_sentence(folder, command):
     code, _, errors = shell(folder, COMMANDS[command], f"{{}} >&{writer}", pass_fds=[writer])
     os.close(writer)
     lines = errors.splitlines()[command == "job" :]
-    assert code == (141 if command == "job" else 2) and len(lines) == 1 and "the reader of" in lines[0], errors
+    assert code == (141 if command == "job" else 2) and len(lines) == 1 and "the program that reads" in lines[0], errors
     code, _, errors = shell(folder, COMMANDS[command], "{} > /dev/full")
     lines = errors.splitlines()[command == "job" :]
     assert code == (0 if command == "job" else 2) and len(lines) == 1 and "No space left" in lines[0], errors
@@ -97,9 +97,9 @@ def test_few_open_files_are_told_in_one_sentence(folder, command):
     for count in (10, 20):
         code, output, errors = shell(folder, COMMANDS[command], f"ulimit -n {count}; {{}}")
         assert code == 2 and output == "" and errors.count("\n") == 1, errors
-        assert f"this process may open {count} files. Expected at least 64; say ulimit -n 1024" in errors
+        assert f"this process can open only {count} files. Expected at least 64; run ulimit -n 1024" in errors
     code, _, errors = shell(folder, COMMANDS[command], "ulimit -Sn 20; {}")
-    assert code in (0, 2) and "may open" not in errors, "what may be raised is raised"
+    assert code in (0, 2) and "can open" not in errors, "what may be raised is raised"
 
 
 def test_a_job_in_a_thread_is_refused(folder, monkeypatch, capsys):

@@ -222,7 +222,7 @@ def test_arguments_are_for_the_run_whose_exit_code_it_is(tmp_path):
     code, output = finish(start("check", "--run", "train.py", "--json", "--", cwd=tmp_path))
     assert code == 3 and "['--json', '--']" in output and output.endswith("Nothing was found that cannot work.\n")
     code, output = checked(tmp_path, "--run", "--json")
-    assert code == 2 and "Say --run --out FILE." in output
+    assert code == 2 and "Use --run --out FILE." in output
 
 
 def test_modules_that_a_script_finds_above_itself_are_read(tmp_path, monkeypatch):

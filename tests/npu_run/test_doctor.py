@@ -164,7 +164,7 @@ def test_a_full_disk_is_named_where_an_installation_fails(tmp_path, small_disk, 
     with pytest.raises(InstallError) as failed:
         Installer(str(python), tmp_path / "log", print).install_horovod()
     fix = "name a folder with room for temporary files: TMPDIR=/path"
-    assert str(failed.value) == f"pip install did not work{FULL.format(small_disk.path, 1, fix)}"
+    assert str(failed.value) == f"pip install failed{FULL.format(small_disk.path, 1, fix)}"
     assert failed.value.is_explained
     environment = shutil.copytree(tmp_path / "venv", small_disk.path / "venv")
     small_disk.fill()

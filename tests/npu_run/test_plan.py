@@ -124,7 +124,7 @@ def test_step_time_comes_from_the_summary_of_a_run(tmp_path):
         (["--compute-secs", "1", "--from-summary", "x"], "exclude each other"),
         (["--from-summary", "missing.json"], "missing.json cannot be used (FileNotFoundError"),
         (["--from-summary", "list.json"], "list.json cannot be used (TypeError"),
-        (["--from-summary", "two.json"], "is of a run on 2 ranks, whose steps contain communication"),
+        (["--from-summary", "two.json"], "is of a run on 2 ranks, whose steps include communication"),
         (["--from-summary", "none.json"], "has no usable steps_per_sec. Expected a number above 0; got None"),
         (["--out", "no/such/folder/plan.png"], "--out no/such/folder/plan.png: "),
     ],

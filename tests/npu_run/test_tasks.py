@@ -224,7 +224,7 @@ def test_slots_of_tasks_cannot_be_left_out(tmp_path):
     first, other = start_all(tmp_path, "--min-np", 1, "--cool-down", 60, "train.py")
     code, output = finish(first)
     assert (code, output.count("\n")) == (2, 1)
-    assert "--cool-down leaves out slots of hosts, and a task keeps its slot. Leave it out." in output
+    assert "--cool-down excludes slots of hosts, but a task always keeps its slot. Omit --cool-down." in output
     assert finish(other) == (2, "")
 
 

@@ -1,8 +1,9 @@
-"""Mixed precision: which operator types compute in 16 bits, and switching to float32 in the middle of a training.
+"""Mixed precision: decides which operators compute in 16 bits, and can switch to float32 in the middle of a training.
 
-`Precision` holds what the options of a run ask for. `Precision.prepare` changes session settings, and `attach` (or
-`PrecisionHook`, for sessions that others make) applies it to a session. TensorFlow's own rewriter does the work, and
-`rewriter.py` controls it; a dtype that it cannot lower to here is imitated (`imitation.py`).
+A `Precision` holds the mixed precision that the options of a run ask for. `Precision.prepare` changes session settings,
+and `attach` applies the precision to a session; `PrecisionHook` does so for sessions that others make. TensorFlow's own
+rewriter lowers the operators, controlled by `rewriter.py`. A dtype to which the rewriter cannot lower on this machine
+is imitated (`imitation.py`).
 """
 
 from npu_bridge.base.lazy import attributes

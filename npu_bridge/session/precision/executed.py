@@ -1,8 +1,8 @@
-"""Counts the operators that TensorFlow has really lowered, in the graphs it executes.
+"""Counts the operators that TensorFlow has really lowered, in the graphs that it has executed.
 
-TensorFlow's rewriter may lower nothing: on a CPU without AVX512 it knows no bfloat16, and a graph may hold no operator
-of its lists. So the first training step to be lowered returns the graphs that TensorFlow executed. This changes neither
-the graph of the script nor the step.
+TensorFlow's rewriter sometimes lowers nothing: on a CPU without AVX512 it does not support bfloat16, or a graph has no
+operator of its lists. So the first training step in a low precision also returns the graphs that TensorFlow executed.
+This changes neither the script's graph nor the results of the step.
 """
 
 from __future__ import annotations
@@ -22,67 +22,70 @@ from npu_bridge.base.tf_internals.sessions import (
 )
 
 # They have one dtype, but compute nothing.
-MOVING = frozenset({"Cast", "Const", "Identity", "IdentityN", "_Arg", "_Retval", "_Recv", "_Send", "Switch", "Merge"})
+PASSING_TYPES = frozenset(
+    {"Cast", "Const", "Identity", "IdentityN", "_Arg", "_Retval", "_Recv", "_Send", "Switch", "Merge"}
+)
 
 
-class Executed(NamedTuple):
-    """The number of a step's floating-point operators that compute in the low dtype, and of all of them."""
+class OperatorCounts(NamedTuple):
+    """Counts of a step's floating-point operators: those that compute in the low dtype, and all."""
 
     lowered: int
     total: int
 
-    def plus(self, other: Executed) -> Executed:
-        """Returns the sum of both."""
-        return Executed(self.lowered + other.lowered, self.total + other.total)
+    def add(self, other: OperatorCounts) -> OperatorCounts:
+        """Returns the sum of two counts."""
+        return OperatorCounts(self.lowered + other.lowered, self.total + other.total)
 
 
-class Answer:
-    """The graphs that a run was executed as, present once the run is over."""
+class ExecutedGraphs:
+    """Holds the graphs that TensorFlow has executed for a run; empty until the run is over."""
 
     def __init__(self):
         self.graphs: list[Any] = []
 
-    def count(self, low_dtype: str) -> Executed | None:
-        """Counts the operators, those in called functions included; returns None without a graph."""
+    def count(self, low_dtype: str) -> OperatorCounts | None:
+        """Counts the operators, including those in functions; returns None if there is no graph."""
         nodes = [node for graph in self.graphs for node in graph.node]
         nodes += [node for graph in self.graphs for function in graph.library.function for node in function.node_def]
         return count(nodes, low_dtype) if self.graphs else None
 
 
-def count(nodes: Iterable[Any], low_dtype: str) -> Executed:
-    """Counts the floating-point operators among some `NodeDef`s."""
-    computing = [node for node in nodes if node.op not in MOVING and "T" in node.attr and node.attr["T"].type]
+def count(nodes: Iterable[Any], low_dtype: str) -> OperatorCounts:
+    """Counts the lowered and all floating-point operators among `NodeDef`s."""
+    computing = [node for node in nodes if node.op not in PASSING_TYPES and "T" in node.attr and node.attr["T"].type]
     dtypes = [tf.as_dtype(node.attr["T"].type) for node in computing]
     lowered = sum(dtype.name == low_dtype for dtype in dtypes)
-    return Executed(lowered, sum(dtype.is_floating for dtype in dtypes))
+    return OperatorCounts(lowered, sum(dtype.is_floating for dtype in dtypes))
 
 
 @contextlib.contextmanager
-def asked_run(options: Any, metadata: Any) -> Iterator[tuple[Any, Any, Answer]]:
-    """Yields options and metadata for a session's run, and the answer that holds its graphs afterwards.
+def requesting_graphs(options: Any, metadata: Any) -> Iterator[tuple[Any, Any, ExecutedGraphs]]:
+    """Yields options and metadata to run a session with, and an object that holds the executed graphs after the block.
 
     Args:
-      options, metadata: those of the run, as buffers or None; the yielded ones ask for the graphs as well.
+      options, metadata: run options and metadata of the caller, as buffers or None. The yielded options also request
+        the executed graphs.
     """
-    answer = Answer()
+    graphs = ExecutedGraphs()
     wanted = tf.compat.v1.RunOptions() if options is None else tf.compat.v1.RunOptions.FromString(read_content(options))
     wanted.output_partition_graphs = True
     with run_options_buffer(wanted) as asking, empty_buffer() as own:
         metadata = own if metadata is None else metadata
-        yield asking, metadata, answer
-        answer.graphs = list(tf.compat.v1.RunMetadata.FromString(read_content(metadata)).partition_graphs)
+        yield asking, metadata, graphs
+        graphs.graphs = list(tf.compat.v1.RunMetadata.FromString(read_content(metadata)).partition_graphs)
 
 
 @contextlib.contextmanager
-def asked_call() -> Iterator[Answer]:
-    """Yields the answer that holds, after the block, the graphs of the functions built by calls in it.
+def collecting_graphs() -> Iterator[ExecutedGraphs]:
+    """Yields an object that holds, after the block, the executed graphs of functions built in the block.
 
-    It stays empty if the script collects graphs itself: TensorFlow returns them only once.
+    The object stays empty if the script collects graphs itself, because TensorFlow returns the graphs only once.
     """
-    answer = Answer()
+    graphs = ExecutedGraphs()
     if is_traced():
-        yield answer
+        yield graphs
         return
     with collected_function_graphs() as metadata:
-        yield answer
-    answer.graphs = [graph for function in metadata.function_graphs for graph in function.partition_graphs]
+        yield graphs
+    graphs.graphs = [graph for function in metadata.function_graphs for graph in function.partition_graphs]

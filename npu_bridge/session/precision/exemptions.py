@@ -19,11 +19,11 @@ KEEP_DTYPE = "_keep_dtype"  # operators with this attribute are exempt from ever
 
 
 def mark(op: tf.Operation) -> None:
-    """Exempts an operator from every change of dtype."""
+    """Marks an operator as exempt from every change of dtype."""
     set_attribute(op, KEEP_DTYPE, tf.compat.v1.AttrValue(i=1))
 
 
-def has_mark(op: tf.Operation) -> bool:
+def is_exempt(op: tf.Operation) -> bool:
     """Returns whether an operator was made in `keep_dtype_scope` or passed to `keep_tensors_dtypes`."""
     try:
         return bool(op.get_attr(KEEP_DTYPE))
@@ -31,16 +31,16 @@ def has_mark(op: tf.Operation) -> bool:
         return False
 
 
-def is_marked_node(node: Any) -> bool:
-    """Returns whether a `NodeDef`, for example in a function, has the mark."""
+def is_exempt_node(node: Any) -> bool:
+    """Returns whether a `NodeDef`, for example of a function, is marked as exempt."""
     return KEEP_DTYPE in node.attr and bool(node.attr[KEEP_DTYPE].i)
 
 
-def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
-    """Returns the requested dtypes by operator type.
+def requested_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
+    """Returns the dtypes that `customize_dtypes` requests, by operator type.
 
-    The rewriter knows types only: to lower one operator by name it has to allow the whole type, and `kept_ops` then
-    exempts the others.
+    The rewriter selects operators by type only. To lower an operator, its whole type is allowed; `ops_keeping_dtype`
+    then exempts the other operators of the type.
     """
     asked = dict(dtypes.by_type)
     for name, dtype in dtypes.by_name.items():
@@ -49,36 +49,36 @@ def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
     return asked
 
 
-def kept_ops(
+def ops_keeping_dtype(
     dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation], allowed: Collection[str] = ()
 ) -> list[tf.Operation]:
-    """Returns the operators of a run that keep their dtype whatever the lists say; `allowed` adds to these lists."""
+    """Returns the operators of a run that keep their dtype regardless of the lists, to which `allowed` adds types."""
     ops = list(ops)
-    let_in = {op.type for op in ops if dtypes.by_name.get(op.name, "float32") != "float32"} - set(dtypes.by_type)
+    types_let_in = {op.type for op in ops if dtypes.by_name.get(op.name, "float32") != "float32"} - set(dtypes.by_type)
     if policy.reach == "all":
-        let_in.clear()
+        types_let_in.clear()
     elif policy.reach != "nothing":
-        let_in -= MATRIX_TYPES  # these are lowered anyway
+        types_let_in -= MATRIX_TYPES  # these are lowered anyway
     kept = []
     for op in ops:
         asked = dtypes.by_name.get(op.name) or dtypes.by_type.get(op.type)
-        if asked == "float32" or (asked is None and (has_mark(op) or op.type in let_in)):
+        if asked == "float32" or (asked is None and (is_exempt(op) or op.type in types_let_in)):
             kept.append(op)
     if policy.reach == "nothing" or not ops:
         return kept
-    states = _ops_of_updates(ops) if policy.reach == "all" else _starting(_ops_of_updates(ops), allowed)
+    states = _ops_of_updates(ops) if policy.reach == "all" else _ops_of_starting_types(_ops_of_updates(ops), allowed)
     if policy.reach == "all":
         states |= _ops_of_loss_scale(ops)
     return [*kept, *sorted(states - set(kept), key=lambda op: op.name)]
 
 
-def _starting(ops: set[tf.Operation], allowed: Collection[str]) -> set[tf.Operation]:
-    """Selects the operators of the types at which mixed precision starts to lower."""
+def _ops_of_starting_types(ops: set[tf.Operation], allowed: Collection[str]) -> set[tf.Operation]:
+    """Selects the operators of the types with which lowering starts: matrix products, and the `allowed` types."""
     return {op for op in ops if op.type in MATRIX_TYPES or op.type in allowed}
 
 
 def _ops_of_updates(ops: list[tf.Operation]) -> set[tf.Operation]:
-    """Selects the operators that compute optimizer states and rates: in 16 bits a decay of 0.999 is 1."""
+    """Selects the operators that compute optimizer states and rates: in bfloat16 a decay of 0.999 would be 1."""
     own = set(ops)
     noted = own.intersection(ops[0].graph.get_collection(UPDATES))
 
@@ -95,7 +95,7 @@ def _computes_in_float32(op: tf.Operation) -> bool:
 
 
 def _ops_of_loss_scale(ops: list[tf.Operation]) -> set[tf.Operation]:
-    """Selects the operators that compute with a loss scale: in float16 one above 65504 stays infinite for ever."""
+    """Selects the operators that compute with a loss scale: in float16 a scale above 65504 would stay infinite."""
     graph, own = ops[0].graph, set(ops)
     states = [variable.handle for variable in graph.get_collection(LOSS_SCALE_STATE) if hasattr(variable, "handle")]
 

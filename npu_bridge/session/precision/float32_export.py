@@ -9,25 +9,25 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import message
 from npu_bridge.collective.apart import run_apart
-from npu_bridge.session.precision.keras_models import ModelDtypes, with_dtypes
+from npu_bridge.session.precision.keras_models import ModelDtypes, change_dtypes
 
 _OWNER = "amp.export_float32"
 _WRITTEN_AS = {tf.float16: "float32", tf.bfloat16: "float32", tf.string: object}  # by dtype; others stay as they are
 
 
 def export_float32(source: Any, path: str | None = None) -> Any:
-    """Converts a 16-bit model or checkpoint to float32; values and names stay the same.
+    """Copies a 16-bit model or checkpoint in float32; values and names stay the same.
 
     Args:
-      source: a Keras model; or the path of a checkpoint, or of a folder, for its newest one.
-      path: where to write the checkpoint; only with a path as `source`.
+      source: a Keras model, the path of a checkpoint, or a folder, of which the newest checkpoint is taken.
+      path: path of the new checkpoint; only if `source` is a path.
     Returns:
-      A new Keras model of stock layers; or the path of the new checkpoint.
+      A new Keras model with layers of Keras only, or the path of the new checkpoint.
     Raises:
       ValueError: there is no checkpoint, `path` is missing or equals `source`, or a model cannot be rebuilt.
     """
     if isinstance(source, tf.keras.Model):
-        return with_dtypes(source, ModelDtypes(), _OWNER)
+        return change_dtypes(source, ModelDtypes(), _OWNER)
     found = tf.train.latest_checkpoint(source) or source
     if not tf.compat.v1.train.checkpoint_exists(found):
         fix = "Pass a Keras model, a folder, or a path without .index."

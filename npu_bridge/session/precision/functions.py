@@ -1,8 +1,8 @@
 """Applies mixed precision to `tf.function` and compiled Keras models, in eager execution.
 
-TensorFlow builds the executor of a function when it is first called with new settings, which are those of the calling
-thread. The rewriter reads its lists from the environment at that moment. If a dtype is imitated, rounded copies of
-functions are called in their place.
+TensorFlow builds the executor of a function when it is first called with new settings; the settings belong to the
+calling thread. The rewriter reads its lists from the environment at that moment. If a dtype is imitated, rounded copies
+of the functions are called instead.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FOLLOWS = "_npu_bridge_precision"  # of a function, the precision it follows
 
 @contextlib.contextmanager
 def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
-    """Applies a policy, `configured` or `low`, to the functions that this thread calls in a block."""
+    """Applies a policy (`precision.configured` or `precision.low`) to functions that this thread calls in a block."""
     if precision.imitation is not None:
-        with renamed_calls(functools.partial(precision.imitation.rename, policy)):
+        with renamed_calls(functools.partial(precision.imitation.rounded_function_name, policy)):
             yield
         return
     before = settings_of_functions()
     # An executor may be built in any step: the last batch of an epoch can have another shape.
-    with environment.temporarily(functools.partial(precision.variables, policy, None)):
+    with environment.temporarily(functools.partial(precision.rewriter_variables, policy, None)):
         set_settings_of_functions(with_config(before, precision.prepare))
         try:
             yield
@@ -42,52 +42,52 @@ def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
 
 
 def call_low(precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True) -> Any:
-    """Calls a function under a policy of the training; counts the lowered operators of the first one that trains."""
+    """Calls a function under a policy of the training; counts the lowered operators in the first call that trains."""
     with low_precision(precision, policy):
-        if not trains or not precision.is_to_be_asked(policy):
-            precision.tell_plan()
+        if not trains or not precision.needs_count(policy):
+            precision.log_plan()
             return function(*inputs)
         if precision.imitation is not None:
             results = function(*inputs)
-            precision.note_executed(policy, precision.imitation.count_called())
+            precision.record_counts(policy, precision.imitation.count_rounded_functions())
             return results
-        with executed.asked_call() as answer:
+        with executed.collecting_graphs() as answer:
             results = function(*inputs)
-        precision.note_executed(policy, answer.count(policy.low_dtype))
+        precision.record_counts(policy, answer.count(policy.low_dtype))
         return results
 
 
-def follow(model: Any, precision: Precision) -> None:
-    """Makes `fit`, `evaluate` and `predict` of this Keras model, and nothing else, follow the configured policy."""
+def make_model_follow(model: Any, precision: Precision) -> None:
+    """Makes `fit`, `evaluate` and `predict` of a Keras model follow the configured policy; affects nothing else."""
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
-        setattr(model, name, _making_low(getattr(model, name), precision, "train" in name))
+        setattr(model, name, _with_policy_applied(getattr(model, name), precision, "train" in name))
 
 
-def _making_low(make: Callable, precision: Precision, trains: bool) -> Callable:
-    """Wraps a method of Keras that makes functions, so that their calls follow the configured policy."""
+def _with_policy_applied(make: Callable, precision: Precision, trains: bool) -> Callable:
+    """Wraps Keras' `make_train_function` or a sibling, so that the function made follows the configured policy."""
 
     @functools.wraps(make)
-    def made(*arguments, **keywords):
+    def make_following(*arguments, **keywords):
         function = make(*arguments, **keywords)
         if getattr(function, _FOLLOWS, None) is precision:  # made before: Keras keeps the function
             return function
 
-        def low(*inputs):
+        def call_under_policy(*inputs):
             return call_low(precision, precision.configured, function, *inputs, trains=trains)
 
-        setattr(low, _FOLLOWS, precision)
-        return low
+        setattr(call_under_policy, _FOLLOWS, precision)
+        return call_under_policy
 
-    return made
+    return make_following
 
 
 def lower_functions(precision: Precision) -> None:
     """Makes the functions that this thread calls from now on follow the configured policy.
 
-    Rules for single operators, or for single inputs to round (`customize_dtypes`), have no effect: functions are not
-    seen before they are built. If nothing is lowered, nothing changes.
+    Rules of `customize_dtypes` for single operators, or for single inputs to round, have no effect, because a function
+    cannot be inspected before it is built. If no operator is to be lowered, nothing changes.
     """
-    if precision.asks_for_single_operators:
+    if precision.has_rules_for_single_ops:
         say_once(
             logging.WARNING,
             "customize_dtypes: in functions only rules for an operator type with one dtype have an effect. Expected "
@@ -96,8 +96,8 @@ def lower_functions(precision: Precision) -> None:
     if precision.low_dtype is None:
         return
     if precision.imitation is not None:
-        rename_calls(functools.partial(precision.imitation.rename, precision.configured))
+        rename_calls(functools.partial(precision.imitation.rounded_function_name, precision.configured))
         return
-    for name, text in precision.variables(precision.configured, None).items():
+    for name, text in precision.rewriter_variables(precision.configured, None).items():
         environment.write_variable(name, text)
     set_settings_of_functions(with_config(settings_of_functions(), precision.prepare))

@@ -1,4 +1,4 @@
-"""Session hooks that apply mixed precision to sessions made by others, and write its phase for TensorBoard."""
+"""Session hooks that apply mixed precision to sessions made by others, and write for TensorBoard when it is on."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from npu_bridge.session.precision.policy import Precision
 
 
 class PrecisionHook(tf.estimator.SessionRunHook):
-    """Attaches every new session of a loop, also after a failure.
+    """A hook that applies mixed precision to every new session of a loop, also after a failure.
 
-    The settings of these sessions must have gone through `Precision.prepare`. Evaluation and prediction need the hook
-    as well when they use the same settings: it keeps them out of the acceleration of a training.
+    The settings of these sessions must have gone through `Precision.prepare`. Evaluation and prediction also need the
+    hook if they use the same settings; with it, the acceleration of a training does not affect them.
 
     Args:
-      precision: the precision of the training; give the same object to every loop of it.
-      is_training: whether the loop is the training. Only its runs count as steps: an evaluation can come in the middle
-        of it.
-      steps, max_steps: the last step of the loop, counted from its start or from 0. With either, a step trigger needs
-        no variables: while neither `STEP_NOW` nor `TOTAL_STEP` is set, the global step after the last run counts.
-    Ranks: local, except that an accelerated training decides together when to switch.
+      precision: the precision of the training; give the same object to every loop of the training.
+      is_training: whether the loop trains. Only runs of such a loop count as steps; an evaluation can come in the
+        middle of the training.
+      steps, max_steps: the last step of the loop, counted from its start or from 0. With either argument, a step
+        trigger needs no environment variables: if neither `STEP_NOW` nor `TOTAL_STEP` is set, the global step is used.
+    Ranks: local, except that the ranks of an accelerated training decide together when to switch.
     """
 
     def __init__(
@@ -36,18 +36,18 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         self._global_step = None
 
     def begin(self):
-        """Finds the global step, and rounds values as asked before a session runs the graph."""
+        """Finds the global step, and adds rounding to the graph before a session runs it, if needed."""
         self._global_step = global_step_of()
         self._precision.round_new_operators(tf.compat.v1.get_default_graph())
 
     def after_create_session(self, session, coord):
-        """Attaches the session."""
+        """Attaches the session to the precision."""
         del coord
         attach(session, self._precision)
         if self._is_training and self._precision.switch is not None and self._global_step is not None:
-            self._precision.switch.count_steps_with(self._counter(session))
+            self._precision.switch.set_step_fallback(self._progress_counter(session))
 
-    def _counter(self, session):
+    def _progress_counter(self, session):
         if self._max_steps is None and self._steps is None:
             return None
         total = self._max_steps
@@ -57,9 +57,10 @@ class PrecisionHook(tf.estimator.SessionRunHook):
 
 
 class PrecisionSummaryHook(tf.estimator.SessionRunHook):
-    """Writes the scalar `precision/is_low` for TensorBoard: 1 while a training runs in low precision, else 0.
+    """A hook that writes the scalar `precision/is_low` for TensorBoard: 1 for a training in low precision, else 0.
 
-    It is written in the first run, in every n-th, and when it changes; only for attached sessions.
+    The scalar is written in the first run, in every n-th run, and when its value changes; only for sessions that follow
+    a precision.
 
     Args:
       summary_dir: folder of the event files, which can be that of an Estimator.
@@ -86,7 +87,7 @@ class PrecisionSummaryHook(tf.estimator.SessionRunHook):
         self._runs, self._shown = 0, None
 
     def after_run(self, run_context, run_values):
-        """Writes an entry when one is due."""
+        """Writes the scalar if it is due."""
         policy = policy_of_last_step(run_context.session)
         if policy is None or self._global_step is None:
             return
@@ -98,7 +99,7 @@ class PrecisionSummaryHook(tf.estimator.SessionRunHook):
         self._runs, self._shown = self._runs + 1, is_low
 
     def end(self, session):
-        """Flushes the file."""
+        """Flushes the event file."""
         del session
         if self._shown is not None:
             tf.compat.v1.summary.FileWriterCache.get(self._summary_dir).flush()

@@ -1,7 +1,7 @@
-"""Imitates a low dtype that TensorFlow cannot lower to here: float32 operators on rounded inputs, with rounded outputs.
+"""Imitates a dtype to which TensorFlow cannot lower on this machine: rounds inputs and outputs of float32 operators.
 
-It rounds the operators that TensorFlow's rewriter would lower (`lowering.py`), in the graphs of sessions
-(`rounding.py`) and in copies of functions (`rounded_functions.py`).
+The rounded operators are those that TensorFlow's rewriter would lower (`lowering.py`). They are rounded in the graphs
+of sessions (`rounding.py`) and in copies of functions (`rounded_functions.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from npu_bridge.base.tf_internals.functions import add_function, eager_function_
 from npu_bridge.base.tf_internals.graphs import function_definition
 from npu_bridge.graph.loop import share_with_copies
 from npu_bridge.session.precision import rounding
-from npu_bridge.session.precision.executed import MOVING, Executed
-from npu_bridge.session.precision.exemptions import is_marked_node
-from npu_bridge.session.precision.lowering import lowered, node_of_op
+from npu_bridge.session.precision.executed import PASSING_TYPES, OperatorCounts
+from npu_bridge.session.precision.exemptions import is_exempt_node
+from npu_bridge.session.precision.lowering import lowered_ops, node_of_op
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.operator_dtypes import Rounding
 from npu_bridge.session.precision.rounded_functions import RoundedFunctions
@@ -33,13 +33,14 @@ _FRAMES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
 
 
 class Imitation:
-    """The imitated dtype of one training.
+    """Imitates a 16-bit dtype in one training.
 
     Args:
       low_dtype: "float16" or "bfloat16".
       policies: the policies under which operators may be lowered.
-      variables: returns the variables of TensorFlow's rewriter for a policy and a graph; None for functions.
-      kept_ops: returns the operators among those given that keep their dtype under a policy.
+      variables: returns the environment variables of TensorFlow's rewriter for a policy and a graph (None for
+        functions).
+      ops_keeping_dtype: returns those of the given operators that keep their dtype under a policy.
     """
 
     def __init__(
@@ -47,72 +48,72 @@ class Imitation:
         low_dtype: str,
         policies: Iterable[Policy],
         variables: Callable[[Policy, tf.Graph | None], Mapping[str, str]],
-        kept_ops: Callable[[Policy, Iterable[tf.Operation]], list[tf.Operation]],
+        ops_keeping_dtype: Callable[[Policy, Iterable[tf.Operation]], list[tf.Operation]],
     ):
-        self._low_dtype, self._variables, self._kept_ops = low_dtype, variables, kept_ops
+        self._low_dtype, self._variables, self._ops_keeping_dtype = low_dtype, variables, ops_keeping_dtype
         number = next(_numbers)
         self._layers = {policy: f"{low_dtype}_{number}_{place}" for place, policy in enumerate(dict.fromkeys(policies))}
         self._functions: dict[Policy, RoundedFunctions] = {}
-        self._called: dict[str, Executed] = {}  # by name of the function called eagerly
+        self._called: dict[str, OperatorCounts] = {}  # by name of the function called eagerly
         self._lock = threading.RLock()
 
     def round_new_operators(self, graph: tf.Graph) -> None:
-        """Rounds around the new operators of a graph, finalized or not.
+        """Adds rounding to inputs and outputs of the new operators of a graph, even if it is finalized.
 
-        Graph: a guard for each policy, and two casts named `<operator>/rounded_...` after it for each rounded value.
+        Graph: a guard (a boolean) for each policy, and two casts named `<operator>/rounded_...` for each rounded value.
         """
         for policy, name in self._layers.items():
-            with rounding.new_operators(graph, name, lambda: _guard(graph, name)) as (layer, ops):  # noqa: B023
-                if not all(map(rounding.is_own, ops)):
-                    self._round(policy, layer, ops, graph)
+            with rounding.new_operators(graph, name, lambda: _make_guard(graph, name)) as (layer, ops):  # noqa: B023
+                if not all(map(rounding.is_rounding_op, ops)):
+                    self._round_ops(policy, layer, ops, graph)
 
-    def feeds(self, policy: Policy, graph: tf.Graph) -> dict[tf.Tensor, Any]:
-        """Returns the values to feed, by tensor, so that a run computes under a policy."""
+    def guard_feeds(self, policy: Policy, graph: tf.Graph) -> dict[tf.Tensor, Any]:
+        """Returns the values to feed, by tensor, so that a run rounds under a policy."""
         layer = self._layer(policy, graph)
         return {} if layer is None else {layer.guard: np.bool_(True)}
 
-    def elements(self, policy: Policy, graph: tf.Graph, elements: Iterable[Any]) -> list[Any]:
-        """Returns the tensors or operators that a run under a policy fetches, or runs, in place of these."""
+    def replace_elements(self, policy: Policy, graph: tf.Graph, elements: Iterable[Any]) -> list[Any]:
+        """Returns the tensors or operators that a run under a policy uses instead of the given ones."""
         layer = self._layer(policy, graph)
         if layer is None:
             return list(elements)
         return [layer.calls.get(each.ref() if tf.is_tensor(each) else each, each) for each in elements]
 
-    def count(self, policy: Policy, ops: Iterable[tf.Operation]) -> Executed:
-        """Returns how many of a run's floating-point operators are rounded under a policy, and how many there are."""
-        ops = [op for op in ops if not rounding.is_own(op)]
+    def count_rounded(self, policy: Policy, ops: Iterable[tf.Operation]) -> OperatorCounts:
+        """Counts a run's floating-point operators: those rounded under a policy, and all."""
+        ops = [op for op in ops if not rounding.is_rounding_op(op)]
         layer = self._layer(policy, ops[0].graph) if ops else None
         if layer is None:
-            return Executed(0, 0)
-        computing = [op for op in ops if op.type not in MOVING and any(map(_is_float32, op.inputs))]
-        total = Executed(sum(op.name in layer.found for op in ops), len(computing))
+            return OperatorCounts(0, 0)
+        computing = [op for op in ops if op.type not in PASSING_TYPES and any(map(_is_float32, op.inputs))]
+        total = OperatorCounts(sum(op.name in layer.found for op in ops), len(computing))
         for op in ops:
             for name in rounding.calls_of(op):
-                total = total.plus(self._of_graph(policy, op.graph).count(name))
+                total = total.add(self._functions_of_graph(policy, op.graph).count(name))
         return total
 
-    def rename(self, policy: Policy, name: str) -> str:
-        """Returns the function to call eagerly in place of another one under a policy; it exists then."""
+    def rounded_function_name(self, policy: Policy, name: str) -> str:
+        """Returns the name of the rounded copy of a function that is called eagerly; creates the copy if necessary."""
         with self._lock:
             if policy not in self._functions:
-                self._functions[policy] = self._new_functions(policy, None, eager_function_definition)
+                self._functions[policy] = self._make_rounded_functions(policy, None, eager_function_definition)
             functions = self._functions[policy]
-            other = functions.rounded(name)
-            for definition in functions.take_new():
+            other = functions.rounded_name(name)
+            for definition in functions.take_new_definitions():
                 add_function(definition)
             self._called[name] = functions.count(name)
         return other
 
-    def count_called(self) -> Executed:
-        """Returns the counts of all functions that were called eagerly so far."""
-        return functools.reduce(Executed.plus, self._called.values(), Executed(0, 0))
+    def count_rounded_functions(self) -> OperatorCounts:
+        """Returns the sum of the operator counts of all functions called eagerly so far."""
+        return functools.reduce(OperatorCounts.add, self._called.values(), OperatorCounts(0, 0))
 
-    def _round(self, policy, layer, ops, graph):
+    def _round_ops(self, policy, layer, ops, graph):
         # The decision searches the whole graph: too slow for a script that adds an assignment in each step.
         is_computing = any(not op.op_def.is_stateful and any(map(_is_float32, op.inputs)) for op in ops)
-        nodes = self._nodes(policy, graph) if is_computing else {}
+        nodes = self._nodes_by_name(policy, graph) if is_computing else {}
         if is_computing:
-            found = lowered(nodes, self._lists(policy, graph), self._low_dtype)
+            found = lowered_ops(nodes, self._type_lists(policy, graph), self._low_dtype)
             layer.found |= found.intersection(op.name for op in ops)
 
         def rule_of(op):
@@ -126,37 +127,40 @@ class Imitation:
             return Rounding(inputs, outputs)
 
         layer.round_operators(ops, rule_of)
-        rounding.round_calls(self._of_graph(policy, graph), layer, ops)
+        rounding.round_calls(self._functions_of_graph(policy, graph), layer, ops)
 
-    def _nodes(self, policy, graph):
-        """Returns the operators of a graph by name, without those that round."""
-        ops = [op for op in graph.get_operations() if not rounding.is_own(op)]
-        kept = set(self._kept_ops(policy, ops))
+    def _nodes_by_name(self, policy, graph):
+        """Returns the operators of a graph as nodes by name; leaves out operators added for rounding."""
+        ops = [op for op in graph.get_operations() if not rounding.is_rounding_op(op)]
+        kept = set(self._ops_keeping_dtype(policy, ops))
         return {op.name: node_of_op(op, rounding.unrounded, op not in kept and not op.op_def.is_stateful) for op in ops}
 
     def _layer(self, policy, graph):
         return rounding.layers_of(graph).get(self._layers.get(policy))
 
-    def _of_graph(self, policy, graph):
-        """Returns the rounded functions of a graph, copies of the functions it holds."""
+    def _functions_of_graph(self, policy, graph):
+        """Returns the rounded copies of a graph's functions."""
         found = graph.get_collection_ref(("npu_bridge", "rounded_functions", self._layers[policy]))
         if not found:
-            found.append(self._new_functions(policy, graph, lambda name: function_definition(graph, name)))
+            found.append(self._make_rounded_functions(policy, graph, lambda name: function_definition(graph, name)))
         return found[0]
 
-    def _new_functions(self, policy, graph, find):
+    def _make_rounded_functions(self, policy, graph, find):
         suffix = f"_rounded_to_{self._layers[policy]}"
-        return RoundedFunctions(find, self._lists(policy, graph), self._low_dtype, is_marked_node, suffix)
+        return RoundedFunctions(find, self._type_lists(policy, graph), self._low_dtype, is_exempt_node, suffix)
 
-    def _lists(self, policy, graph) -> TypeLists:
+    def _type_lists(self, policy, graph) -> TypeLists:
         return lists_under(self._low_dtype, self._variables(policy, graph))
 
 
-def _guard(graph: tf.Graph, name: str) -> tf.Tensor:
-    """Makes the boolean that is fed to runs that round; in other runs TensorFlow folds it, and removes the rounding."""
+def _make_guard(graph: tf.Graph, name: str) -> tf.Tensor:
+    """Creates a boolean, fed as True to runs that round.
+
+    In other runs TensorFlow folds it as False, and removes the rounding.
+    """
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(None):
         guard = tf.constant(False, name=f"npu_bridge/rounded_to_{name}")
-    rounding.mark_as_own(share_with_copies(guard.op), name)
+    rounding.mark_as_rounding_op(share_with_copies(guard.op), name)
     return guard
 
 

@@ -1,9 +1,9 @@
 """`AccelerateTrainCallback`: applies `accelerate_train_mode` to `model.fit`.
 
-The train function is called with the rewriter on while the training is in low precision, and unchanged after the switch
-(`functions.py`): it is traced once and compiled twice; variables, optimizer and iterator stay the same. Evaluation and
-prediction have their own functions. Without eager execution Keras trains in a session, which follows by itself; there
-this callback only reports the progress.
+While the training is in low precision, the train function is called with the rewriter on; after the switch it is called
+unchanged (`functions.py`). The function is traced once and compiled twice; variables, optimizer and iterator stay the
+same. Evaluation and prediction are not changed. Without eager execution Keras trains in a session, which switches by
+itself; the callback then only reports the progress.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ _TRAINED = frozenset({"the variables of a Keras model"})
 
 
 class AccelerateTrainCallback(tf.keras.callbacks.Callback):
-    """Runs the first part of a `fit` in low precision, and the rest in that of the model.
+    """A callback that runs the first part of a `fit` in low precision, and the rest in the model's own precision.
 
-    Steps count from the optimizer's `iterations`, so a resumed training continues the count. Once the switch has
-    happened it holds for every later `fit` with the same callback.
+    Steps count from the optimizer's `iterations`, so a resumed training continues the count. After the switch every
+    later `fit` with the same callback keeps the model's own precision.
 
     Args:
-      accelerate_train_mode: text as for the option of this name, such as "fast|step|0.9" or "fast1|loss|1.1".
-      total_step: steps of the whole training; by default those done before and those of this `fit`.
+      accelerate_train_mode: value of the option of this name, such as "fast|step|0.9" or "fast1|loss|1.1".
+      total_step: number of steps of the whole training; by default the steps done before plus the steps of this `fit`.
       final_loss: the target loss; needed by a loss trigger.
-      loss: the entry of the logs that a loss trigger reads. Executed eagerly, Keras logs means over the epoch so far.
+      loss: the name in the logs that a loss trigger reads. With eager execution Keras logs the mean of the epoch so
+        far.
     Raises:
-      ValueError: the mode is not legal, or `final_loss` is missing; when training begins, the steps of an epoch are
-        unknown and `total_step` is missing, the model runs eagerly, or the Keras session is not made for it.
-    Ranks: collective while the switch has not happened; every rank needs the callback.
+      ValueError: the mode is not legal, or `final_loss` is missing. Raised when training begins: `total_step` is
+        missing and the number of steps of an epoch is unknown, the model runs eagerly, or the Keras session does not
+        have the same mode.
+    Ranks: collective until the switch; every rank needs the callback.
     Example:
       model.fit(data, epochs=10, callbacks=[AccelerateTrainCallback("fast|step|0.9")])
     """
@@ -59,26 +61,26 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         self._options = read_session_config(with_entry(None, key))
         self._plan = parse_accelerate_train_mode(self._options.accelerate_train_mode)
         if self._plan is not None and self._plan.trigger == "loss" and final_loss is None:
-            raise _error("final_loss is missing", "the loss aimed at", "None", "Pass final_loss=....")
+            raise _usage_error("final_loss is missing", "the target loss", "None", "Pass final_loss=....")
         self._total_step, self._final_loss, self._loss = total_step, final_loss, loss
         self._precision: Precision | None = None
         self._policy: Policy | None = None
         self._original: Any = None
-        self._is_due = False
+        self._is_own_step = False
         self._steps_done, self._steps_before_epoch = 0, 0
         self._has_begun = False
 
     @property
     def policy(self) -> Policy | None:
-        """The policy of the latest training step, as executed; None before the first, or if a session decides it."""
-        return self._policy if self._precision is None else self._precision.as_executed(self._policy)
+        """The policy that the latest training step followed; None before the first, or if Keras trains in a session."""
+        return self._policy if self._precision is None else self._precision.effective_policy(self._policy)
 
     def on_train_begin(self, logs=None):
-        """Replaces the train function, or checks that the session follows the same plan."""
+        """Replaces the train function, or checks that the session has the same mode."""
         if self._plan is None:
             return
-        self._give_back()
-        self._steps_done = _iterations(self.model)
+        self._restore_train_function()
+        self._steps_done = _count_updates(self.model)
         self._has_begun = False
         if not tf.compat.v1.executing_eagerly_outside_functions():
             _check_session(self._plan)
@@ -92,7 +94,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             self.model.train_function = self._train
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Writes the variables of the goal before the first step."""
+        """Writes the environment variables of goal and progress before the first step."""
         self._steps_before_epoch = self._steps_done
         if self._plan is None or self._has_begun:
             return
@@ -101,50 +103,50 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             environment.write_variable("TARGET_LOSS", self._final_loss)
             environment.write_variable("LOSS_NOW", "0.0")
         else:
-            environment.write_variable("TOTAL_STEP", self._total(epoch))
+            environment.write_variable("TOTAL_STEP", self._total_steps(epoch))
             environment.write_variable("STEP_NOW", self._steps_done)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Notes that the next step belongs to this training."""
-        self._is_due = True
+        """Records that the next step belongs to this training."""
+        self._is_own_step = True
 
     def on_train_batch_end(self, batch, logs=None):
-        """Writes the variable of the progress."""
-        self._is_due = False
+        """Writes the environment variable of the progress."""
+        self._is_own_step = False
         self._steps_done = self._steps_before_epoch + batch + 1
         if self._plan is None:
             return
         if self._plan.trigger == "step":
             environment.write_variable("STEP_NOW", self._steps_done)
         elif self._precision is None or not self._precision.switch.has_happened:
-            environment.write_variable("LOSS_NOW", float(self._loss_in(logs or {})))
+            environment.write_variable("LOSS_NOW", float(self._read_loss(logs or {})))
 
     def on_train_end(self, logs=None):
         """Restores the train function."""
-        self._give_back()
+        self._restore_train_function()
 
     def _train(self, iterator):
         """Calls the model's train function, in low precision until the switch."""
-        if not self._is_due:  # left by a fit that failed; the present one has no such callback
+        if not self._is_own_step:  # left by a fit that failed; the present one has no such callback
             return self._original(iterator)
-        self._is_due = False
+        self._is_own_step = False
         had_happened = self._precision.switch.has_happened
         self._policy = self._precision.policy_of_run(_TRAINED)
         if self._policy is self._precision.low:
             return call_low(self._precision, self._precision.low, self._original, iterator)
         start = time.perf_counter()
         logs = self._original(iterator)
-        if not had_happened and not self._precision.is_in_vain:
-            self._precision.switch.report(time.perf_counter() - start, "its first step")
+        if not had_happened and not self._precision.has_no_effect:
+            self._precision.switch.log_switch(time.perf_counter() - start, "its first step")
         return logs
 
-    def _give_back(self):
+    def _restore_train_function(self):
         if self._original is not None and self.model.train_function == self._train:
             self.model.train_function = self._original
         self._original = None
-        self._is_due = False
+        self._is_own_step = False
 
-    def _total(self, first_epoch):
+    def _total_steps(self, first_epoch):
         if self._total_step is not None:
             return self._total_step
         steps, samples = self.params.get("steps"), self.params.get("samples")
@@ -152,17 +154,17 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             steps = math.ceil(samples / self.params["batch_size"])
         if steps is None:
             expected = "total_step, or data whose length is known"
-            raise _error("the steps of an epoch are unknown", expected, "neither", "Pass total_step=....")
+            raise _usage_error("the steps of an epoch are unknown", expected, "neither", "Pass total_step=....")
         return self._steps_done + (self.params["epochs"] - first_epoch) * steps
 
-    def _loss_in(self, logs):
+    def _read_loss(self, logs):
         if self._loss not in logs:
             expected = f"one of {', '.join(logs)}" if logs else "logs of a training step"
-            raise _error("loss is not in the logs", expected, repr(self._loss), "Name a metric of the model.")
+            raise _usage_error("loss is not in the logs", expected, repr(self._loss), "Name a metric of the model.")
         return logs[self._loss]
 
 
-def _iterations(model) -> int:
+def _count_updates(model) -> int:
     counter = getattr(model.optimizer, "iterations", None)
     return int(tf.keras.backend.get_value(counter)) if counter is not None else 0
 
@@ -170,7 +172,7 @@ def _iterations(model) -> int:
 def _check_model(model):
     if model.run_eagerly:
         fix = "Compile the model without run_eagerly."
-        raise _error("operators that run one by one cannot change", "a compiled model", "run_eagerly=True", fix)
+        raise _usage_error("operators that run eagerly cannot be lowered", "a compiled model", "run_eagerly=True", fix)
     if model.jit_compile:
         text = message(
             "AccelerateTrainCallback",
@@ -187,7 +189,7 @@ def _check_session(plan):
     if precision is not None and precision.switch is not None and precision.switch.plan == plan:
         return
     got = "a session without it" if precision is None or precision.switch is None else "another mode"
-    raise _error(
+    raise _usage_error(
         "the Keras session lacks this mode",
         "a session with the same experimental_accelerate_train_mode in its settings",
         got,
@@ -195,5 +197,5 @@ def _check_session(plan):
     )
 
 
-def _error(problem: str, expected: str, got: str, fix: str) -> ValueError:
+def _usage_error(problem: str, expected: str, got: str, fix: str) -> ValueError:
     return ValueError(message("AccelerateTrainCallback", problem, expected, got, fix))

@@ -1,8 +1,8 @@
-"""Changes the dtypes of a Keras model: to 16-bit layers, 16-bit variables, or back to float32.
+"""Changes the dtypes of a Keras model to 16-bit layers, 16-bit variables, or back to float32.
 
-Functional and sequential models are rebuilt from their configuration, with other dtypes in it, and get the weights of
-the old one. Subclassed models cannot be rebuilt; their layers get other policies in place, before the variables are
-made.
+Functional and sequential models are rebuilt from their configuration, with other dtypes, and get the weights of the old
+model. Subclassed models cannot be rebuilt: the policies of their layers are changed in place, before the variables are
+created.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _LOOKING_UP = ("Embedding", "Hashing", "CategoryEncoding", "IntegerLookup", "Str
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class _RoundedOrthogonal(tf.keras.initializers.Orthogonal):
-    """Keras' initializer for bfloat16 variables, a dtype that TensorFlow's decomposition does not know."""
+    """Keras' `Orthogonal` initializer for bfloat16 variables.
+
+    Computes in float32, as TensorFlow has no QR decomposition for bfloat16.
+    """
 
     def __call__(self, shape, dtype=None, **kwargs):
         return tf.cast(super().__call__(shape, tf.float32, **kwargs), dtype)
@@ -40,11 +43,11 @@ class ModelDtypes(NamedTuple):
 
     Attributes:
       compute: the compute dtype of layers: "float32", "float16" or "bfloat16".
-      variables: the dtype of variables; with more bits than `compute` they are cast at each use, and are the master
-        weights of the training.
-      keeps_batchnorm: batch normalisation has float32 variables and computes in float32.
-      outputs: dtype of floating outputs; None leaves them unchanged.
-      of_layers: compute dtype of single layers, by the name of a layer or of its class.
+      variables: the dtype of variables. With more bits than `compute` the variables are master weights, which are cast
+        at each use.
+      keeps_batchnorm: whether batch normalisation has float32 variables and computes in float32.
+      outputs: dtype of the model's floating-point outputs; None leaves them unchanged.
+      of_layers: compute dtype of single layers, by the name of the layer or of its class.
     """
 
     compute: str = "float32"
@@ -53,7 +56,7 @@ class ModelDtypes(NamedTuple):
     outputs: str | None = None
     of_layers: Mapping[str, str] = {}
 
-    def policy_of(self, name: str, class_name: str, is_batchnorm: bool) -> str:
+    def policy_name(self, name: str, class_name: str, is_batchnorm: bool) -> str:
         """Returns the name of the Keras policy for a layer."""
         compute = self.of_layers.get(name, self.of_layers.get(class_name, self.compute))
         if is_batchnorm and self.keeps_batchnorm:
@@ -61,43 +64,43 @@ class ModelDtypes(NamedTuple):
         return compute if compute == self.variables or compute == "float32" else f"mixed_{compute}"
 
 
-def with_dtypes(model: Any, dtypes: ModelDtypes, owner: str) -> Any:
+def change_dtypes(model: Any, dtypes: ModelDtypes, owner: str) -> Any:
     """Changes the dtypes of a model.
 
     Args:
-      model: a functional or sequential Keras model, whose weights are copied; or a subclassed model that is not built,
-        which is changed in place.
-      dtypes: its new dtypes.
+      model: a functional or sequential Keras model, or a subclassed model that is not built yet.
+      dtypes: the new dtypes.
       owner: the caller's name in messages.
     Returns:
-      A new model, not compiled, with the names of the old one; a subclassed model itself.
+      A new model, not compiled, with names and weights of the old model. A subclassed model is changed in place and
+      returned.
     Raises:
-      TypeError: it is not a Keras model.
-      ValueError: it cannot be rebuilt.
+      TypeError: `model` is not a Keras model.
+      ValueError: the model cannot be rebuilt, or is subclassed and already built.
     """
     check_instance(owner, "model", model, tf.keras.Model, "a Keras model", "Pass model=None.")
     if is_graph_network(model) or isinstance(model, tf.keras.Sequential):
-        changed = _rebuilt(model, dtypes, owner)
+        changed = _rebuild(model, dtypes, owner)
     else:
-        changed = _in_place(model, dtypes, owner)
-    _tell_others(changed, dtypes, owner)
-    _leave_layer_norm_alone(changed, dtypes)
+        changed = _change_in_place(model, dtypes, owner)
+    _warn_about_other_dtypes(changed, dtypes, owner)
+    _keep_layer_norm_unfused(changed, dtypes)
     return changed
 
 
-def _rebuilt(model, dtypes, owner):
+def _rebuild(model, dtypes, owner):
     classes = {type(layer).__name__: type(layer) for layer in _list_layers(model)}
     classes.update({ours.__name__: ours for ours in _OURS}, BatchNormalization=_BATCH_NORMALIZATION)
     functions: dict[str, Callable] = {}
     config = copy.deepcopy(model.get_config())
     layers = {layer.name: layer for layer in _list_layers(model)}
-    for piece in _find_pieces(config):
+    for piece in _serialised_objects(config):
         # Layers are built with the model. A TimeDistributed layer built from this entry would have another shape.
         piece.pop("build_config", None)
-        _change(piece, dtypes, classes, layers, functions)
+        _change_layer_dtype(piece, dtypes, classes, layers, functions)
     try:
         with tf.keras.utils.custom_object_scope({**classes, **functions}):
-            changed = _with_outputs(type(model).from_config(config), dtypes.outputs)
+            changed = _with_output_casts(type(model).from_config(config), dtypes.outputs)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as reason:
         fix = "Cast to a dtype of the model's layers inside of it, or make it under such a policy."
         problem = f"the model {model.name!r} cannot be rebuilt with layers in {dtypes.compute}"
@@ -109,19 +112,19 @@ def _rebuilt(model, dtypes, owner):
     return changed
 
 
-def _find_pieces(config: Any) -> Iterator[dict]:
-    """Yields every serialised object in a configuration, those in wrappers and models too."""
+def _serialised_objects(config: Any) -> Iterator[dict]:
+    """Yields every serialised object in a configuration, including those in wrappers and nested models."""
     if isinstance(config, dict):
         if isinstance(config.get("config"), dict) and "class_name" in config:
             yield config
         config = list(config.values())
     if isinstance(config, (list, tuple)):
         for part in config:
-            yield from _find_pieces(part)
+            yield from _serialised_objects(part)
 
 
-def _change(piece, dtypes, classes, layers, functions):
-    """Changes the dtype of one serialised layer; leaves other objects alone."""
+def _change_layer_dtype(piece, dtypes, classes, layers, functions):
+    """Changes the dtype of a serialised layer; leaves other objects unchanged."""
     config, name = piece["config"], piece["class_name"].rpartition(">")[2]
     if name in ("Orthogonal", "OrthogonalInitializer") and dtypes.variables == "bfloat16":
         piece.update(class_name=_RoundedOrthogonal.__name__, module=__name__)
@@ -129,7 +132,7 @@ def _change(piece, dtypes, classes, layers, functions):
     if "dtype" not in config or "name" not in config:
         return
     if name == "InputLayer":
-        if tf.as_dtype(config["dtype"]).is_floating and not _is_looked_up(layers.get(config["name"])):
+        if tf.as_dtype(config["dtype"]).is_floating and not _feeds_lookup_layer(layers.get(config["name"])):
             config["dtype"] = dtypes.compute
         return
     if name == "Lambda" and config["name"] in layers:
@@ -138,7 +141,7 @@ def _change(piece, dtypes, classes, layers, functions):
         functions[key] = layers[config["name"]].function
         config.update(function=key, function_type="function")
     is_batchnorm = issubclass(classes.get(name, object), _BATCH_NORMALIZATION)
-    config["dtype"] = dtypes.policy_of(config["name"], name, is_batchnorm)
+    config["dtype"] = dtypes.policy_name(config["name"], name, is_batchnorm)
     if is_batchnorm and classes[name] in (*_OURS, _BATCH_NORMALIZATION):
         config.pop("output_dtype", None)
         layer = _layer_of_batchnorm(dtypes)
@@ -155,13 +158,13 @@ def _layer_of_batchnorm(dtypes: ModelDtypes) -> type:
     return BatchNormalizationInFloat32 if dtypes.keeps_batchnorm else BatchNormalizationIn16Bits
 
 
-def _is_looked_up(layer: Any) -> bool:
+def _feeds_lookup_layer(layer: Any) -> bool:
     nodes = getattr(layer, "outbound_nodes", ())
     return any(type(node.layer).__name__ in _LOOKING_UP for node in nodes)
 
 
-def _with_outputs(model, dtype):
-    """Adds a layer that casts after each floating output of another dtype."""
+def _with_output_casts(model, dtype):
+    """Adds a layer with a cast after each floating-point output that has another dtype."""
     if dtype is None:
         return model
     if isinstance(model, tf.keras.Sequential):
@@ -186,23 +189,23 @@ def _with_outputs(model, dtype):
     return changed
 
 
-def _in_place(model, dtypes, owner):
+def _change_in_place(model, dtypes, owner):
     if model.built or model.weights:
         problem = f"the model {model.name!r} is subclassed and has its variables already"
         fix = "Call this before the model sees its first batch."
         raise ValueError(message(owner, problem, "a model that is not built, or a functional one", "a built one", fix))
     for layer in _list_layers(model):
         is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
-        set_dtype_policy(layer, dtypes.policy_of(layer.name, type(layer).__name__, is_batchnorm))
+        set_dtype_policy(layer, dtypes.policy_name(layer.name, type(layer).__name__, is_batchnorm))
         if is_batchnorm and type(layer) in (*_OURS, _BATCH_NORMALIZATION):
             layer.__class__ = _layer_of_batchnorm(dtypes)
             layer.output_dtype = dtypes.compute
     if dtypes.outputs is not None:
-        model.call = _casting(model.call, dtypes.outputs)
+        model.call = _with_cast_outputs(model.call, dtypes.outputs)
     return model
 
 
-def _casting(call, dtype):
+def _with_cast_outputs(call, dtype):
     @functools.wraps(call)
     def cast_call(*arguments, **keywords):
         outputs = call(*arguments, **keywords)
@@ -217,8 +220,8 @@ def _list_layers(model: Any) -> list:
     return [model, *(module for module in model.submodules if isinstance(module, tf.keras.layers.Layer))]
 
 
-def _tell_others(model, dtypes, owner):
-    """Warns which variables have not got the new dtype: some layers choose float32 themselves."""
+def _warn_about_other_dtypes(model, dtypes, owner):
+    """Warns which variables do not have the new dtype, because some layers choose float32 themselves."""
     others = [
         variable.name
         for layer in model.submodules
@@ -241,8 +244,8 @@ def _is_meant(layer, dtypes):
     return not (is_excepted or layer.submodules or (is_batchnorm and dtypes.keeps_batchnorm))
 
 
-def _leave_layer_norm_alone(model, dtypes):
-    """Turns off a pass of TensorFlow 2.15 that replaces float16 layer normalisation by a kernel CPUs do not have."""
+def _keep_layer_norm_unfused(model, dtypes):
+    """Turns off a pass of TensorFlow 2.15 that replaces float16 layer normalisation by a kernel that CPUs lack."""
     names = {type(layer).__name__ for layer in model.submodules}
     if dtypes.compute == "float16" and "LayerNormalization" in names and rewriter.device_kind() == "CPU":
         tf.config.optimizer.set_experimental_options({"remapping": False})

@@ -1,4 +1,4 @@
-"""Holds the levels O0 to O3 as a table of properties, and replaces those that a script overrides."""
+"""Holds a table of the properties of levels O0 to O3, and replaces properties that a script overrides."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class Properties(NamedTuple):
     """The properties of a level.
 
     Attributes:
-      cast_model_type: the dtype of the model's layers: "float32", "float16", "bfloat16"; None leaves the model
+      cast_model_type: dtype of the model's layers: "float32", "float16" or "bfloat16"; None leaves the layers
         unchanged.
-      patch_functions: operators are lowered by lists of operator types, one by one.
-      keep_batchnorm_fp32: batch normalisation stays in float32 between 16-bit layers; None if it does not apply.
-      master_weights: variables stay in float32 while layers compute in 16 bits, and are cast at each use; None if it
-        does not apply.
-      loss_scale: "dynamic", or the fixed scale; 1.0 scales nothing.
-      cast_model_outputs: the dtype of the model's floating outputs; None leaves them unchanged.
+      patch_functions: whether single operators are lowered, according to lists of operator types.
+      keep_batchnorm_fp32: whether batch normalisation stays in float32 between 16-bit layers; None if this does not
+        apply.
+      master_weights: whether variables stay in float32, and are cast at each use, while layers compute in 16 bits; None
+        if this does not apply.
+      loss_scale: "dynamic", or a fixed scale; 1.0 means no scaling.
+      cast_model_outputs: dtype of the model's floating-point outputs; None leaves them unchanged.
     """
 
     cast_model_type: str | None
@@ -41,7 +42,7 @@ class Properties(NamedTuple):
         return self.cast_model_type in LOW_DTYPES
 
     def precision_mode(self, low_dtype: str) -> str:
-        """Returns the option `precision_mode_v2` of these properties, with operators lowered to `low_dtype`."""
+        """Returns the value of `precision_mode_v2` for these properties, with operators lowered to `low_dtype`."""
         if not (self.patch_functions or self.is_cast):
             return "origin"
         if low_dtype == BFLOAT16:
@@ -49,7 +50,7 @@ class Properties(NamedTuple):
         return "fp16" if self.is_cast else "mixed_float16"
 
     def op_lists(self) -> OpLists:
-        """Returns the lists of types that deviate from the mode: batch normalisation, if it stays in float32."""
+        """Returns the operator types that deviate from the mode: batch normalisation, if it stays in float32."""
         keeps_batchnorm = self.patch_functions or self.keep_batchnorm_fp32
         return OpLists().with_float(*BATCH_NORM_TYPES) if keeps_batchnorm else OpLists()
 
@@ -62,12 +63,12 @@ LEVELS = {
 }
 
 
-def properties_of(owner: str, level: Any, overrides: dict[str, Any]) -> Properties:
-    """Returns the properties of a level with overrides by name; None keeps the property.
+def level_properties(owner: str, level: Any, overrides: dict[str, Any]) -> Properties:
+    """Returns the properties of a level after overrides, given by name; an override of None keeps the property.
 
     Raises:
       TypeError: an override has the wrong type.
-      ValueError: there is no such level, a value is not legal, or it contradicts the rest.
+      ValueError: there is no such level, a value is not legal, or an override contradicts other properties.
     """
     if not isinstance(level, str) or level not in LEVELS:
         otherwise = "Pass the letter O and a digit, as in 'O1'."
@@ -75,27 +76,27 @@ def properties_of(owner: str, level: Any, overrides: dict[str, Any]) -> Properti
         raise ValueError(message(owner, "there is no such level", ", ".join(LEVELS), shown(level), fix))
     given = {name: _READERS[name](owner, name, value) for name, value in overrides.items() if value is not None}
     properties = LEVELS[level]._replace(**given)
-    _check_together(owner, level, given, properties)
+    _check_consistency(owner, level, given, properties)
     if properties.cast_model_type == "float32":  # nothing is in 16 bits, so there is nothing to keep
         properties = properties._replace(keep_batchnorm_fp32=None, master_weights=False)
     return properties
 
 
-def _check_together(owner: str, level: str, given: dict[str, Any], properties: Properties) -> None:
+def _check_consistency(owner: str, level: str, given: dict[str, Any], properties: Properties) -> None:
     """Raises ValueError if properties contradict each other."""
     if properties.patch_functions and level != "O1":
         reason = "the whole model is cast, not operator by operator"
-        raise contradiction(owner, "patch_functions", given, level, reason, "O1")
+        raise contradiction_error(owner, "patch_functions", given, level, reason, "O1")
     if level == "O1":
         for name in ("cast_model_type", "keep_batchnorm_fp32", "master_weights"):
             if name in given:
-                raise contradiction(owner, name, given, level, _WHY_NOT_O1[name], "O2")
+                raise contradiction_error(owner, name, given, level, _WHY_NOT_O1[name], "O2")
     if given.get("master_weights") and not properties.is_cast:
         reason = "the variables are float32 themselves"
-        raise contradiction(owner, "master_weights", given, level, reason, "O2")
+        raise contradiction_error(owner, "master_weights", given, level, reason, "O2")
     if "keep_batchnorm_fp32" in given and not properties.is_cast:
         reason = "nothing is in 16 bits, so batch normalisation is in float32 anyway"
-        raise contradiction(owner, "keep_batchnorm_fp32", given, level, reason, "O2 or O3")
+        raise contradiction_error(owner, "keep_batchnorm_fp32", given, level, reason, "O2 or O3")
 
 
 _WHY_NOT_O1 = {
@@ -105,14 +106,16 @@ _WHY_NOT_O1 = {
 }
 
 
-def contradiction(owner: str, name: str, given: dict[str, Any], level: str, reason: str, better: str) -> ValueError:
-    """Returns the error of an override that a level does not support."""
+def contradiction_error(
+    owner: str, name: str, given: dict[str, Any], level: str, reason: str, better: str
+) -> ValueError:
+    """Returns the ValueError for an override that a level does not support."""
     fix = f"Leave it out, or use {better}."
     return ValueError(message(owner, f"{name} contradicts {level}: {reason}", f"no {name}", shown(given[name]), fix))
 
 
 def read_dtype(owner: str, name: str, value: Any) -> str:
-    """Returns the name of a floating dtype, given as text or as a dtype of TensorFlow or numpy."""
+    """Returns the name of a floating-point dtype, given as text or as a dtype of TensorFlow or numpy."""
     text = getattr(value, "name", None) or getattr(value, "__name__", None) or value
     if text not in ("float32", *LOW_DTYPES):
         expected = "float32, float16 or bfloat16"
@@ -121,7 +124,7 @@ def read_dtype(owner: str, name: str, value: Any) -> str:
 
 
 def read_low_dtype(owner: str, level: str, properties: Properties, asked: Any) -> str:
-    """Returns the 16-bit dtype of a level's operators; `asked` replaces that of the lists, None keeps it."""
+    """Returns the 16-bit dtype of a level's operators; `asked` overrides the default dtype unless it is None."""
     if asked is None:
         return str(properties.cast_model_type) if properties.is_cast else FLOAT16
     dtype = read_dtype(owner, "low_dtype", asked)
@@ -132,15 +135,15 @@ def read_low_dtype(owner: str, level: str, properties: Properties, asked: Any) -
     return dtype
 
 
-def read_truth(owner: str, name: str, value: Any) -> bool:
-    """Reads True or False, also as text."""
+def read_bool(owner: str, name: str, value: Any) -> bool:
+    """Converts True or False, or the text of either, to a bool."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("True", "False")):
         return value in (True, "True")
     raise ValueError(message(owner, f"{name} is not a truth value", "True or False", shown(value), "Pass one of them."))
 
 
 def read_loss_scale(owner: str, name: str, value: Any) -> float | str:
-    """Reads a number of at least 1, also as text, or "dynamic"."""
+    """Converts a loss scale: a number of at least 1 (also as text), or "dynamic"."""
     if isinstance(value, str) and value == DYNAMIC:
         return DYNAMIC
     expected = 'a number of at least 1, its text, or "dynamic"'
@@ -157,9 +160,9 @@ def read_loss_scale(owner: str, name: str, value: Any) -> float | str:
 
 _READERS = {
     "cast_model_type": read_dtype,
-    "patch_functions": read_truth,
-    "keep_batchnorm_fp32": read_truth,
-    "master_weights": read_truth,
+    "patch_functions": read_bool,
+    "keep_batchnorm_fp32": read_bool,
+    "master_weights": read_bool,
     "loss_scale": read_loss_scale,
     "cast_model_outputs": read_dtype,
 }

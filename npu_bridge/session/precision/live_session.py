@@ -1,10 +1,10 @@
 """Makes a live session build each of its executors in the current precision.
 
 TensorFlow keeps one executor for each set of fetches and targets, and builds it at the first run that asks for it. So
-the executor of a set is built ahead of its first run in a precision, with the rewriter's lists in the environment for
-that time only. To build a set again in another precision, an operator that does nothing is added to it. An imitated
-dtype feeds one more value to the run, which makes another set too. Nothing else changes in the session, which keeps
-its variables, iterators and the state of its random operators.
+the executor of a set is built ahead of its first run in a precision; during this time only, the rewriter's lists are in
+the environment. To build the executor of a set again in another precision, an operator that does nothing is added to
+the set. For an imitated dtype one more value is fed to the run, which also makes another set. Nothing else changes in
+the session, which keeps its variables, its iterators and the state of its random operators.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MISSING_POOL = 2**31 - 1
 
 
 class Build(NamedTuple):
-    """An executor that was built: its policy, whether its run trains, and how long the build took."""
+    """Facts about an executor that was built: its policy, whether its run trains, and the time of the build."""
 
     policy: Policy
     is_training: bool
@@ -45,9 +45,9 @@ class Build(NamedTuple):
 
 
 def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
-    """Makes a session follow the precision of a training; a session follows only one.
+    """Makes a session follow the precision of a training; no effect on a session that already follows one.
 
-    Its settings must have gone through `Precision.prepare`. Earlier runs keep their executors.
+    The session's settings must have gone through `Precision.prepare`. Runs made before keep their executors.
 
     Graph: adds one operator that does nothing, also to a finalized graph, when the precision can switch.
     """
@@ -62,31 +62,31 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
 
 
 def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
-    """Returns the precision an attached session follows; None for other sessions."""
+    """Returns the precision that a session follows; None for a session without `attach`."""
     executors = find_engine(session, _Executors)
     return executors.precision if executors is not None else None
 
 
 def list_builds(session: tf.compat.v1.Session) -> list[Build]:
-    """Returns the executors an attached session has built so far, in order; empty for other sessions."""
+    """Returns the executors that a session has built so far, in order; empty for a session without `attach`."""
     executors = find_engine(session, _Executors)
     return list(executors.builds) if executors is not None else []
 
 
 def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
-    """Returns the policy of the latest run that trains, as it was executed.
+    """Returns the policy that the latest training run of a session has really followed.
 
-    Returns None before the first, and for sessions not attached.
+    Returns None before the first training run, and for a session without `attach`.
     """
     executors = find_engine(session, _Executors)
-    return executors.precision.as_executed(executors.last_training) if executors is not None else None
+    return executors.precision.effective_policy(executors.last_training) if executors is not None else None
 
 
 @contextlib.contextmanager
 def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
-    """Keeps one policy in a block for all runs of an attached session that train the same variables; for loops.
+    """Keeps the same policy, in a block, for all runs of a session that train the same variables; for loops.
 
-    Ranks: collective as usual, but the ranks decide once, before the first run.
+    Ranks: collective; the ranks decide once, before the first run of the block.
     """
     executors = find_engine(session, _Executors)
     if executors is None:
@@ -101,7 +101,7 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
-    """Applies to runs that do not train, in a block, the policy of the session's latest run that trained."""
+    """Applies the policy of the session's latest training run to the runs in a block that do not train."""
     executors = find_engine(session, _Executors)
     if executors is None:
         yield
@@ -114,7 +114,7 @@ def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
 
 
 class _Executors(SessionEngine):
-    """The executors of one session."""
+    """A session engine that builds and chooses the executors of a session."""
 
     place = Place.PRECISION
 
@@ -126,40 +126,40 @@ class _Executors(SessionEngine):
         self.lock = threading.RLock()
         self.precision = precision
         self._unscaled: Policy | None = None  # of a training without loss scaling, until the warning
-        self._marker = _marker(graph) if precision.switch is not None else None
+        self._marker = _find_or_make_marker(graph) if precision.switch is not None else None
         self._kinds: dict[tuple, Run] = {}
         self._built: set[tuple] = set()  # runs of a session that only builds executors in runs
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
     def execute(self, session, request):
         self.round_new_operators()
-        request, policy, kind = self._request_for(session, request)
+        request, policy, kind = self._adapt_request(session, request)
         if not kind.trained:
-            return self._execute(session, request, policy)
+            return self._execute_or_build(session, request, policy)
         imitation = self.precision.imitation
-        if not self.precision.is_to_be_asked(policy):
-            self.precision.tell_plan()
-            results = self._execute(session, request, policy)
+        if not self.precision.needs_count(policy):
+            self.precision.log_plan()
+            results = self._execute_or_build(session, request, policy)
         elif imitation is not None:
-            self.precision.note_executed(policy, imitation.count(policy, kind.ops))
-            results = self._execute(session, request, policy)
+            self.precision.record_counts(policy, imitation.count_rounded(policy, kind.ops))
+            results = self._execute_or_build(session, request, policy)
         else:
-            with executed.asked_run(request.options, request.metadata) as (options, metadata, answer):
-                results = self._execute(session, request._replace(options=options, metadata=metadata), policy)
-            self.precision.note_executed(policy, answer.count(policy.low_dtype))
+            with executed.requesting_graphs(request.options, request.metadata) as (options, metadata, answer):
+                results = self._execute_or_build(session, request._replace(options=options, metadata=metadata), policy)
+            self.precision.record_counts(policy, answer.count(policy.low_dtype))
         if self._unscaled == policy:
             self._unscaled = None
-            if not self.precision.is_in_vain:
-                _tell_of_small_gradients()
+            if not self.precision.has_no_effect:
+                _warn_about_underflow()
         return results
 
-    def _execute(self, session, request, policy):
-        """Executes a run; the run builds its executor if that cannot be built ahead."""
+    def _execute_or_build(self, session, request, policy):
+        """Executes a run; if the executor cannot be built ahead, it is built in this run."""
         if can_build_ahead(session):
             return self.inner.execute(session, request)
         options = b"" if request.options is None else read_content(request.options)
         key = (policy, options, *(element.name for element in request.asked))
-        with contextlib.nullcontext() if key in self._built else self._lists_of(policy):
+        with contextlib.nullcontext() if key in self._built else self._rewriter_lists(policy):
             results = self.inner.execute(session, request)
         self._built.add(key)
         return results
@@ -170,43 +170,43 @@ class _Executors(SessionEngine):
 
     def set_up_partial_run(self, session, fetches, feeds):
         self.round_new_operators()
-        guards = self._feeds_of(self.precision.configured)
-        with self._lists_of(self.precision.configured):
+        guards = self._guard_feeds(self.precision.configured)
+        with self._rewriter_lists(self.precision.configured):
             handle = self.inner.set_up_partial_run(session, fetches, [*(feeds or ()), *guards])
         if guards:
             session.partial_run(handle, [], guards)  # its first part
         return handle
 
     def prepare_call(self, session, callable_options):
-        """Prepares a function, with which TF 1 Keras trains; each call follows the current precision."""
+        """Prepares a callable, through which Keras trains in a TF 1 graph; each call follows the current precision."""
         self.round_new_operators()
         kind = run_of_call(self.graph, callable_options)
         made: dict[Policy, Callable] = {}
 
-        def of_this_moment():
+        def current_call():
             policy = self.policy_of(kind)
             imitation = self.precision.imitation
-            if imitation is not None and kind.trained and self.precision.is_to_be_asked(policy):
-                self.precision.note_executed(policy, imitation.count(policy, kind.ops))
-            self.precision.tell_plan()
+            if imitation is not None and kind.trained and self.precision.needs_count(policy):
+                self.precision.record_counts(policy, imitation.count_rounded(policy, kind.ops))
+            self.precision.log_plan()
             with self.lock:
                 if policy not in made:
-                    made[policy] = self._prepared(session, callable_options, kind, policy)
+                    made[policy] = self._prepare_for_policy(session, callable_options, kind, policy)
                 return made[policy]
 
         if not kind.trained:
-            of_this_moment()  # raises errors now
-        return lambda *arguments, **keywords: of_this_moment()(*arguments, **keywords)
+            current_call()  # raises errors now
+        return lambda *arguments, **keywords: current_call()(*arguments, **keywords)
 
-    def _prepared(self, session, callable_options, kind, policy):
-        """Prepares a function from a CallableOptions that follows one policy."""
+    def _prepare_for_policy(self, session, callable_options, kind, policy):
+        """Prepares a callable, from a CallableOptions, that follows one policy."""
         options = type(callable_options)()
         options.CopyFrom(callable_options)
-        feeds = self._feeds_of(policy)
+        feeds = self._guard_feeds(policy)
         options.feed.extend(tensor.name for tensor in feeds)
         for names in (options.fetch, options.target):
             elements = [self.graph.as_graph_element(name) for name in names]
-            names[:] = [element.name for element in self._elements_of(policy, elements)]
+            names[:] = [element.name for element in self._replace_elements(policy, elements)]
 
         def make_with(more_targets):
             options.target.extend(op.name for op in more_targets)
@@ -215,8 +215,8 @@ class _Executors(SessionEngine):
         call, values = self.build(kind, policy, make_with), list(feeds.values())
         return lambda *arguments, **keywords: call(*arguments, *values, **keywords)
 
-    def _request_for(self, session, request):
-        """Returns a request that uses the right executor, built if need be, with its policy and kind of run."""
+    def _adapt_request(self, session, request):
+        """Returns a request for the right executor, which is built if needed, with the policy and the kind of run."""
         debug_options = b""  # executors depend on these run options only
         if request.options is not None:
             given = tf.compat.v1.RunOptions.FromString(read_content(request.options))
@@ -228,10 +228,10 @@ class _Executors(SessionEngine):
             self._kinds[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
         kind = self._kinds[key]
         policy = self.policy_of(kind)
-        feeds = {tensor.ref(): value for tensor, value in self._feeds_of(policy).items()}
+        feeds = {tensor.ref(): value for tensor, value in self._guard_feeds(policy).items()}
         request = request._replace(
-            fetches=self._elements_of(policy, request.fetches),
-            targets=self._elements_of(policy, request.targets),
+            fetches=self._replace_elements(policy, request.fetches),
+            targets=self._replace_elements(policy, request.targets),
             feeds={**request.feeds, **feeds},
         )
 
@@ -246,13 +246,13 @@ class _Executors(SessionEngine):
                 self._targets[key, policy] = self.build(kind, policy, build_with)
             return request._replace(targets=self._targets[key, policy]), policy, kind
 
-    def _feeds_of(self, policy):
+    def _guard_feeds(self, policy):
         imitation = self.precision.imitation
-        return {} if imitation is None else imitation.feeds(policy, self.graph)
+        return {} if imitation is None else imitation.guard_feeds(policy, self.graph)
 
-    def _elements_of(self, policy, elements):
+    def _replace_elements(self, policy, elements):
         imitation = self.precision.imitation
-        return list(elements) if imitation is None else imitation.elements(policy, self.graph, elements)
+        return list(elements) if imitation is None else imitation.replace_elements(policy, self.graph, elements)
 
     def _build_ahead(self, session, request, debug_options):
         """Makes TensorFlow build the executor of a run without running it."""
@@ -266,12 +266,12 @@ class _Executors(SessionEngine):
                     raise
 
     def round_new_operators(self) -> None:
-        """Changes operators that the session has not seen yet; TensorFlow would ignore a later change."""
+        """Adds rounding to operators that the session has not run yet; TensorFlow would ignore a later change."""
         with self.lock:
             self.precision.round_new_operators(self.graph)
 
     def policy_of(self, kind: Run) -> Policy:
-        """Returns the policy of a run that is about to start. Can wait for other ranks, so not under the lock."""
+        """Returns the policy of a run that is about to start; can wait for other ranks, so call it without the lock."""
         decided = self.decided if self.decided is not None else {}
         policy = decided.get(kind.trained)
         if policy is None:
@@ -281,39 +281,39 @@ class _Executors(SessionEngine):
         return policy
 
     def build(self, kind: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
-        """Builds an executor under a policy; returns the result of `build_with`, called with additional targets."""
+        """Builds an executor under a policy by calling `build_with` with additional targets; returns its result."""
         precision = self.precision
         if kind.trained and policy == precision.configured and policy.low_dtype == FLOAT16:
             self._unscaled = None if _is_scaled(kind) else policy
         is_switched = precision.switch is not None and kind.trained and policy is not precision.low
-        kept = precision.kept_ops(policy, kind.ops) if precision.imitation is None else ()
+        kept = precision.ops_keeping_dtype(policy, kind.ops) if precision.imitation is None else ()
         more_targets = [*kept, *([self._marker] if is_switched else ())]
-        with self._lists_of(policy):
+        with self._rewriter_lists(policy):
             start = time.perf_counter()
             built = build_with(more_targets)
             secs = time.perf_counter() - start
         if (
             is_switched
-            and not precision.is_in_vain
+            and not precision.has_no_effect
             and not any(build.is_training and build.policy == policy for build in self.builds)
         ):
-            precision.switch.report(secs)
+            precision.switch.log_switch(secs)
         self.builds.append(Build(policy, bool(kind.trained), secs))
         return built
 
-    def _lists_of(self, policy):
+    def _rewriter_lists(self, policy):
         if self.precision.imitation is not None:
             return contextlib.nullcontext()
-        return environment.temporarily(functools.partial(self.precision.variables, policy, self.graph))
+        return environment.temporarily(functools.partial(self.precision.rewriter_variables, policy, self.graph))
 
 
 def _is_scaled(training: Run) -> bool:
-    """Returns whether a training scales its loss; finds stock and hand-made scales by their names."""
+    """Returns whether a training scales its loss; recognizes a hand-made loss scale by its name."""
     names = (op.name.lower() for op in training.ops)
     return bool(training.ops[0].graph.get_collection(LOSS_SCALE)) or any("loss_scale" in name for name in names)
 
 
-def _tell_of_small_gradients() -> None:
+def _warn_about_underflow() -> None:
     """Warns once, on rank 0, that a training in float16 does not scale its loss."""
     problem = "this training computes in float16, where small gradients become zero"
     fix = "Write NPUOptimizer(optimizer, ExponentialUpdateLossScaleManager(2**15, 1000), is_loss_scale=True)."
@@ -321,8 +321,8 @@ def _tell_of_small_gradients() -> None:
         say_once(logging.WARNING, message("precision", problem, "a loss scale", "none", fix))
 
 
-def _marker(graph: tf.Graph) -> tf.Operation:
-    """Returns the operator that does nothing; the first call in a graph makes it."""
+def _find_or_make_marker(graph: tf.Graph) -> tf.Operation:
+    """Returns a graph's operator that does nothing, which marks runs after the switch; creates it at the first call."""
     try:
         return graph.get_operation_by_name(MARKER)
     except KeyError:

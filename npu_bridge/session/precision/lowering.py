@@ -1,8 +1,8 @@
 """Decides which operators mixed precision lowers, by the same rules as TensorFlow's rewriter.
 
-The rewriter knows a dtype on some processors only, and decides when TensorFlow builds an executor. This module decides
-on any machine, for the operators in a graph or in the definition of a function. It follows float32 values only from
-operator to operator.
+The rewriter supports a dtype on some processors only, and decides when TensorFlow builds an executor. This module
+decides on any machine, for the operators in a graph or in the definition of a function. It follows only float32 values
+from operator to operator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.session.precision.modes import BFLOAT16
 from npu_bridge.session.precision.type_lists import TypeLists
 
-_HANDING_ON = ("Enter", "Identity", "Switch")
+_PASSING_TYPES = ("Enter", "Identity", "Switch")
 _VARIABLES = ("VariableV2", "Variable", "TemporaryVariable")
 
 
@@ -26,10 +26,10 @@ class Node(NamedTuple):
     """One operator.
 
     Attributes:
-      type: its operator type.
-      sources: by input position, the producer's name and the index of its output.
-      inputs, outputs: positions of the float32 values that have the low dtype once the operator is lowered.
-      may_change: whether it may be lowered at all.
+      type: the operator type.
+      sources: for each input the name of the producing operator, and the index of the producer's output.
+      inputs, outputs: positions of the float32 inputs and outputs that get the low dtype when the operator is lowered.
+      may_change: whether the operator can be lowered at all.
     """
 
     type: str
@@ -39,11 +39,11 @@ class Node(NamedTuple):
     may_change: bool = True
 
 
-def lowered(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> frozenset[str]:
+def lowered_ops(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> frozenset[str]:
     """Returns the names of the operators that are lowered.
 
     Args:
-      nodes: all operators by name; sources that are not among them are ignored.
+      nodes: all operators by name; sources that are not among these operators are ignored.
       lists: the lists of operator types.
       low_dtype: "float16" or "bfloat16".
     """
@@ -56,25 +56,27 @@ def lowered(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> froz
                 before[name].append(source)
                 after[source].append(name)
 
-    def of_type(types: Collection[str], among: Iterable[str] = nodes) -> set[str]:
+    def ops_of_types(types: Collection[str], among: Iterable[str] = nodes) -> set[str]:
         return {name for name in among if nodes[name].type in types}
 
-    def reached(starts: Collection[str], ways: Iterable[Mapping[str, list[str]]], inside: Collection[str]) -> set[str]:
-        """Returns the starts and every operator that the ways reach from them through `inside`."""
+    def ops_reached(
+        starts: Collection[str], ways: Iterable[Mapping[str, list[str]]], inside: Collection[str]
+    ) -> set[str]:
+        """Returns `starts`, and all operators within `inside` that are reachable along `ways` (neighbours by name)."""
         return set(search(starts, lambda name: [other for way in ways for other in way[name] if other in inside]))
 
     can_change = {name for name, node in nodes.items() if node.may_change and (node.inputs or node.outputs)}
-    allowed = of_type(lists.allow, can_change)
+    allowed = ops_of_types(lists.allow, can_change)
     if not allowed:
         return frozenset()
-    clear, infer = of_type(lists.clear), of_type(lists.infer)
+    clear, infer = ops_of_types(lists.clear), ops_of_types(lists.infer)
     # Denied types deny the infer types after them, also through clear ones.
-    before_infer = reached(of_type(lists.deny) | infer, [before], clear)
-    denied = reached(of_type(lists.deny), [after], before_infer)
+    before_infer = ops_reached(ops_of_types(lists.deny) | infer, [before], clear)
+    denied = ops_reached(ops_of_types(lists.deny), [after], before_infer)
     open_ones = can_change - denied
     # Infer and clear types between two allowed operators are lowered.
-    behind = reached(allowed, [after], (clear | infer) & open_ones - allowed)
-    result = allowed | reached(allowed, [before], behind)
+    behind = ops_reached(allowed, [after], (clear | infer) & open_ones - allowed)
+    result = allowed | ops_reached(allowed, [before], behind)
     if low_dtype == BFLOAT16:  # infer types right after lowered operators, too
         for name in nodes:
             if (
@@ -85,16 +87,16 @@ def lowered(nodes: Mapping[str, Node], lists: TypeLists, low_dtype: str) -> froz
             ):
                 result.add(name)
     # Clear types beside lowered operators, but not those that read variables: other readers get exact values.
-    free = {name for name in clear & open_ones if not _reads_a_variable(name, nodes)}
-    return frozenset(reached(result, [before, after], free))
+    free = {name for name in clear & open_ones if not _passes_on_variable(name, nodes)}
+    return frozenset(ops_reached(result, [before, after], free))
 
 
-def positions(arguments: Sequence[Any], attribute: Callable[[str], Any]) -> list[Any]:
-    """Returns the argument of an operator's definition that each of its inputs or outputs belongs to.
+def argument_of_each_value(arguments: Sequence[Any], attribute: Callable[[str], Any]) -> list[Any]:
+    """Returns, for each input or output of an operator, the argument of the operator's definition to which it belongs.
 
     Args:
       arguments: `input_arg` or `output_arg` of an OpDef.
-      attribute: gives the operator's attribute of a name: a number, or a list of dtypes.
+      attribute: returns the value of an attribute of the operator by name: a number, or a list of dtypes.
     """
     flat = []
     for argument in arguments:
@@ -121,13 +123,13 @@ def low_attributes(op_type: str) -> frozenset[str]:
 
 
 def node_of_op(op: tf.Operation, source: Callable[[tf.Tensor], tf.Tensor], may_change: bool) -> Node:
-    """Returns an operator of a graph as a node; `source` returns the original of an input tensor."""
+    """Returns an operator of a graph as a node; `source` maps an input tensor to the tensor before rounding."""
     definition, attributes = op.op_def, low_attributes(op.type)
 
-    def low_ones(arguments, tensors):
+    def low_positions(arguments, tensors):
         if all(tensor.dtype.base_dtype != tf.float32 for tensor in tensors):
             return ()
-        flat = positions(arguments, op.get_attr)
+        flat = argument_of_each_value(arguments, op.get_attr)
         return tuple(
             place
             for place, (argument, tensor) in enumerate(zip(flat, tensors))
@@ -135,14 +137,14 @@ def node_of_op(op: tf.Operation, source: Callable[[tf.Tensor], tf.Tensor], may_c
         )
 
     sources = tuple((tensor.op.name, tensor.value_index) for tensor in map(source, op.inputs))
-    inputs, outputs = low_ones(definition.input_arg, op.inputs), low_ones(definition.output_arg, op.outputs)
+    inputs, outputs = low_positions(definition.input_arg, op.inputs), low_positions(definition.output_arg, op.outputs)
     return Node(op.type, sources, inputs, outputs, may_change)
 
 
-def _reads_a_variable(name: str, nodes: Mapping[str, Node]) -> bool:
-    """Returns whether an operator passes on a TF 1 reference variable, which no read operator precedes."""
+def _passes_on_variable(name: str, nodes: Mapping[str, Node]) -> bool:
+    """Returns whether an operator passes on the value of a TF 1 reference variable."""
     node = nodes[name]
-    if node.type not in _HANDING_ON or not node.sources or node.sources[0][0] not in nodes:
+    if node.type not in _PASSING_TYPES or not node.sources or node.sources[0][0] not in nodes:
         return False
     source = node.sources[0][0]
-    return nodes[source].type in _VARIABLES or _reads_a_variable(source, nodes)
+    return nodes[source].type in _VARIABLES or _passes_on_variable(source, nodes)

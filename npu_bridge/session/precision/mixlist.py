@@ -25,7 +25,7 @@ _STRING_OR_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*')
 
 
 class Mixlist(NamedTuple):
-    """Operator types by list; a type is in at most one of the sets."""
+    """The operator types in each list; a type is in at most one list."""
 
     allowed: frozenset[str] = frozenset()
     denied: frozenset[str] = frozenset()
@@ -38,26 +38,26 @@ def read_mixlist(path: str) -> Mixlist:
     Args:
       path: path of a JSON file, which can hold `//` comments.
     Raises:
-      ValueError: the file cannot be read, is not JSON, has other keys, holds something else than lists of
-        names, or contradicts itself about a type.
+      ValueError: the file cannot be read, is not JSON, has unknown keys, has values that are not lists of names, or
+        contradicts itself about a type.
     """
     try:
         with open_file(path) as file:
             content = json.loads(_STRING_OR_COMMENT.sub(lambda match: match.group(1) or "", file.read()))
     except OSError as reason:
-        raise _error(path, "the file cannot be read", "a JSON file", str(reason), "Correct the path.") from reason
+        raise _file_error(path, "the file cannot be read", "a JSON file", str(reason), "Correct the path.") from reason
     except (ValueError, RecursionError) as reason:
-        raise _error(path, "the file is not JSON", "a JSON object", str(reason), "Correct it there.") from reason
+        raise _file_error(path, "the file is not JSON", "a JSON object", str(reason), "Correct it there.") from reason
     names = {}
-    lists = _object(path, "the file", content, _LISTS)
+    lists = _check_object(path, "the file", content, _LISTS)
     for name in _LISTS:
-        changes = _object(path, name, lists.get(name, {}), _CHANGES)
+        changes = _check_object(path, name, lists.get(name, {}), _CHANGES)
         for change in _CHANGES:
-            names[name, change] = _names(path, f"{name}.{change}", changes.get(change, []))
-    return _settled(path, names)
+            names[name, change] = _read_type_names(path, f"{name}.{change}", changes.get(change, []))
+    return _sort_types(path, names)
 
 
-def _settled(path: str, names: dict[tuple[str, str], frozenset[str]]) -> Mixlist:
+def _sort_types(path: str, names: dict[tuple[str, str], frozenset[str]]) -> Mixlist:
     denied, allowed = (names[name, "to-add"] for name in _LISTS)
     undenied, unallowed = (names[name, "to-remove"] for name in _LISTS)
     for contrary, what in (
@@ -66,26 +66,30 @@ def _settled(path: str, names: dict[tuple[str, str], frozenset[str]]) -> Mixlist
         (allowed & unallowed, "in to-add and to-remove of white-list"),
     ):
         if contrary:
-            raise _error(path, f"{min(contrary)} is {what}", "one change for each type", "two", "Remove one of them.")
+            raise _file_error(
+                path, f"{min(contrary)} is {what}", "one change for each type", "two", "Remove one of them."
+            )
     return Mixlist(allowed, denied, (undenied | unallowed) - allowed - denied)
 
 
-def _object(path: str, name: str, value: Any, keys: tuple[str, ...]) -> dict[str, Any]:
+def _check_object(path: str, name: str, value: Any, keys: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _error(path, f"{name} is not an object", "a JSON object", type(value).__name__, "Write {...}.")
+        raise _file_error(path, f"{name} is not an object", "a JSON object", type(value).__name__, "Write {...}.")
     for key in value:
         if key not in keys:
             fix = did_you_mean(key, keys, "Remove it.")
-            raise _error(path, f"{name} has an unknown key", " or ".join(map(repr, keys)), repr(key), fix)
+            raise _file_error(path, f"{name} has an unknown key", " or ".join(map(repr, keys)), repr(key), fix)
     return value
 
 
-def _names(path: str, name: str, value: Any) -> frozenset[str]:
+def _read_type_names(path: str, name: str, value: Any) -> frozenset[str]:
     # A comma would end the name where TensorFlow reads the lists.
     if not isinstance(value, list) or not all(isinstance(part, str) and part.isidentifier() for part in value):
-        raise _error(path, f"{name} is not a list of types", "a list of operator types", repr(value), "Correct it.")
+        raise _file_error(
+            path, f"{name} is not a list of types", "a list of operator types", repr(value), "Correct it."
+        )
     return frozenset(value)
 
 
-def _error(path: str, problem: str, expected: str, got: str, fix: str) -> ValueError:
+def _file_error(path: str, problem: str, expected: str, got: str, fix: str) -> ValueError:
     return ValueError(message(f"modify_mixlist {path!r}", problem, expected, got, fix))

@@ -12,20 +12,20 @@ _IMITATED = ", imitated"
 
 
 def dtype_words(low_dtype: str | None, is_imitated: bool) -> str:
-    """Returns a dtype for people to read: "float32", "bfloat16" or "bfloat16, imitated"."""
+    """Returns a description of a dtype: "float32", "bfloat16" or "bfloat16, imitated", for example."""
     return f"{low_dtype or 'float32'}{_IMITATED if is_imitated else ''}"
 
 
 class Policy(NamedTuple):
-    """The operators of a float32 graph that compute in a lower precision, and this precision.
+    """A rule for which operators of a float32 graph compute in a lower precision, and in which dtype.
 
     Variables, and the operators that update them, keep their own dtype under every policy.
 
     Attributes:
-      reach: "nothing"; "mixed": the operators that TensorFlow's lists for mixed precision allow, and those that follow
-        them; "matrix": only matrix products and convolutions, summed in float32, their results rounded to the low
-        dtype and back; "all": every operator with a kernel in the low dtype.
-      low_dtype: "float16" or "bfloat16"; None when the reach is "nothing".
+      reach: the operators in the low dtype. "nothing": no operators. "mixed": the operators that TensorFlow's lists for
+        mixed precision allow, and those that follow them. "matrix": only matrix products and convolutions; sums stay
+        float32, results are rounded to the low dtype and back. "all": every operator with a kernel in the low dtype.
+      low_dtype: "float16" or "bfloat16"; None if `reach` is "nothing".
       is_imitated: whether operators compute in float32, with inputs and outputs rounded to the low dtype.
     """
 
@@ -35,7 +35,7 @@ class Policy(NamedTuple):
 
     @property
     def dtype_words(self) -> str:
-        """The dtype for people to read: "float32", "bfloat16" or "bfloat16, imitated"."""
+        """A description of the dtype: "float32", "bfloat16" or "bfloat16, imitated", for example."""
         return dtype_words(self.low_dtype, self.is_imitated)
 
     def __str__(self) -> str:
@@ -70,14 +70,14 @@ _PERMISSIONS = ("allow_fp32_to_fp16",)
 
 
 def configured_mode(options: TrainingOptions) -> str | None:
-    """Returns the configured precision mode, from either of the two options; None when neither is set."""
+    """Returns the precision mode that one of the two options sets; None if neither option is set."""
     return options.precision_mode_v2 or options.precision_mode
 
 
-def policy_of(options: TrainingOptions, gains_from_float16: bool) -> Policy:
+def configured_policy(options: TrainingOptions, gains_from_float16: bool) -> Policy:
     """Returns the policy of the configured mode.
 
-    A mode that merely permits float16 uses it only on a device that computes faster in it.
+    A mode that only permits float16 uses float16 only on a device that computes faster in float16.
     """
     mode = configured_mode(options)
     if mode in _PERMISSIONS and not gains_from_float16:
@@ -85,6 +85,6 @@ def policy_of(options: TrainingOptions, gains_from_float16: bool) -> Policy:
     return _POLICIES[mode]
 
 
-def is_permission(options: TrainingOptions) -> bool:
+def only_permits_float16(options: TrainingOptions) -> bool:
     """Returns whether the configured mode only permits a lower precision."""
     return configured_mode(options) in _PERMISSIONS

@@ -1,7 +1,7 @@
-"""Keeps variables of a TF 1 graph in 16 bits, while the graph uses them as float32.
+"""Stores variables of a TF 1 graph in 16 bits, while the graph uses their values as float32.
 
-`tf.get_variable` and layers of `tf.layers` get the variable cast to float32, so nothing else in a model has to change.
-If the mode of the session computes in 16 bits, TensorFlow's rewriter removes this cast again.
+`tf.get_variable` and layers of `tf.layers` get the variable's value cast to float32, so nothing else in a model has to
+change. If the precision mode computes in 16 bits, TensorFlow's rewriter removes this cast.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 
 
 @contextlib.contextmanager
-def stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> Iterator[None]:
-    """Stores the float32 variables that `tf.get_variable` makes in a block in "float16" or "bfloat16".
+def get_variable_stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> Iterator[None]:
+    """Makes `tf.get_variable`, in a block, store float32 variables in "float16" or "bfloat16".
 
-    They start with the rounded values of the float32 ones; variables whose name `stays` accepts remain float32.
+    The variables start with rounded float32 values. Variables for whose name `stays` returns True remain float32.
     `tf.Variable` and Keras layers are not affected.
 
     Graph: a cast for each variable.
@@ -35,7 +35,7 @@ def stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> 
         variable = getter(
             name,
             dtype=tf.as_dtype(narrow),
-            initializer=_rounding(initializer, arguments.get("shape"), narrow),
+            initializer=_with_rounding(initializer, arguments.get("shape"), narrow),
             regularizer=None if regularizer is None else lambda value: regularizer(tf.cast(value, tf.float32)),
             **arguments,
         )
@@ -47,8 +47,8 @@ def stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> 
         yield
 
 
-def _rounding(initializer: Any, shape: Any, dtype: str) -> Any:
-    """Wraps an initializer to draw in float32 and round: not all initializers can draw in 16 bits."""
+def _with_rounding(initializer: Any, shape: Any, dtype: str) -> Any:
+    """Wraps an initializer to compute in float32 and round, because not all initializers can compute in 16 bits."""
     if initializer is None:
         initializer = tf.compat.v1.glorot_uniform_initializer()
     if isinstance(initializer, type):
@@ -61,7 +61,7 @@ def _rounding(initializer: Any, shape: Any, dtype: str) -> Any:
 
 
 def _as_float32(variable: Any) -> tf.Tensor:
-    """Returns the float32 value of a variable, to which moving averages can also assign."""
+    """Returns the float32 value of a variable, with `assign` methods, which moving averages call."""
     value = tf.cast(variable, tf.float32)
 
     def assign(method):

@@ -3,8 +3,8 @@
     register_float_function("Softmax")      # in the default graph: sessions of this graph follow
     lists = OpLists().with_half("Softmax")  # or as a value, for `from_opt_level` and `modify_mixlist`
 
-The lists belong to a graph, never to the process. They change what a precision mode lowers and lower nothing by
-themselves: a graph without a mode, and the part of an accelerated training after its switch, stay as they are.
+The lists belong to a graph, never to the process. They change which operators a precision mode lowers. Without a mode,
+and after the switch of an accelerated training, the lists have no effect.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _KEY = ("npu_bridge", "op_lists")  # TensorFlow exports collections with text ke
 
 
 class OpLists(NamedTuple):
-    """Operator types by list; a type is in one set at most: a later call moves it.
+    """Lists of operator types for mixed precision. A type is in at most one list: a later call moves the type.
 
     Attributes:
       half: types that compute in the low dtype.
       floats: types that keep their dtype.
-      promote: types that are lowered only between lowered operators, and stay in float32 after one that stays.
+      promote: types that are lowered only between lowered operators, and stay float32 after a float32 operator.
     """
 
     half: frozenset[str] = frozenset()
@@ -38,27 +38,29 @@ class OpLists(NamedTuple):
     promote: frozenset[str] = frozenset()
 
     def with_half(self, *op_types: str) -> OpLists:
-        """Returns the lists with some types in the low dtype; `ValueError` for a type that cannot be lowered."""
-        return self._with("register_half_function", "half", op_types)
+        """Returns lists with these types added to `half`; raises ValueError for a type that cannot be lowered."""
+        return self._with_types_in("register_half_function", "half", op_types)
 
     def with_float(self, *op_types: str) -> OpLists:
-        """Returns the lists with some types in their own dtype; errors as `with_half`."""
-        return self._with("register_float_function", "floats", op_types)
+        """Returns lists with these types added to `floats`; raises ValueError for a type that cannot be lowered."""
+        return self._with_types_in("register_float_function", "floats", op_types)
 
     def with_promote(self, *op_types: str) -> OpLists:
-        """Returns the lists with some types that follow their inputs; errors as `with_half`."""
-        return self._with("register_promote_function", "promote", op_types)
+        """Returns lists with these types added to `promote`; raises ValueError for a type that cannot be lowered."""
+        return self._with_types_in("register_promote_function", "promote", op_types)
 
     def register(self, graph: tf.Graph | None = None) -> None:
-        """Adds these lists to those of a graph, the default one when None."""
-        _update(graph, lambda lists: lists.with_half(*self.half).with_float(*self.floats).with_promote(*self.promote))
+        """Adds these lists to the lists of a graph; None means the default graph."""
+        _update_registered(
+            graph, lambda lists: lists.with_half(*self.half).with_float(*self.floats).with_promote(*self.promote)
+        )
 
     def as_mixlist(self) -> Mixlist:
         """Converts the lists to a `Mixlist`."""
         return Mixlist(allowed=self.half, denied=self.floats, following=self.promote)
 
     def write_mixlist(self, path: str) -> None:
-        """Writes a file for the option `modify_mixlist`, complete or not at all."""
+        """Writes a file for the option `modify_mixlist`, completely or not at all."""
         following = sorted(self.promote)
         content = {
             "black-list": {"to-add": sorted(self.floats), "to-remove": following},
@@ -67,14 +69,14 @@ class OpLists(NamedTuple):
         write_whole(path, json.dumps(content, indent=2) + "\n")
 
     def write_operator_dtypes(self, path: str, low_dtype: str) -> None:
-        """Writes a file for the option `customize_dtypes`, which fits every precision mode; it lacks `promote`."""
+        """Writes a file for `customize_dtypes`, an option for every precision mode; types in `promote` are left out."""
         dtypes = {**dict.fromkeys(sorted(self.floats), "float32"), **dict.fromkeys(sorted(self.half), low_dtype)}
         rules = (f"OpType::{name}:InputDtype:{dtype},OutputDtype:{dtype}\n" for name, dtype in dtypes.items())
         write_whole(path, "".join(rules))
 
-    def _with(self, where: str, name: str, op_types: Iterable[str]) -> OpLists:
+    def _with_types_in(self, where: str, name: str, op_types: Iterable[str]) -> OpLists:
         for op_type in op_types:
-            _check(where, op_type)
+            _check_op_type(where, op_type)
         moved = frozenset(op_types)
         return OpLists(
             **{field: getattr(self, field) - moved | (moved if field == name else set()) for field in self._fields}
@@ -82,43 +84,45 @@ class OpLists(NamedTuple):
 
 
 def register_half_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Makes operators of a type compute in the low dtype, whatever TensorFlow's lists say.
+    """Makes operators of a type compute in the low dtype, regardless of TensorFlow's lists.
 
-    Call it before the first run of a session that computes them; a later call for the same type wins.
+    Call it before the first session run that computes these operators. A later call for the same type wins.
 
     Args:
       op_type: a TensorFlow operator type, such as "Softmax".
-      graph: the graph; the default one when None.
+      graph: the graph; None means the default graph.
     Raises:
       TypeError: `op_type` is not a text.
-      ValueError: there is no such type, or it has no floating dtype to choose.
+      ValueError: there is no such type, or the type has no floating-point dtype to choose.
     """
-    _update(graph, lambda lists: lists.with_half(op_type))
+    _update_registered(graph, lambda lists: lists.with_half(op_type))
 
 
 def register_float_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Makes operators of a type keep their dtype; otherwise as `register_half_function`."""
-    _update(graph, lambda lists: lists.with_float(op_type))
+    """Makes operators of a type keep their dtype; arguments and errors as for `register_half_function`."""
+    _update_registered(graph, lambda lists: lists.with_float(op_type))
 
 
 def register_promote_function(op_type: str, graph: tf.Graph | None = None) -> None:
-    """Makes operators of a type follow their inputs, in float32 unless all are lowered; otherwise as
-    `register_half_function`."""
-    _update(graph, lambda lists: lists.with_promote(op_type))
+    """Makes operators of a type follow their inputs.
+
+    They compute in float32 unless all inputs are lowered. Arguments and errors are as for `register_half_function`.
+    """
+    _update_registered(graph, lambda lists: lists.with_promote(op_type))
 
 
-def registered(graph: tf.Graph) -> OpLists:
-    """Returns the lists of a graph; empty if none are registered."""
+def registered_lists(graph: tf.Graph) -> OpLists:
+    """Returns the lists registered for a graph, which can be empty."""
     kept = graph.get_collection_ref(_KEY)
     return kept[0] if kept else OpLists()
 
 
-def _update(graph, change):
+def _update_registered(graph, change):
     graph = tf.compat.v1.get_default_graph() if graph is None else graph
-    graph.get_collection_ref(_KEY)[:] = [change(registered(graph))]
+    graph.get_collection_ref(_KEY)[:] = [change(registered_lists(graph))]
 
 
-def _check(where: str, op_type: Any) -> None:
+def _check_op_type(where: str, op_type: Any) -> None:
     expected = "the type of a TensorFlow operator with a floating dtype"
     fix = 'Pass "Softmax", for example; op.type is the type of an operator.'
     check_instance(where, "the operator type", op_type, str, "a text", fix, expected)

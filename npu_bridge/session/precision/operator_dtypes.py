@@ -1,11 +1,12 @@
-"""`customize_dtypes`: reads a file that sets the dtype of single operators, or of all of one type.
+"""`customize_dtypes`: reads a file that sets the dtype of single operators, or of all operators of a type.
 
 # by name, which wins, and by type
 dense/MatMul::InputDtype:float32,float32,OutputDtype:float32
 OpType::MatMulV2:InputDtype:float16,float16,float32,OutputDtype:float32
 
-If all floating inputs and outputs have one dtype, the operator computes in it. If they differ, it computes in float32,
-and rounds the values for which the rule names a 16-bit dtype: a product of float16 values with float32 sums, say.
+If a rule names one dtype for all floating-point inputs and outputs, the operator computes in this dtype. If the dtypes
+differ, the operator computes in float32, and values for which the rule names a 16-bit dtype are rounded; for example, a
+product of float16 values with float32 sums.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _OTHER_TYPES = {
 
 
 class Rounding(NamedTuple):
-    """The low dtypes to which inputs and outputs of an operator are rounded, by position; None rounds nothing."""
+    """The dtypes to which inputs and outputs of an operator are rounded, by position; None means no rounding."""
 
     inputs: tuple[str | None, ...]
     outputs: tuple[str | None, ...]
@@ -47,9 +48,9 @@ class OperatorDtypes(NamedTuple):
     """The rules of a file.
 
     Attributes:
-      by_name, by_type: the dtype to compute in, "float32", "float16" or "bfloat16", by operator name and by
-        TensorFlow's operator type.
-      rounding_by_name, rounding_by_type: the rounding of operators whose inputs and outputs differ.
+      by_name, by_type: the dtype in which operators compute ("float32", "float16" or "bfloat16"), by operator name and
+        by TensorFlow's operator type.
+      rounding_by_name, rounding_by_type: the rounding of operators for which a rule names different dtypes.
     """
 
     by_name: dict[str, str]
@@ -58,16 +59,16 @@ class OperatorDtypes(NamedTuple):
     rounding_by_type: dict[str, Rounding]
 
     @property
-    def rounds(self) -> bool:
-        """Whether anything is rounded."""
+    def has_rounding(self) -> bool:
+        """Whether any rule rounds inputs or outputs."""
         return bool(self.rounding_by_name or self.rounding_by_type)
 
 
 def read_operator_dtypes(path: str) -> OperatorDtypes:
     """Reads a file of rules.
 
-    Operator types may be those of an NPU's compiler (`MatMulV2`, `Conv2DBackpropInputD`). If such a type has more
-    inputs than TensorFlow's, the dtypes of the last ones, such as a bias, are ignored.
+    Operator types of an NPU's compiler (`MatMulV2`, `Conv2DBackpropInputD`) can be used. If such a type has more inputs
+    than TensorFlow's type, the dtypes of the last inputs, such as a bias, are ignored.
 
     Raises:
       ValueError: the file cannot be read, a line is not a rule, or a dtype is unknown.
@@ -90,7 +91,7 @@ def read_operator_dtypes(path: str) -> OperatorDtypes:
         if not rule:
             expected = "NAME::InputDtype:...,OutputDtype:... or OpType::TYPE:InputDtype:...,OutputDtype:..."
             raise ValueError(message(where, "it is not a rule", expected, repr(text), "Correct the line."))
-        dtype, rounding = _asked(where, f"{rule['first']}{rule['input']}", rule["output"])
+        dtype, rounding = _resolve_rule(where, f"{rule['first']}{rule['input']}", rule["output"])
         key, dtypes, roundings = rule["name"], read.by_name, read.rounding_by_name
         if rule["type"]:
             key, dtypes, roundings = _tensorflow_type(rule["type"]), read.by_type, read.rounding_by_type
@@ -104,9 +105,9 @@ def read_operator_dtypes(path: str) -> OperatorDtypes:
     return read
 
 
-def _asked(where: str, inputs: str, outputs: str) -> tuple[str, Rounding | None]:
-    """Returns the dtype to compute in, and the rounding if dtypes differ."""
-    asked = Rounding(_listed(where, inputs), _listed(where, outputs))
+def _resolve_rule(where: str, inputs: str, outputs: str) -> tuple[str, Rounding | None]:
+    """Returns the dtype in which an operator computes, and its rounding if the dtypes of a rule differ."""
+    asked = Rounding(_parse_dtypes(where, inputs), _parse_dtypes(where, outputs))
     dtypes = {dtype for dtype in (*asked.inputs, *asked.outputs) if dtype is not None}
     if not dtypes:
         got = repr(f"{inputs} {outputs}")
@@ -118,8 +119,8 @@ def _asked(where: str, inputs: str, outputs: str) -> tuple[str, Rounding | None]
     return "float32", Rounding(*(tuple(None if word == "float32" else word for word in words) for words in asked))
 
 
-def _listed(where: str, text: str) -> tuple[str | None, ...]:
-    """Reads the floating dtypes of a list by position; None for other dtypes."""
+def _parse_dtypes(where: str, text: str) -> tuple[str | None, ...]:
+    """Parses a list of dtypes; the result has None in place of a dtype that is not floating-point."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in _DTYPES and word not in _OTHERS:
@@ -129,7 +130,7 @@ def _listed(where: str, text: str) -> tuple[str | None, ...]:
 
 
 def _tensorflow_type(name: str) -> str:
-    """Returns TensorFlow's name of an operator type; without one, the name itself, with a line in the log."""
+    """Returns TensorFlow's name of an operator type; if it has none, logs a line and returns `name`."""
     shorter = re.sub(r"(V\d+)?D?$", "", name)
     for candidate in (name, re.sub("D$", "", name), shorter, _OTHER_TYPES.get(name), _OTHER_TYPES.get(shorter)):
         if candidate and operator_definition(candidate) is not None:

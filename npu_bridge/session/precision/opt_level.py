@@ -1,8 +1,9 @@
 """`opt_level="O0".."O3"`: a shorthand for a precision mode, lists of operator types and a kind of loss scale.
 
-The options of a run cast no model, so O2 and O3 lower all operators that have float16. Variables and their updates stay
-float32 in every level, so no level needs a second copy of the weights. Elsewhere O3 means float16 variables.
-Source: the levels of mixed-precision training with PyTorch, in the terms of TensorFlow's rewriter.
+The options of a run do not cast the model, so O2 and O3 lower all operators that have a float16 kernel. Variables and
+their updates stay float32 in every level, so no level needs a second copy of the weights. In contrast, O3 of
+`npu_bridge.amp` has float16 variables. Source: the levels of mixed-precision training with PyTorch, translated to
+TensorFlow's rewriter.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from npu_bridge.base.errors import message, unknown_keyword
-from npu_bridge.session.precision.levels import DYNAMIC, Properties, contradiction, properties_of, read_low_dtype
+from npu_bridge.session.precision.levels import (
+    DYNAMIC,
+    Properties,
+    contradiction_error,
+    level_properties,
+    read_low_dtype,
+)
 from npu_bridge.session.precision.modes import FLOAT16
 from npu_bridge.session.precision.op_lists import OpLists
 
@@ -30,7 +37,7 @@ _DYNAMIC = {
 
 
 class LossScale(NamedTuple):
-    """The loss-scale manager of a level.
+    """Names the loss-scale manager of a level.
 
     Attributes:
       manager: name of the manager's class; None for no loss scale.
@@ -46,8 +53,8 @@ class OptLevel(NamedTuple):
 
     Attributes:
       level: "O0" to "O3".
-      precision_mode_v2: the option of this name.
-      op_lists: operator types that deviate from the mode.
+      precision_mode_v2: value of the option of this name.
+      op_lists: operator types that deviate from the precision mode.
       loss_scale: the loss-scale manager to use.
     """
 
@@ -57,11 +64,11 @@ class OptLevel(NamedTuple):
     loss_scale: LossScale
 
     def options(self, folder: str | None = None) -> dict[str, str]:
-        """Returns the level as arguments of `NPURunConfig`; they have the same names in `parameter_map`.
+        """Returns the level as arguments of `NPURunConfig`; entries of `parameter_map` have the same names.
 
         Args:
-          folder: folder for the file with `op_lists`, created if missing. None leaves the lists out; then
-            `op_lists.register(graph)` can give them to a graph.
+          folder: folder for the file with `op_lists`, created if missing. None leaves `op_lists` out; call
+            `op_lists.register(graph)` instead.
         """
         options = {"precision_mode_v2": self.precision_mode_v2}
         if folder is None or self.op_lists == OpLists():
@@ -81,15 +88,15 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
 
     Args:
       level: "O0", "O1", "O2" or "O3".
-      **overrides: parts of the level to replace; None keeps the part.
-        loss_scale: "dynamic", or a number of at least 1 or its text for a fixed scale; 1.0 scales nothing.
+      **overrides: settings that replace those of the level; None keeps the level's setting.
+        loss_scale: "dynamic", or a fixed scale: a number of at least 1, or its text; 1.0 means no scaling.
         low_dtype: under O1, "float16" or "bfloat16".
-        keep_batchnorm_fp32: True or False, or their texts; only under O2 and O3, as the others keep it anyway.
+        keep_batchnorm_fp32: True or False, or their texts; only under O2 and O3, as O0 and O1 always keep it.
         half_types, float_types, promote_types: under O1, operator types as for `register_half_function` and its
           siblings.
     Raises:
       TypeError: an override does not exist, or has the wrong type.
-      ValueError: there is no such level, an override does not go with it, or its value is not legal.
+      ValueError: there is no such level, the level does not support an override, or a value is not legal.
     Example:
       level = from_opt_level("O1", float_types=["Softplus"])
       config = NPURunConfig(model_dir="out", **level.options("out"))
@@ -99,7 +106,7 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
             raise unknown_keyword(_OWNER, name, _OVERRIDES)
     given = {name: value for name, value in overrides.items() if value is not None}
     of_level = {name: value for name, value in given.items() if name in Properties._fields}
-    properties = properties_of(_OWNER, level, of_level)
+    properties = level_properties(_OWNER, level, of_level)
     mode = properties.precision_mode(read_low_dtype(_OWNER, level, properties, given.get("low_dtype")))
     return OptLevel(level, mode, _op_lists(level, properties, given), _loss_scale(properties.loss_scale))
 
@@ -107,7 +114,7 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
 def _op_lists(level: str, properties: Properties, given: dict[str, Any]) -> OpLists:
     for name in _TYPES:
         if name in given and level != "O1":
-            raise contradiction(_OWNER, name, given, level, "its operators are not chosen by type", "O1")
+            raise contradiction_error(_OWNER, name, given, level, "its operators are not chosen by type", "O1")
     half, floats, promote = (_types(given, name) for name in _TYPES)
     return properties.op_lists().with_half(*half).with_float(*floats).with_promote(*promote)
 

@@ -1,4 +1,4 @@
-"""`Precision`: the mixed precision that options ask for, and the policy of each session run."""
+"""`Precision`: holds the mixed precision that options ask for, and decides the policy of each session run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.machine import missing_units
 from npu_bridge.options import AccelerateTrainMode, TrainingOptions, parse_accelerate_train_mode
 from npu_bridge.session.precision import exemptions, rewriter, rounding
-from npu_bridge.session.precision.executed import Executed
+from npu_bridge.session.precision.executed import OperatorCounts
 from npu_bridge.session.precision.imitation import Imitation
 from npu_bridge.session.precision.mixlist import Mixlist, read_mixlist
-from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16, ORIGINAL, Policy, is_permission, policy_of
-from npu_bridge.session.precision.op_lists import OpLists, registered
+from npu_bridge.session.precision.modes import (
+    BFLOAT16,
+    FLOAT16,
+    ORIGINAL,
+    Policy,
+    configured_policy,
+    only_permits_float16,
+)
+from npu_bridge.session.precision.op_lists import OpLists, registered_lists
 from npu_bridge.session.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
 from npu_bridge.session.precision.switch import Switch
 
@@ -26,10 +33,10 @@ _COSTS = {FLOAT16: 1.6, BFLOAT16: 1.4}
 
 
 def check_files(options: TrainingOptions) -> None:
-    """Reads the files that options of precision name, to raise their errors early.
+    """Reads the files named by `modify_mixlist` and `customize_dtypes`, so that their errors are raised early.
 
     Raises:
-      ValueError: a file cannot be read, or its contents are not legal.
+      ValueError: a file cannot be read, or its content is not legal.
     """
     if options.modify_mixlist:
         read_mixlist(options.modify_mixlist)
@@ -38,21 +45,22 @@ def check_files(options: TrainingOptions) -> None:
 
 
 class Precision:
-    """The precision of one training, with all its successive sessions.
+    """The mixed precision of one training, shared by all its successive sessions.
 
-    It holds whether the switch of an accelerated training has happened, so that a session that follows a failed one,
-    and a second call of `train`, do not start again in low precision.
+    It remembers whether an accelerated training has switched to the original precision. So a session after a failed
+    session, and a second call of `train`, do not start again in low precision.
 
     Attributes:
       configured: the policy of the configured mode.
       low: the policy of the low-precision part of an accelerated training; None without one.
-      switch: when that part ends; None without one.
-      low_dtype: the dtype some operators are lowered to; None when every operator keeps its dtype.
-      imitation: the imitation of this dtype if TensorFlow does not lower to it, else None.
+      switch: decides when the low-precision part ends; None without one.
+      low_dtype: the dtype to which operators are lowered; None if every operator keeps its dtype.
+      imitation: imitates `low_dtype` if TensorFlow cannot lower to this dtype, else None.
 
     Args:
       options: the options of the run.
-      op_lists: changes to the lists of mixed precision for functions; graphs of sessions have their own, registered.
+      op_lists: changes to the lists of mixed precision, for functions only; for sessions, changes are registered with
+        the graph.
     Raises:
       ValueError: a file named by an option cannot be used, or two options ask for different low dtypes.
     """
@@ -60,23 +68,23 @@ class Precision:
     def __init__(self, options: TrainingOptions, op_lists: OpLists | None = None):
         self.configured, self.low, self.switch = ORIGINAL, None, None
         self._op_lists = op_lists or OpLists()
-        self._looks_inside = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
+        self._fetching_options = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
         self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {}, {}, {})
-        self._executed: Executed | None = None
-        plan = self._read(options) if options.use_off_line else None
+        self._executed: OperatorCounts | None = None
+        plan = self._read_options(options) if options.use_off_line else None
         self.low_dtype = self._single_low_dtype()
-        self.imitation = self._new_imitation()
+        self.imitation = self._make_imitation()
         if plan is not None:
             words = "float32" if self.configured == ORIGINAL else str(self.configured)
             self.switch = Switch(plan, options.iterations_per_loop, words, self.low.dtype_words)
 
     @property
     def is_active(self) -> bool:
-        """Whether sessions have to be prepared and attached."""
-        return self.low_dtype is not None or self._dtypes.rounds
+        """Whether sessions need `prepare` and `attach`."""
+        return self.low_dtype is not None or self._dtypes.has_rounding
 
     def prepare(self, session_config: Any) -> None:
-        """Changes a ConfigProto so that its sessions can follow the precision; does nothing if nothing is lowered."""
+        """Changes session settings so that sessions can follow the precision; has no effect if `low_dtype` is None."""
         if self.low_dtype is None:
             return
         if self.imitation is not None:
@@ -90,7 +98,7 @@ class Precision:
         if self.low_dtype == FLOAT16 and is_on_cpu:
             text = "precision: float16 kernels are used, which take many times as long on a CPU as float32 kernels on"
             say_once(logging.WARNING, f"{text} rounded values. Unset {rewriter.IMITATION} for the faster way.")
-        for name in self._looks_inside:
+        for name in self._fetching_options:
             # The rewriter does not lower fetched operators, and this option fetches every tensor it examines.
             say_once(
                 logging.WARNING,
@@ -102,83 +110,85 @@ class Precision:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
     def policy_of_run(self, trained: frozenset[str]) -> Policy:
-        """Returns the policy of a run that is about to start; only runs that train are accelerated.
+        """Returns the policy of a run that is about to start; only training runs can have the policy `low`.
 
         Args:
-          trained: names of the variables it trains, empty when it does not train.
+          trained: names of the variables that the run trains; empty if it does not train.
         Raises:
-          ValueError: see `Switch.is_over`.
-        Ranks: as `Switch.is_over`.
+          ValueError: before the first run, the environment variables of the trigger are missing or unusable.
+        Ranks: collective until the switch.
         """
-        if self.switch is not None and trained and not self.switch.is_over(trained):
+        if self.switch is not None and trained and not self.switch.uses_original(trained):
             return self.low
         if self.configured.reach == "all" and trained:
             say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")
         return self.configured
 
-    def is_to_be_asked(self, policy: Policy) -> bool:
-        """Returns whether to count the lowered operators of a training step: of the first one under a low policy."""
+    def needs_count(self, policy: Policy) -> bool:
+        """Returns whether to count the lowered operators: in the first training step under a low-precision policy."""
         return policy.low_dtype is not None and self._executed is None
 
-    def note_executed(self, policy: Policy, executed: Executed | None) -> None:
-        """Notes the count of the first training step under a policy, and warns if none of its operators is lowered."""
-        self._executed = executed or Executed(1, 1)  # without a count, it is assumed to be lowered
-        if self.is_in_vain and environment.probable_rank() == 0:
+    def record_counts(self, policy: Policy, executed: OperatorCounts | None) -> None:
+        """Stores the count of lowered operators in the first training step, and warns if no operator is lowered."""
+        self._executed = executed or OperatorCounts(1, 1)  # without a count, it is assumed to be lowered
+        if self.has_no_effect and environment.probable_rank() == 0:
             text = (
                 f"precision: {policy.low_dtype} was asked for, and none of the {self._executed.total} operators of "
                 f"this training step is lowered: all of them compute in float32."
             )
             say_once(logging.WARNING, text)
-        self.tell_plan()
+        self.log_plan()
 
-    def tell_plan(self) -> None:
-        """Logs the plan of an accelerated training that has begun, once."""
+    def log_plan(self) -> None:
+        """Logs the plan of an accelerated training, once, when the training has begun."""
         if self.switch is not None:
-            self.switch.tell_plan(self.is_in_vain)
+            self.switch.log_plan(self.has_no_effect)
 
     @property
-    def is_in_vain(self) -> bool:
-        """Whether the operators of a training step were counted and none computes in the low dtype."""
+    def has_no_effect(self) -> bool:
+        """Whether the operators of a training step were counted, and no operator computes in the low dtype."""
         return self._executed is not None and not self._executed.lowered
 
-    def as_executed(self, policy: Policy | None) -> Policy | None:
-        """Returns the policy that a training step really follows: the original one if it lowers nothing."""
-        return ORIGINAL if policy is not None and self.is_in_vain else policy
+    def effective_policy(self, policy: Policy | None) -> Policy | None:
+        """Returns the policy that training steps really follow: the original precision if no operator is lowered."""
+        return ORIGINAL if policy is not None and self.has_no_effect else policy
 
-    def variables(self, policy: Policy, graph: tf.Graph | None) -> dict[str, str]:
+    def rewriter_variables(self, policy: Policy, graph: tf.Graph | None) -> dict[str, str]:
         """Returns the environment variables to set while an executor of a graph is built under a policy.
 
-        Without a graph they are for functions yet to come, which can hold operators of every type.
+        With None instead of a graph, the variables are for functions, which can hold operators of every type.
         """
         if graph is None:
             types = () if policy.reach == "mixed" else dir(tf.raw_ops)
             asked, lists = self._dtypes.by_type, self._op_lists
         else:
-            types, asked = rewriter.types_in(graph), exemptions.asked_types(self._dtypes, graph)
-            lists = registered(graph)
-        return rewriter.variables_of(rewriter.make_lists(policy, types, self._mixlist, asked, lists.as_mixlist()))
+            types, asked = rewriter.types_in(graph), exemptions.requested_types(self._dtypes, graph)
+            lists = registered_lists(graph)
+        return rewriter.list_variables(rewriter.make_lists(policy, types, self._mixlist, asked, lists.as_mixlist()))
 
     @property
-    def asks_for_single_operators(self) -> bool:
-        """Whether rules name operators, or round single inputs or outputs."""
-        return bool(self._dtypes.by_name) or self._dtypes.rounds
+    def has_rules_for_single_ops(self) -> bool:
+        """Whether rules of `customize_dtypes` name single operators, or round single inputs or outputs."""
+        return bool(self._dtypes.by_name) or self._dtypes.has_rounding
 
     def round_new_operators(self, graph: tf.Graph) -> None:
-        """Rounds values of a graph's new operators: as `customize_dtypes` asks, and to imitate a dtype."""
+        """Adds rounding to a graph's new operators, if `customize_dtypes` asks for it or a dtype is imitated."""
         rounding.round_values(self._dtypes, graph)
         if self.imitation is not None:
             self.imitation.round_new_operators(graph)
 
-    def kept_ops(self, policy: Policy, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+    def ops_keeping_dtype(self, policy: Policy, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
         """Returns the operators of a run that keep their dtype under a policy."""
         ops = sorted(ops, key=lambda op: op.name)
-        lists = [self._mixlist, *([registered(ops[0].graph).as_mixlist()] if ops else [])]
-        return exemptions.kept_ops(self._dtypes, policy, ops, frozenset().union(*(each.allowed for each in lists)))
+        lists = [self._mixlist, *([registered_lists(ops[0].graph).as_mixlist()] if ops else [])]
+        return exemptions.ops_keeping_dtype(
+            self._dtypes, policy, ops, frozenset().union(*(each.allowed for each in lists))
+        )
 
-    def _read(self, options: TrainingOptions) -> AccelerateTrainMode | None:
-        """Reads the options; returns the plan of an accelerated training."""
-        self.configured = policy_of(options, gains_from_float16=rewriter.device_kind() == "GPU")
-        if is_permission(options) and self.configured == ORIGINAL:
+    def _read_options(self, options: TrainingOptions) -> AccelerateTrainMode | None:
+        """Reads the options; returns the plan of an accelerated training, or None."""
+        self.configured = configured_policy(options, gains_from_float16=rewriter.device_kind() == "GPU")
+        if only_permits_float16(options) and self.configured == ORIGINAL:
             say_once(logging.INFO, "precision: allow_fp32_to_fp16 permits float16; this CPU stays in float32.")
         plan = parse_accelerate_train_mode(options.accelerate_train_mode)
         if plan is not None:
@@ -189,17 +199,17 @@ class Precision:
             self._dtypes = read_operator_dtypes(options.customize_dtypes)
         return plan
 
-    def _new_imitation(self) -> Imitation | None:
-        """Makes the imitation of the low dtype, if TensorFlow cannot lower to it or lacks a type that a file names."""
+    def _make_imitation(self) -> Imitation | None:
+        """Makes an imitation of the low dtype if TensorFlow cannot lower to it, or lacks a kernel that a file needs."""
         dtype = self.low_dtype
         if dtype is None:
             return None
         named = {name for name, asked in self._dtypes.by_type.items() if asked == dtype} | self._mixlist.allowed
-        if rewriter.lowers(dtype) and not any(rewriter.lacks_kernel(name, dtype) for name in named):
+        if rewriter.can_lower(dtype) and not any(rewriter.lacks_kernel(name, dtype) for name in named):
             return None
         self.configured, self.low = (_imitated(policy) for policy in (self.configured, self.low))
         policies = [policy for policy in (self.configured, self.low) if policy is not None]
-        return Imitation(dtype, policies, self.variables, self.kept_ops)
+        return Imitation(dtype, policies, self.rewriter_variables, self.ops_keeping_dtype)
 
     def _single_low_dtype(self) -> str | None:
         asked = {*self._dtypes.by_name.values(), *self._dtypes.by_type.values()} - {"float32"}

@@ -1,19 +1,19 @@
 """Sets the switches and the operator lists of TensorFlow's auto-mixed-precision graph rewriter.
 
-When a session builds an executor, the rewriter inserts casts in a copy of the graph and changes the dtype of operators.
+When a session builds an executor, the rewriter changes dtypes of operators and inserts casts, in a copy of the graph.
 It reads its lists from the environment at that moment, so one session can build executors of different precision. Facts
 about TensorFlow 2.15:
 
-- Only operator types of the allow list start a change; with none of them in the graph, the graph stays as it is, node
-  for node. Infer-list types follow the operators before them, clear-list types join two changed neighbours, deny-list
-  types never change. A type in two lists is an error.
+- Only operator types of the allow list start a change; without such operators the graph is not changed at all.
+  Infer-list types follow the operators before them, clear-list types join two changed neighbours, deny-list types never
+  change. A type in two lists is an error.
 - Operators that are fetched, or are targets of a run, are left alone.
-- Operators on reference variables, stateful ones, and ones without a kernel in the low dtype are left alone.
-- float16 kernels of CPUs add up in float16, and products are many times slower. TensorFlow's products do not use the
-  float16 units of CPUs that have some: with `avx512_fp16` one of 128 x 128 took 17 times as long as a float32 product
-  of rounded values, one of 1024 x 1024 150 times, with oneDNN and without. So float16 kernels run only if a variable
-  asks for them; otherwise float16 is imitated (`imitation.py`).
-- bfloat16 is lowered only on CPUs with AVX-512, by oneDNN. Everywhere else it is imitated.
+- Stateful operators, and operators on reference variables or without a kernel in the low dtype, are left alone.
+- float16 kernels of CPUs sum in float16, and matrix products are many times slower than in float32. TensorFlow's
+  products do not use the float16 units of CPUs that have such units: with `avx512_fp16` a 128 x 128 product took 17
+  times as long as a float32 product of rounded values, a 1024 x 1024 product 150 times, with or without oneDNN. So
+  float16 kernels run only if an environment variable asks for them; otherwise float16 is imitated (`imitation.py`).
+- bfloat16 is lowered only on CPUs with AVX-512, by oneDNN. On other CPUs bfloat16 is imitated.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MATRIX_TYPES = frozenset(
 )
 # Never forced into a list: types that only move values between frames (the rewriter colours loops as a whole), have
 # no single dtype, or hold their value as an attribute.
-_LEFT_ALONE = frozenset(
+_EXCLUDED_TYPES = frozenset(
     {
         "Cast",
         "Const",
@@ -83,8 +83,8 @@ _LEFT_ALONE = frozenset(
 )
 
 
-class Lists(NamedTuple):
-    """Operator types to put into one list each; `removed` ones are taken out of the list they are in."""
+class RewriterLists(NamedTuple):
+    """Changes to the rewriter's lists: operator types to add to each list, and types to remove (`removed`)."""
 
     allow: frozenset[str] = frozenset()
     infer: frozenset[str] = frozenset()
@@ -93,19 +93,19 @@ class Lists(NamedTuple):
 
 
 def device_kind() -> str:
-    """Returns "GPU" when TensorFlow sees one, else "CPU"."""
+    """Returns "GPU" if TensorFlow has a GPU, else "CPU"."""
     return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
 
 
-def lowers(low_dtype: str) -> bool:
-    """Returns whether TensorFlow's rewriter lowers operators to this dtype here; otherwise it is imitated."""
+def can_lower(low_dtype: str) -> bool:
+    """Returns whether TensorFlow's rewriter can lower operators to a dtype on this machine."""
     if device_kind() == "GPU":
         return ("GPU", low_dtype) in _SWITCHES
     return not is_imitation_on() if low_dtype == FLOAT16 else _lowers_bfloat16()
 
 
 def lacks_kernel(op_type: str, low_dtype: str) -> bool:
-    """Returns whether operators of a type have a kernel on this machine's devices, but none in a low dtype."""
+    """Returns whether an operator type has a float32 kernel on this machine, but no kernel in the low dtype."""
     return has_kernel(op_type, tf.float32, device_kind()) and not has_kernel(
         op_type, tf.as_dtype(low_dtype), device_kind()
     )
@@ -113,7 +113,7 @@ def lacks_kernel(op_type: str, low_dtype: str) -> bool:
 
 @functools.cache
 def _lowers_bfloat16() -> bool:
-    """Tries the rewriter: the answer depends on the processor, on oneDNN, and on the build of TensorFlow."""
+    """Tries whether the rewriter lowers to bfloat16, which depends on the processor, oneDNN and TensorFlow's build."""
     config = tf.compat.v1.ConfigProto()
     name = _SWITCHES["CPU", BFLOAT16]
     rewrites = config.graph_options.rewrite_options
@@ -134,7 +134,7 @@ def _lowers_bfloat16() -> bool:
 
 
 def switch_on(session_config: Any, low_dtype: str) -> None:
-    """Makes sessions with these settings run the rewriter for a dtype that it lowers to here."""
+    """Changes session settings so that the rewriter runs for a dtype, to which it can lower on this machine."""
     rewrites = session_config.graph_options.rewrite_options
     name = _SWITCHES[device_kind(), low_dtype]
     setattr(rewrites, name, RewriterConfig.ON)
@@ -149,17 +149,17 @@ def make_lists(
     policy: Policy,
     types: Iterable[str],
     mixlist: Mixlist,
-    asked_types: dict[str, str],
+    requested_types: dict[str, str],
     registered: Mixlist | None = None,
-) -> Lists:
-    """Makes the lists with which the rewriter follows a policy.
+) -> RewriterLists:
+    """Returns the changes to the rewriter's lists with which it follows a policy.
 
     Args:
       policy: the policy to follow.
       types: operator types of the graph.
-      mixlist: changes the user made to the lists of mixed precision.
-      asked_types: dtype by operator type; wins over everything else.
-      registered: changes that go with the graph, for every policy that lowers something; they win over `mixlist`.
+      mixlist: the user's changes to the lists of mixed precision.
+      requested_types: requested dtypes by operator type, which win over everything else.
+      registered: changes registered with the graph, which win over `mixlist`; used if the policy lowers any operators.
     """
     types = frozenset(types)
     allow, infer, deny, removed = set(), set(), set(), set()
@@ -168,27 +168,27 @@ def make_lists(
     elif policy.reach == "matrix":
         allow, removed = set(MATRIX_TYPES), set(types)
     elif policy.reach == "all":
-        allow = {name for name in types if _computes(name)}
+        allow = {name for name in types if _is_computing_type(name)}
     else:
         removed = set(types)
     if registered is not None and policy.reach != "nothing":
         moved = frozenset().union(*registered)
         allow, infer, deny = allow - moved, infer - moved, deny - moved
         allow, infer, deny = allow | registered.allowed, infer | registered.following, deny | registered.denied
-    lowered = {name for name, dtype in asked_types.items() if dtype != "float32"}
-    kept = frozenset(asked_types) - lowered
+    lowered = {name for name, dtype in requested_types.items() if dtype != "float32"}
+    kept = frozenset(requested_types) - lowered
     allow, infer, deny = (allow | lowered) - kept, infer - lowered - kept, (deny - lowered) | kept
-    return Lists(*map(frozenset, (allow, infer, deny, removed - allow - infer - deny)))
+    return RewriterLists(*map(frozenset, (allow, infer, deny, removed - allow - infer - deny)))
 
 
 def is_imitation_on() -> bool:
-    """Returns whether a CPU imitates float16 by float32 kernels on rounded values; a variable can turn this off."""
+    """Returns whether a CPU imitates float16 with rounded float32 values; an environment variable can turn this off."""
     said = environment.read_variable(IMITATION)
     return said is None or said.lower() not in ("0", "false")
 
 
-def variables_of(lists: Lists) -> dict[str, str]:
-    """Returns the environment variables that give an executor these lists, added to their present values."""
+def list_variables(lists: RewriterLists) -> dict[str, str]:
+    """Returns the environment variables that pass list changes to the rewriter, in addition to their present values."""
     wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
     everywhere = lists.allow | lists.infer | lists.deny | lists.removed
     variables = {IMITATION: "0"}
@@ -203,13 +203,13 @@ def variables_of(lists: Lists) -> dict[str, str]:
 
 
 def types_in(graph: tf.Graph) -> frozenset[str]:
-    """Returns the operator types of a graph and of the functions it holds."""
+    """Returns the operator types in a graph and its functions."""
     inside = {node.op for function in function_definitions(graph) for node in function.node_def}
     return frozenset(inside.union(op.type for op in graph.get_operations()))
 
 
 def has_floating_type(name: str) -> bool:
-    """Returns whether an operator type of this name exists, with an input that can be float16 as well as float32."""
+    """Returns whether an operator type exists and has an input that can be float16 or float32."""
     definition = operator_definition(name)
     if definition is None:
         return False
@@ -222,9 +222,9 @@ def has_floating_type(name: str) -> bool:
     return False
 
 
-def _computes(name: str) -> bool:
+def _is_computing_type(name: str) -> bool:
     """Returns whether operators of a type have typed inputs and keep no state."""
-    if name in _LEFT_ALONE or "TensorList" in name:
+    if name in _EXCLUDED_TYPES or "TensorList" in name:
         return False
     definition = operator_definition(name)
     if definition is None or definition.is_stateful or not definition.input_arg:

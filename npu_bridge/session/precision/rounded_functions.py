@@ -1,4 +1,4 @@
-"""Copies functions, and rounds the operators that mixed precision lowers in them to 16 bits."""
+"""Copies functions and, in the copies, rounds operators that mixed precision lowers to 16 bits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.graphs import operator_definition
 from npu_bridge.graph.functions import called_functions
-from npu_bridge.session.precision.executed import MOVING, Executed
-from npu_bridge.session.precision.lowering import Node, low_attributes, lowered, positions
+from npu_bridge.session.precision.executed import PASSING_TYPES, OperatorCounts
+from npu_bridge.session.precision.lowering import Node, argument_of_each_value, low_attributes, lowered_ops
 from npu_bridge.session.precision.type_lists import EXACT, TypeLists
 
 _FLOAT32 = tf.float32.as_datatype_enum
@@ -32,19 +32,20 @@ def calls_of(op: tf.Operation) -> list[str]:
     return called_functions(op.node_def) if op.type in _CALLING else []
 
 
-class _Place(NamedTuple):
-    """An operator of a definition: as a node, and the names of its outputs in the definition."""
+class _FunctionNode(NamedTuple):
+    """An operator of a function definition: as a node, with the names of its outputs in the definition."""
 
     node: Node
     outputs: tuple[str, ...]
 
 
 class RoundedFunctions:
-    """A maker of rounded copies of functions and of the functions they call, each copied once.
+    """Makes rounded copies of functions, and of the functions that they call; each function is copied once.
 
     Args:
-      find: returns the FunctionDef of a name, or None.
-      lists, low_dtype: the operator types to lower, and their dtype.
+      find: returns the FunctionDef of a function by name, or None.
+      lists: the lists of operator types.
+      low_dtype: the dtype to which operators are rounded.
       is_exempt: returns whether a `NodeDef` keeps its dtype.
       suffix: a unique ending for the names of the copies.
     """
@@ -60,30 +61,30 @@ class RoundedFunctions:
         self._find, self._lists, self._low_dtype, self._is_exempt = find, lists, low_dtype, is_exempt
         self._suffix = suffix
         self._names: dict[str, str] = {}
-        self._counts: dict[str, Executed] = {}
-        self._new: list[Any] = []  # definitions made since the last `take_new`
+        self._counts: dict[str, OperatorCounts] = {}
+        self._new: list[Any] = []  # definitions made since the last `take_new_definitions`
 
-    def rounded(self, name: str) -> str:
-        """Returns the name of the rounded copy of a function; its own name if it has nothing to round."""
+    def rounded_name(self, name: str) -> str:
+        """Returns the name of the rounded copy of a function, or the function's own name if it needs no rounding."""
         if name not in self._names:
             self._names[name] = name  # a recursive call stays unrounded
             definition = self._find(name)
             if definition is not None and not _is_compiled(definition):
-                self._names[name] = self._copied(name, definition)
+                self._names[name] = self._copy_rounded(name, definition)
         return self._names[name]
 
-    def count(self, name: str) -> Executed:
-        """Returns the number of rounded and of all floating-point operators of a function and those it calls."""
-        return self._counts.get(name, Executed(0, 0))
+    def count(self, name: str) -> OperatorCounts:
+        """Counts rounded and all floating-point operators of a function and of the functions that it calls."""
+        return self._counts.get(name, OperatorCounts(0, 0))
 
-    def take_new(self) -> list[Any]:
-        """Returns the definitions that were made since the last call, each before those that call it."""
+    def take_new_definitions(self) -> list[Any]:
+        """Returns the copies made since the last call of this method; a function comes before its callers."""
         new, self._new = self._new, []
         return new
 
     def add_to(self, graph: tf.Graph) -> None:
-        """Adds definitions that were made since the last call to the library of a graph."""
-        new = self.take_new()
+        """Adds the copies made since the last call to the function library of a graph."""
+        new = self.take_new_definitions()
         if new:
             holder = tf.compat.v1.GraphDef()
             holder.versions.CopyFrom(graph.graph_def_versions)
@@ -91,25 +92,25 @@ class RoundedFunctions:
             with graph.as_default():
                 tf.graph_util.import_graph_def(holder, name="")
 
-    def _copied(self, name, definition):
+    def _copy_rounded(self, name, definition):
         copy = type(definition)()
         copy.CopyFrom(definition)
         calls_rounded = False
-        total = Executed(0, 0)
+        total = OperatorCounts(0, 0)
         for node in copy.node_def:
             for attribute in node.attr.values() if node.op in _CALLING else ():
                 for function in [attribute.func] if attribute.HasField("func") else attribute.list.func:
-                    other = self.rounded(function.name)
-                    total = total.plus(self.count(function.name))
+                    other = self.rounded_name(function.name)
+                    total = total.add(self.count(function.name))
                     calls_rounded |= other != function.name
                     function.name = other
-        places = _places(copy.node_def, self._is_exempt)
-        found = lowered({key: place.node for key, place in places.items()}, self._lists, self._low_dtype)
-        computing = [place for place in places.values() if place.node.inputs and place.node.type not in MOVING]
-        self._counts[name] = total.plus(Executed(len(found), len(computing)))
+        places = _nodes_by_name(copy.node_def, self._is_exempt)
+        found = lowered_ops({key: place.node for key, place in places.items()}, self._lists, self._low_dtype)
+        computing = [place for place in places.values() if place.node.inputs and place.node.type not in PASSING_TYPES]
+        self._counts[name] = total.add(OperatorCounts(len(found), len(computing)))
         if not found and not calls_rounded:
             return name
-        _Rounding(copy, places, found, self._low_dtype).apply()
+        _CastInserter(copy, places, found, self._low_dtype).apply()
         copy.signature.name = f"{name}{self._suffix}"
         for key in _IMPLEMENTATION:
             copy.attr.pop(key, None)
@@ -117,36 +118,36 @@ class RoundedFunctions:
         return copy.signature.name
 
 
-class _Rounding:
-    """The insertion of pairs of casts around the operators of one definition."""
+class _CastInserter:
+    """Inserts pairs of casts around operators of a function definition."""
 
-    def __init__(self, definition: Any, places: Mapping[str, _Place], found: frozenset[str], low_dtype: str):
-        self._definition, self._places, self._found, self._low_dtype = definition, places, found, low_dtype
+    def __init__(self, definition: Any, places: Mapping[str, _FunctionNode], found: frozenset[str], low_dtype: str):
+        self._definition, self._nodes_by_name, self._found, self._low_dtype = definition, places, found, low_dtype
         self._rounded: dict[str, str] = {}  # rounded values, by value
         self._replaced: dict[str, str] = {}  # outputs that all operators read rounded
         self._exact: set[str] = set()  # values that need no rounding
         self._casts: list[Any] = []
 
     def apply(self) -> None:
-        """Changes the definition."""
+        """Inserts the casts into the definition."""
         nodes = list(self._definition.node_def)
         for node in nodes:
             if node.name in self._found:
                 self._decide_outputs(node)
         rounded = self._exact.union(self._replaced.values())
         for node in nodes:
-            low = self._places[node.name].node.inputs if node.name in self._found else ()
+            low = self._nodes_by_name[node.name].node.inputs if node.name in self._found else ()
             for position, value in enumerate(_data_inputs(node)):
                 value = self._replaced.get(value, value)
                 if position in low and value not in rounded:
-                    value = self._pair(value, node, position)
+                    value = self._add_cast_pair(value, node, position)
                 node.input[position] = value
         for key, value in self._definition.ret.items():
             self._definition.ret[key] = self._replaced.get(value, value)
         self._definition.node_def.extend(self._casts)
 
     def _decide_outputs(self, node):
-        place = self._places[node.name]
+        place = self._nodes_by_name[node.name]
         is_exact = node.op in EXACT and bool(place.node.inputs)  # all of which are rounded
         for position in place.node.outputs:
             value = place.outputs[position]
@@ -155,7 +156,7 @@ class _Rounding:
             else:
                 self._replaced[value] = self._cast_back(value, node, f"output_{position}")
 
-    def _pair(self, value, node, position):
+    def _add_cast_pair(self, value, node, position):
         if value not in self._rounded:
             self._rounded[value] = self._cast_back(value, node, f"input_{position}")
         return self._rounded[value]
@@ -178,8 +179,8 @@ def _data_inputs(node: Any) -> list[str]:
     return [value for value in node.input if not value.startswith("^")]
 
 
-def _places(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> dict[str, _Place]:
-    """Returns the operators of a definition by name."""
+def _nodes_by_name(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> dict[str, _FunctionNode]:
+    """Returns the operators of a function definition by name."""
     nodes = list(nodes)
     outputs = {node.name: _outputs(node) for node in nodes}
     producers = {value: (name, index) for name, values in outputs.items() for index, value in enumerate(values)}
@@ -187,27 +188,31 @@ def _places(nodes: Iterable[Any], is_exempt: Callable[[Any], bool]) -> dict[str,
     for node in nodes:
         definition = operator_definition(node.op)
         sources = tuple(producers.get(value, ("", 0)) for value in _data_inputs(node))
-        low = [(), ()] if definition is None else [_low(node, definition, part) for part in ("input_arg", "output_arg")]
+        low = (
+            [(), ()]
+            if definition is None
+            else [_low_positions(node, definition, part) for part in ("input_arg", "output_arg")]
+        )
         is_stateful = definition is not None and definition.is_stateful
         single = Node(node.op, sources, *low, may_change=not is_stateful and not is_exempt(node))
-        places[node.name] = _Place(single, outputs[node.name])
+        places[node.name] = _FunctionNode(single, outputs[node.name])
     return places
 
 
 def _outputs(node: Any) -> tuple[str, ...]:
-    """Returns the names of an operator's outputs in its definition."""
+    """Returns the names of an operator's outputs, as other operators of the definition refer to them."""
     definition = operator_definition(node.op)
     if definition is None:
         return ()
-    flat = [argument.name for argument in positions(definition.output_arg, _attributes(node, definition))]
+    flat = [argument.name for argument in argument_of_each_value(definition.output_arg, _attributes(node, definition))]
     return tuple(f"{node.name}:{name}:{place - flat.index(name)}" for place, name in enumerate(flat))
 
 
-def _low(node, definition, part):
+def _low_positions(node, definition, part):
     attributes, value_of = low_attributes(node.op), _attributes(node, definition)
     return tuple(
         place
-        for place, argument in enumerate(positions(getattr(definition, part), value_of))
+        for place, argument in enumerate(argument_of_each_value(getattr(definition, part), value_of))
         if argument.type_attr in attributes and value_of(argument.type_attr) == _FLOAT32
     )
 

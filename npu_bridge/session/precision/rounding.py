@@ -1,10 +1,10 @@
 """Rounds inputs and outputs of operators to 16 bits, while the operators compute in float32.
 
-Pairs of casts, to the low dtype and back, go into the graph itself, before a session runs the operators: TensorFlow
-ignores later changes. So the graph shows the rounding.
+Pairs of casts, to the low dtype and back, are added to the graph before a session runs the operators, because
+TensorFlow ignores later changes. So the rounding is visible in the graph.
 
-A guard, a boolean scalar, chooses at each run between the rounded value and the exact one: sessions that do not feed it
-compute without rounding. Operators that call functions run with rounded copies of these under a guard.
+A guard (a boolean scalar) chooses in each run between the rounded and the exact value. Sessions that do not feed the
+guard compute without rounding. Under a guard, operators that call functions call rounded copies of the functions.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ _LOOPS = ("StatelessWhile", "While")
 BY_RULES = "rules"  # the layer of `customize_dtypes`, which has no guard
 
 
-class Layer:
-    """The rounding that one module has put into a graph.
+class RoundingLayer:
+    """The operators for rounding that one module has added to a graph.
 
     Attributes:
       name: name of the layer, as marked on its operators.
       guard: boolean scalar that turns the rounding on; None if it is always on.
-      seen_ops: the number of operators of the graph that are processed.
-      replaced: by reference of an original output, the tensor that consumers read in its place.
-      found: names of the operators around which it rounds.
-      calls: by operator that calls functions, and by reference of its outputs, the element a run asks for in its place.
+      seen_ops: number of operators of the graph that have been processed.
+      replaced: dict from the reference of an output to the tensor that its consumers read instead.
+      found: names of the operators whose inputs or outputs are rounded.
+      calls: dict from an operator that calls functions, or the reference of its output, to the element that runs use
+        instead.
     """
 
     def __init__(self, name: str, guard: tf.Tensor | None):
@@ -61,24 +62,24 @@ class Layer:
         self._are_rounded: set = set()
 
     def round_operators(self, ops: Iterable[tf.Operation], rule_of: Callable[[tf.Operation], Rounding | None]) -> None:
-        """Rounds around operators of a graph that is open for changes; each is given once, in order of creation."""
+        """Adds rounding to operators of a graph open for changes; pass each operator once, in order of creation."""
         for op in ops:
-            if is_own(op):
+            if is_rounding_op(op):
                 continue
             rule = rule_of(op)
             for position, tensor in enumerate(op.inputs):
                 tensor = self.replaced.get(tensor.ref(), tensor)
-                if rule is not None and position < len(rule.inputs) and _is_exact(tensor, rule.inputs[position]):
-                    tensor = self._rounded_input(op, position, tensor, rule.inputs[position])
+                if rule is not None and position < len(rule.inputs) and _needs_rounding(tensor, rule.inputs[position]):
+                    tensor = self._add_input_rounding(op, position, tensor, rule.inputs[position])
                 if tensor is not op.inputs[position]:
                     update_input(op, position, tensor)
             if rule is not None:
                 self._round_outputs(op, rule)
 
     def replace_calls(self, op: tf.Operation, functions: Mapping[str, str]) -> None:
-        """Makes an operator call other functions, by name, under the guard."""
+        """Makes an operator call other functions if the guard is True; `functions` maps old to new names."""
         name = f"{op.name}{_WORD}call"
-        with _where(op):
+        with _placed_like(op):
             pairs = [
                 tf.raw_ops.Switch(data=tensor, pred=self.guard, name=f"{name}/input") for tensor in list(op.inputs)
             ]
@@ -92,7 +93,7 @@ class Layer:
                     [pair.output_true for pair in pairs],
                     [tensor.dtype for tensor in op.outputs],
                     name=name,
-                    attrs=_with_functions(op, functions),
+                    attrs=_attributes_calling(op, functions),
                 )
             readers = [list(tensor.consumers()) for tensor in op.outputs]
             waiting = control_outputs(op)
@@ -121,17 +122,17 @@ class Layer:
             remove_control_inputs(user)
             add_control_inputs(user, [*others, done])
 
-    def _rounded_input(self, op, position, tensor, dtype):
+    def _add_input_rounding(self, op, position, tensor, dtype):
         if tensor.ref() in self._are_rounded or _layer_of(tensor.op) == self.name:
             return tensor
         key = (tensor.ref(), op.device, id(control_flow_context(op)))
         if key not in self._inputs:
-            self._inputs[key] = self._rounded(tensor, dtype, op, f"input_{position}")
+            self._inputs[key] = self._add_casts(tensor, dtype, op, f"input_{position}")
         return self._inputs[key]
 
     def _round_outputs(self, op, rule):
         for position, (tensor, dtype) in enumerate(zip(op.outputs, rule.outputs)):
-            if not _is_exact(tensor, dtype):
+            if not _needs_rounding(tensor, dtype):
                 continue
             consumers = list(tensor.consumers())
             if any(_OUTPUT in user.name and _layer_of(user) == self.name for user in consumers):
@@ -139,7 +140,7 @@ class Layer:
             if op.type in EXACT and _rounds_all_inputs(op, rule):
                 self._are_rounded.add(tensor.ref())
                 continue
-            self._redirect(tensor, self._rounded(tensor, dtype, op, f"output_{position}"), consumers)
+            self._redirect(tensor, self._add_casts(tensor, dtype, op, f"output_{position}"), consumers)
 
     def _redirect(self, tensor, replacement, consumers):
         """Makes present and future consumers of a tensor read another one."""
@@ -149,10 +150,10 @@ class Layer:
                 if taken is tensor:
                     update_input(consumer, place, replacement)
 
-    def _rounded(self, tensor, dtype, op, which):
-        """Casts a value to the low dtype and back, on the device and in the loop or condition of an operator."""
+    def _add_casts(self, tensor, dtype, op, which):
+        """Casts a value to the low dtype and back, on an operator's device and in its control-flow context."""
         name = f"{op.name}{_WORD}{which}"
-        with _where(op):
+        with _placed_like(op):
             if self.guard is None:
                 parts = [tf.cast(tensor, dtype, name=f"{name}/{dtype}")]
                 parts.append(tf.cast(parts[0], tensor.dtype.base_dtype, name=name))
@@ -166,17 +167,17 @@ class Layer:
         return parts[-1]
 
     def _mark(self, op):
-        mark_as_own(op, self.name)
+        mark_as_rounding_op(op, self.name)
 
 
 def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
-    """Adds the roundings of a file of rules to the new operators of a graph, finalized or not.
+    """Adds the rounding of `customize_dtypes` to the new operators of a graph, even if it is finalized.
 
-    The rules of the first call hold for a graph: each operator is changed once.
+    Each operator is changed once, so rules of a later call apply to later operators only.
 
     Graph: two casts named `<operator>/rounded_...` for each rounded value.
     """
-    if not dtypes.rounds:
+    if not dtypes.has_rounding:
         return
     with new_operators(graph, BY_RULES, lambda: None) as (layer, ops):
         if ops:
@@ -189,12 +190,12 @@ def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
 @contextlib.contextmanager
 def new_operators(
     graph: tf.Graph, name: str, make_guard: Callable[[], tf.Tensor | None]
-) -> Iterator[tuple[Layer, Sequence[tf.Operation]]]:
-    """Yields a layer of a graph and the operators new to it; in the block the graph can be changed."""
+) -> Iterator[tuple[RoundingLayer, Sequence[tf.Operation]]]:
+    """Yields a rounding layer of a graph and the operators new to this layer; in the block the graph can be changed."""
     layers = layers_of(graph)
     if name not in layers:
         with opened_for_changes(graph):
-            layers[name] = Layer(name, make_guard())
+            layers[name] = RoundingLayer(name, make_guard())
     layer = layers[name]
     ops = graph.get_operations()
     new_ops = ops[layer.seen_ops :]
@@ -206,55 +207,55 @@ def new_operators(
     layer.seen_ops = len(graph.get_operations())
 
 
-def layers_of(graph: tf.Graph) -> dict[str, Layer]:
-    """Returns the layers of rounding in a graph, by name."""
+def layers_of(graph: tf.Graph) -> dict[str, RoundingLayer]:
+    """Returns the rounding layers of a graph by name."""
     found = graph.get_collection_ref(_KEY)
     if not found:
         found.append({})
     return found[0]
 
 
-def is_own(op: tf.Operation) -> bool:
+def is_rounding_op(op: tf.Operation) -> bool:
     """Returns whether an operator was inserted to round a value, or is a copy of such an operator."""
     return _layer_of(op) is not None
 
 
 def operator_behind(op: tf.Operation) -> tf.Operation:
-    """Returns the operator whose values this one rounds; the operator itself if it does not round."""
-    return op.graph.get_operation_by_name(op.name[: op.name.rindex(_WORD)]) if is_own(op) else op
+    """Returns the operator whose values a rounding operator rounds; any other operator is returned itself."""
+    return op.graph.get_operation_by_name(op.name[: op.name.rindex(_WORD)]) if is_rounding_op(op) else op
 
 
-def mark_as_own(op: tf.Operation, layer: str) -> None:
-    """Marks an operator, whose name has `/rounded_` in it, as inserted by a layer."""
+def mark_as_rounding_op(op: tf.Operation, layer: str) -> None:
+    """Marks an operator, whose name must contain `/rounded_`, as inserted by a rounding layer."""
     set_attribute(op, _LAYER, tf.compat.v1.AttrValue(s=layer.encode()))
 
 
 def unrounded(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor from which a rounded one was made; an unrounded one itself."""
-    while tensor.op.type in ("Cast", "Merge", "Switch") and is_own(tensor.op):
+    """Returns the original of a rounded tensor; any other tensor is returned itself."""
+    while tensor.op.type in ("Cast", "Merge", "Switch") and is_rounding_op(tensor.op):
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def round_calls(functions: RoundedFunctions, layer: Layer, ops: Iterable[tf.Operation]) -> None:
-    """Replaces the functions that operators call by rounded ones under a layer's guard."""
+def round_calls(functions: RoundedFunctions, layer: RoundingLayer, ops: Iterable[tf.Operation]) -> None:
+    """Makes operators call rounded copies of their functions if the guard of a rounding layer is True."""
     for op in ops:
-        names = {} if is_own(op) else {name: functions.rounded(name) for name in calls_of(op)}
+        names = {} if is_rounding_op(op) else {name: functions.rounded_name(name) for name in calls_of(op)}
         if any(name != other for name, other in names.items()):
             functions.add_to(op.graph)
             layer.replace_calls(op, names)
 
 
 @contextlib.contextmanager
-def _where(op: tf.Operation) -> Iterator[None]:
-    """Opens the device and control-flow context of an operator, without a name scope, for new operators."""
+def _placed_like(op: tf.Operation) -> Iterator[None]:
+    """Creates the operators of a block on an operator's device and in its control-flow context, without name scope."""
     graph = op.graph
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(op.device or None):
         with inside_control_flow_context(graph, control_flow_context(op)):
             yield
 
 
-def _with_functions(op, functions):
+def _attributes_calling(op, functions):
     attributes = {name: value for name, value in op.node_def.attr.items() if name != "_class"}
     for value in attributes.values():
         for function in [value.func] if value.HasField("func") else value.list.func:
@@ -276,7 +277,7 @@ def _rounds_all_inputs(op: tf.Operation, rule: Rounding) -> bool:
     return bool(read) and all(place < len(rule.inputs) and rule.inputs[place] is not None for place in read)
 
 
-def _is_exact(tensor: tf.Tensor, dtype: str | None) -> bool:
+def _needs_rounding(tensor: tf.Tensor, dtype: str | None) -> bool:
     return dtype is not None and tensor.dtype.base_dtype == tf.float32
 
 

@@ -1,4 +1,4 @@
-"""Holds the switch of an accelerated training to its configured precision, and the hook that reports its progress."""
+"""Defines the switch of an accelerated training to its configured precision, and a hook that reports progress to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective.apart import GraphApart
 from npu_bridge.options import AccelerateTrainMode
-from npu_bridge.session.precision.accelerate import VARIABLES, Progress, Verdict, describe, judge, read_progress
+from npu_bridge.session.precision.accelerate import (
+    VARIABLES,
+    Progress,
+    SwitchDecision,
+    decide_switch,
+    describe_plan,
+    read_progress,
+)
 
 _LOG = logger(__name__)
 _BALLOT = "npu_bridge_precision_ballot"
@@ -22,9 +29,9 @@ _BALLOT = "npu_bridge_precision_ballot"
 class Switch:
     """The one-way switch of a training from low to original precision.
 
-    It reads the progress from the environment before every run (`STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and
-    `TARGET_LOSS`), which `TellMeStepOrLossHook` or the script writes. Ranks decide together: the switch comes when it
-    is due on every rank, so they never compute one step in different precisions.
+    Before every run it reads the progress from environment variables (`STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and
+    `TARGET_LOSS`), which `TellMeStepOrLossHook` or the script sets. Ranks decide together: they switch when the switch
+    is due on every rank, so they never compute a step in different precisions.
     """
 
     def __init__(
@@ -43,19 +50,19 @@ class Switch:
         self._maximum: GraphApart | None = None
         self._runs_to_skip = 0
 
-    def count_steps_with(self, fallback: Callable[[], Progress] | None) -> None:
-        """Sets the function that returns the progress of a step trigger when neither of its variables is set."""
+    def set_step_fallback(self, fallback: Callable[[], Progress] | None) -> None:
+        """Sets a function that returns the progress if neither environment variable of a step trigger is set."""
         self._fallback = fallback if self.plan.trigger == "step" else None
 
-    def is_over(self, training: frozenset[str]) -> bool:
-        """Returns whether a run that is about to start runs in the original precision.
+    def uses_original(self, training: frozenset[str]) -> bool:
+        """Returns whether a run that is about to start must use the original precision.
 
-        Before the switch, the first run of a training is always in low precision. Trainings of a process are kept
-        apart by the variables they train.
+        Before the switch, the first run of a training always uses low precision. Several trainings of a process are
+        distinguished by the variables that they train.
 
         Raises:
-          ValueError: before the first run, the variables of the trigger are missing or unusable.
-        Ranks: collective while the switch has not happened; every rank asks before every training run.
+          ValueError: before the first run, the environment variables of the trigger are missing or unusable.
+        Ranks: collective until the switch; every rank calls it before every training run.
         """
         with self._lock:
             if self.has_happened:
@@ -63,14 +70,14 @@ class Switch:
             if training not in self._started:
                 progress = self._progress()
                 if not self._started:
-                    self._plan_text = describe(self.plan, progress, self._steps_per_run, self._original, self._low)
+                    self._plan_text = describe_plan(self.plan, progress, self._steps_per_run, self._original, self._low)
                 self._started.add(training)
                 return False
-            verdict = self._judge()
-            if self._agree(verdict.runs_left) > 0:
+            decision = self._decide()
+            if self._agree_on_runs_left(decision.runs_left) > 0:
                 return False
             self.has_happened = True
-            if not verdict.is_expected:
+            if not decision.is_expected:
                 _LOG.warning(
                     "accelerate_train_mode: the switch comes earlier or later than planned. Expected STEP_NOW to "
                     "reach the ratio of TOTAL_STEP exactly; got STEP_NOW=%s of TOTAL_STEP=%s with %d steps in a run. "
@@ -80,17 +87,17 @@ class Switch:
                 )
             return True
 
-    def tell_plan(self, is_in_vain: bool = False) -> None:
-        """Logs, once a training has begun, which of its steps are in which precision, unless none is lowered."""
+    def log_plan(self, has_no_effect: bool = False) -> None:
+        """Logs, once the training has begun, which steps run in which precision, unless no operator is lowered."""
         text, self._plan_text = self._plan_text, ""
-        if text and not is_in_vain:
-            self._say("precision: %s.", text)
+        if text and not has_no_effect:
+            self._log_on_rank_0("precision: %s.", text)
 
-    def report(self, secs: float, what_took: str = "building it") -> None:
-        """Logs that the switch has happened, and how long the new executor took."""
+    def log_switch(self, secs: float, what_took: str = "building it") -> None:
+        """Logs that the switch has happened, and how long building the new executor took."""
         texts = {trigger: environment.read_variable(now) for trigger, (_, now) in VARIABLES.items()}
         where = ", ".join(f"{trigger} {text}" for trigger, text in texts.items() if text)
-        self._say(
+        self._log_on_rank_0(
             "precision: %s from here on (%s); %s took %.2f s.",
             self._original,
             where or "progress counted by the global step",
@@ -98,14 +105,14 @@ class Switch:
             secs,
         )
 
-    def _judge(self) -> Verdict:
+    def _decide(self) -> SwitchDecision:
         try:
-            return judge(self.plan, self._progress(), self._steps_per_run)
+            return decide_switch(self.plan, self._progress(), self._steps_per_run)
         except ValueError as error:
             if not self._has_warned:
                 self._has_warned = True
                 _LOG.warning("accelerate_train_mode: training continues in %s. %s", self._low, error)
-            return Verdict(1)
+            return SwitchDecision(1)
 
     def _progress(self) -> Progress:
         texts = self._texts()
@@ -117,8 +124,8 @@ class Switch:
         goal, now = VARIABLES[self.plan.trigger]
         return environment.read_variable(goal), environment.read_variable(now)
 
-    def _agree(self, runs_left: int) -> int:
-        """Returns the most runs that any rank has left; the ranks exchange numbers again only after those."""
+    def _agree_on_runs_left(self, runs_left: int) -> int:
+        """Returns the maximum of all ranks' `runs_left`; the ranks communicate again only after that many runs."""
         communicator = collective.current()
         if communicator.size == 1:
             return runs_left
@@ -133,15 +140,15 @@ class Switch:
             self._maximum.close()
         return most
 
-    def _say(self, text: str, *values: object) -> None:
+    def _log_on_rank_0(self, text: str, *values: object) -> None:
         if environment.probable_rank() == 0:
             _LOG.info(text, *values)
 
 
 class ProgressVariablesHook(tf.estimator.SessionRunHook):
-    """Writes `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`, after every run; the switch reads them.
+    """A hook that sets `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`, after every run, for `Switch`.
 
-    Arguments and errors are those of the documented hook.
+    Arguments and errors are those of `TellMeStepOrLossHook`.
     """
 
     def __init__(self, step=None, total_step=None, loss=None, final_loss=None):

@@ -1,12 +1,12 @@
-"""Holds the lists of operator types for mixed precision, as TensorFlow's rewriter has them.
+"""Holds TensorFlow's lists of operator types for mixed precision.
 
-- *allow*: always lowered; other types are lowered because of these.
-- *infer*: lowered between lowered operators; in bfloat16 also right after one.
-- *clear*: choose, move or compare values, so they are lowered where their neighbours are.
-- *deny*: never lowered, nor is an infer type that follows one.
+- *allow*: always lowered. Other types are lowered only near operators of this list.
+- *infer*: lowered between lowered operators; in bfloat16 also right after a lowered operator.
+- *clear*: types that choose, move or compare values; lowered if their neighbours are lowered.
+- *deny*: never lowered; an operator of the infer list that follows is not lowered either.
 
 Source: the lists that TensorFlow 2.15 writes to `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH`, without the types
-that only GPUs have. Later versions have moved a few types; these lists apply there too, so that an
+that only GPUs have. Later versions have moved a few types. These lists are used with later versions too, so that an
 imitated training gives the same numbers.
 """
 
@@ -21,7 +21,7 @@ PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
 
 
 class TypeLists(NamedTuple):
-    """Operator types by list; a type is in one list at most."""
+    """The operator types in each list; a type is in at most one list."""
 
     allow: frozenset[str]
     infer: frozenset[str]
@@ -85,11 +85,12 @@ EXACT = (_BOTH.clear | _ALSO[FLOAT16].clear | _ALSO[BFLOAT16].clear) - _ADDING
 
 
 def lists_under(low_dtype: str, variables: Mapping[str, str]) -> TypeLists:
-    """Returns the lists for a low dtype with the changes that variables of TensorFlow's rewriter make to them.
+    """Returns the lists for a low dtype, after the changes in the environment variables of TensorFlow's rewriter.
 
     Args:
       low_dtype: "float16" or "bfloat16".
-      variables: comma-separated types by variable, such as `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_ALLOWLIST_ADD`.
+      variables: dict from a variable, such as `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_ALLOWLIST_ADD`, to comma-separated
+        types.
     """
     changed = []
     for name, common, also in zip(TypeLists._fields, _BOTH, _ALSO[low_dtype]):

@@ -104,7 +104,7 @@ def damaged(path, kind):
         ("empty", "is not an array of numpy: "),
         ("noise", "is not an array of numpy: "),
         ("in its header", "is not an array of numpy: "),
-        ("cut off", r"is cut off: its header announces 528 bytes, the file has 478\.$"),
+        ("cut off", r"is truncated: by its header it needs 528 bytes, but it has 478\.$"),
         ("object", "holds no numbers but object"),
     ],
 )

@@ -98,4 +98,4 @@ def test_the_fragile_types_of_a_fit_are_found(command, trials, tmp_path):
     mixlist = json.loads((tmp_path / "bisect" / "mixlist.json").read_text())
     assert mixlist == {"black-list": {"to-add": ["BatchMatMulV2"]}}, output
     code, output = command(bisect, "--out", "other", "--low", "force_fp16", "--steps", 3, "train.py")
-    assert code == 2 and "model.fit can keep types of operators alone" in output
+    assert code == 2 and "in model.fit only types of operators can be kept" in output

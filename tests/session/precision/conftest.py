@@ -18,9 +18,9 @@ def no_progress_variables(monkeypatch):
 @pytest.fixture(params=["kernels", "imitated"])
 def bfloat16(request, monkeypatch):
     """The test runs with TensorFlow's bfloat16 kernels, and again as on a processor that TensorFlow has none for."""
-    lowers = rewriter.lowers
+    lowers = rewriter.can_lower
     if request.param == "imitated":
-        monkeypatch.setattr(rewriter, "lowers", lambda dtype: dtype != "bfloat16" and lowers(dtype))
+        monkeypatch.setattr(rewriter, "can_lower", lambda dtype: dtype != "bfloat16" and lowers(dtype))
     elif not lowers("bfloat16"):
         pytest.skip("TensorFlow does not lower to bfloat16 on this CPU")
     return request.param

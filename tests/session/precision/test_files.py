@@ -82,7 +82,7 @@ OpType::Conv2DBackpropInputD:InputDtype:float32,float32,OutputDtype:float32
 """
         )
     )
-    assert not read.rounds
+    assert not read.has_rounding
     assert read.by_name == {"dense/MatMul": "float16"}
     assert read.by_type == {
         "Softmax": "float32",

@@ -15,7 +15,7 @@ from npu_bridge.session.precision import imitation, rewriter
 from npu_bridge.session.precision.functions import low_precision
 from npu_bridge.session.precision.hook import PrecisionHook
 from npu_bridge.session.precision.live_session import attach
-from npu_bridge.session.precision.lowering import lowered
+from npu_bridge.session.precision.lowering import lowered_ops
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
@@ -181,7 +181,7 @@ def outputs_and_gradient(build, weights):
 @pytest.mark.parametrize("build", [perceptron, recurrent, conditional, by_calls])
 def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
     """In functions, loops and conditions are functions; in the session they are those of TensorFlow 1."""
-    monkeypatch.setattr(rewriter, "lowers", lambda dtype: False)
+    monkeypatch.setattr(rewriter, "can_lower", lambda dtype: False)
     values = np.random.RandomState(4).randn(16, 16).astype(np.float32) / 4
     function = tf.function(functools.partial(outputs_and_gradient, build), autograph=False)
     precision = precision_of(precision_mode_v2=mode)
@@ -209,9 +209,9 @@ def test_functions_compute_what_sessions_do(build, mode, monkeypatch):
 
 
 def test_operators_that_are_made_in_each_step_are_not_judged_with_the_whole_graph(monkeypatch):
-    monkeypatch.setattr(rewriter, "lowers", lambda dtype: False)
+    monkeypatch.setattr(rewriter, "can_lower", lambda dtype: False)
     judged = []
-    monkeypatch.setattr(imitation, "lowered", lambda *arguments: judged.append(1) or lowered(*arguments))
+    monkeypatch.setattr(imitation, "lowered_ops", lambda *arguments: judged.append(1) or lowered_ops(*arguments))
     model = Dense()
     with session_of(model.graph, precision_of(precision_mode_v2="mixed_bfloat16")) as session:
         session.run(model.init)

@@ -11,7 +11,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge.base.tf_internals.functions import rewritten_graph
 from npu_bridge.session.precision import rewriter
-from npu_bridge.session.precision.lowering import lowered, node_of_op
+from npu_bridge.session.precision.lowering import lowered_ops, node_of_op
 from npu_bridge.session.precision.type_lists import lists_under
 
 tf1 = tf.compat.v1
@@ -71,7 +71,7 @@ def lowered_by_tensorflow(graph, fetches, low_dtype):
 def test_the_same_operators_as_by_tensorflow(model, low_dtype, has_references, monkeypatch):
     if not tf.__version__.startswith("2.15."):
         pytest.skip("later versions of TensorFlow have other lists; those of 2.15 hold here whatever the version")
-    if low_dtype == "bfloat16" and not rewriter.lowers(low_dtype):
+    if low_dtype == "bfloat16" and not rewriter.can_lower(low_dtype):
         pytest.skip("TensorFlow lowers nothing to bfloat16 here, so there is nothing to compare with")
     are_functions = tf1.control_flow_v2_enabled()
     tf1.disable_control_flow_v2()
@@ -85,7 +85,7 @@ def test_the_same_operators_as_by_tensorflow(model, low_dtype, has_references, m
         op.name: node_of_op(op, lambda tensor: tensor, op.name not in fetches and not op.op_def.is_stateful)
         for op in graph.get_operations()
     }
-    ours = lowered(nodes, lists_under(low_dtype, os.environ), low_dtype)
+    ours = lowered_ops(nodes, lists_under(low_dtype, os.environ), low_dtype)
     theirs = lowered_by_tensorflow(graph, fetches, low_dtype)
     assert len(theirs) > 5
     assert ours == theirs

@@ -9,8 +9,8 @@ from npu_bridge.options import read_session_config, with_entry
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
 from npu_bridge.session.precision import Precision, rewriter
 from npu_bridge.session.precision.mixlist import Mixlist
-from npu_bridge.session.precision.modes import ORIGINAL, Policy, is_permission, policy_of
-from npu_bridge.session.precision.rewriter import Lists, make_lists, variables_of
+from npu_bridge.session.precision.modes import ORIGINAL, Policy, configured_policy, only_permits_float16
+from npu_bridge.session.precision.rewriter import RewriterLists, list_variables, make_lists
 
 POLICIES = {
     "must_keep_origin_dtype": ORIGINAL,
@@ -41,19 +41,19 @@ def test_every_mode_has_a_policy():
 @pytest.mark.parametrize("gains", [True, False])
 def test_policies(key, modes, gains):
     for mode in set(modes) & set(POLICIES):
-        assert policy_of(options(**{key: mode}), gains) == POLICIES[mode]
-        assert not is_permission(options(**{key: mode}))
+        assert configured_policy(options(**{key: mode}), gains) == POLICIES[mode]
+        assert not only_permits_float16(options(**{key: mode}))
 
 
 def test_unset_keeps_the_graph():
-    assert policy_of(options(), True) == ORIGINAL
+    assert configured_policy(options(), True) == ORIGINAL
 
 
 def test_a_permission_is_used_where_it_gains():
     permitted = options(precision_mode="allow_fp32_to_fp16")
-    assert is_permission(permitted)
-    assert policy_of(permitted, gains_from_float16=True) == Policy("matrix", "float16")
-    assert policy_of(permitted, gains_from_float16=False) == ORIGINAL
+    assert only_permits_float16(permitted)
+    assert configured_policy(permitted, gains_from_float16=True) == Policy("matrix", "float16")
+    assert configured_policy(permitted, gains_from_float16=False) == ORIGINAL
 
 
 def test_bfloat16_on_a_gpu_is_imitated(monkeypatch):
@@ -66,7 +66,7 @@ def test_bfloat16_on_a_gpu_is_imitated(monkeypatch):
     precision, config = Precision(options(precision_mode_v2="mixed_float16")), tf.compat.v1.ConfigProto()
     precision.prepare(config)
     assert config.graph_options.rewrite_options.auto_mixed_precision == RewriterConfig.ON
-    assert policy_of(options(precision_mode="allow_fp32_to_fp16"), True).reach == "matrix"
+    assert configured_policy(options(precision_mode="allow_fp32_to_fp16"), True).reach == "matrix"
 
 
 @pytest.mark.parametrize("mode", REFUSED)
@@ -76,20 +76,22 @@ def test_dtypes_that_do_not_exist(mode):
 
 
 def test_lists_of_the_original_precision_allow_nothing():
-    assert make_lists(ORIGINAL, ["MatMul", "Relu"], Mixlist(), {}) == Lists(removed=frozenset({"MatMul", "Relu"}))
+    assert make_lists(ORIGINAL, ["MatMul", "Relu"], Mixlist(), {}) == RewriterLists(
+        removed=frozenset({"MatMul", "Relu"})
+    )
 
 
 def test_an_asked_type_beats_mode_and_mixlist():
     mixlist = Mixlist(frozenset({"Relu"}), frozenset({"Tanh"}), frozenset({"Exp"}))
     asked = {"Relu": "float32", "Tanh": "float16", "Exp": "float32"}
     lists = make_lists(Policy("mixed", "float16"), [], mixlist, asked)
-    assert lists == Lists(allow=frozenset({"Tanh"}), deny=frozenset({"Relu", "Exp"}))
+    assert lists == RewriterLists(allow=frozenset({"Tanh"}), deny=frozenset({"Relu", "Exp"}))
 
 
 def test_a_type_is_added_to_one_list_and_removed_from_the_others(monkeypatch):
     # Sessions that imitate float16 leave loops out for the rest of the process.
     monkeypatch.delenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_CLEARLIST_REMOVE", raising=False)
-    variables = variables_of(Lists(frozenset("A"), frozenset("I"), frozenset("D"), frozenset("R")))
+    variables = list_variables(RewriterLists(frozenset("A"), frozenset("I"), frozenset("D"), frozenset("R")))
     said = {name.rpartition("REWRITE_")[2]: text for name, text in variables.items()}
     assert said.pop("EMULATE_FP16") == "0"
     assert said == {

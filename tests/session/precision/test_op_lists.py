@@ -14,7 +14,7 @@ from npu_bridge.session.precision import (
     register_promote_function,
 )
 from npu_bridge.session.precision.mixlist import read_mixlist
-from npu_bridge.session.precision.op_lists import registered
+from npu_bridge.session.precision.op_lists import registered_lists
 from npu_bridge.session.precision.operator_dtypes import read_operator_dtypes
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
@@ -116,9 +116,9 @@ def test_the_last_word_counts(graph):
     register_promote_function("Softmax")
     register_float_function("Softmax")
     register_float_function("Softmax")
-    assert registered(graph) == OpLists(floats=frozenset({"Softmax"}))
+    assert registered_lists(graph) == OpLists(floats=frozenset({"Softmax"}))
     OpLists().with_half("Softmax", "Exp").register()
-    assert registered(graph) == OpLists(half=frozenset({"Softmax", "Exp"}))
+    assert registered_lists(graph) == OpLists(half=frozenset({"Softmax", "Exp"}))
 
 
 def test_files_say_the_same(tmp_path):
@@ -145,4 +145,4 @@ def test_what_is_no_type_to_lower(register, op_type, kind, blamed, graph):
     with pytest.raises(kind, match=blamed) as caught:
         register(op_type)
     assert register.__name__ in str(caught.value)
-    assert registered(graph) == OpLists()
+    assert registered_lists(graph) == OpLists()
