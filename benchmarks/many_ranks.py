@@ -60,7 +60,7 @@ def request(line, value=b""):
 os.close(int(sys.argv[1]))  # its number may be beyond what `select` takes
 request(f"PUT /{secret}/many/{rank}", b"here")
 request(f"GET /{secret}/many/0")
-send('{"heeds": true}')
+send('{"can_stop_after_step": true}')
 print("up", os.getpid(), flush=True)
 unread = b""
 while True:

@@ -15,7 +15,7 @@ from npu_bridge.base.files import write_whole
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, path_here
-from npu_run.command_line import ScriptCommand, ending_on, launcher_options, say
+from npu_run.command_line import ScriptCommand, exit_on, launcher_options, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
 from npu_run.repeat import repeat_folder
@@ -64,7 +64,7 @@ def bisect(
     ever fewer operators in float32: whole name scopes first, then types, then single operators. Prints the set.
     """
     bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
-    with ending_on(LaunchError):
+    with exit_on(LaunchError):
         sys.exit(bisection.run())
 
 
@@ -100,8 +100,8 @@ class Bisection:
             return self._search()
 
     def _search(self) -> int:
-        self._go_on()
-        self._measure()
+        self._load_earlier_runs()
+        self._train_float32_runs()
         operators = self._read_operators()
         self._is_by_type = all(operator.name == operator.type for operator in operators)  # those of model.fit
         if self._is_by_type and not self._low.startswith("allow_mix"):
@@ -110,14 +110,14 @@ class Bisection:
                 f"allow_mix_precision, allow_mix_precision_fp16 or allow_mix_precision_bf16; got {self._low}."
             )
         self._say(f"{len(operators)} operators may be lowered")
-        found = smallest_kept(operators, self._passes)
+        found = smallest_kept(operators, self._does_run_pass)
         if found is None:
-            self._tell(
+            self._print_always(
                 f"even with all {len(operators)} operators in float32 the run is outside: the difference is in no "
                 f"operator of a session run that trains. Compare {os.path.join(self._shown, 'run-001')} with repeat-0."
             )
             return 2
-        self._conclude(found, len(operators))
+        self._print_result(found, len(operators))
         return 0
 
     def _read_operators(self) -> list[Operator]:
@@ -133,7 +133,7 @@ class Bisection:
     def _shown(self) -> str:
         return path_here(self.folder)
 
-    def _go_on(self) -> None:
+    def _load_earlier_runs(self) -> None:
         """Loads the runs of an earlier search in this folder; raises LaunchError if that search had other settings."""
         path = Path(self.folder, _STATE)
         if not path.exists():
@@ -157,7 +157,7 @@ class Bisection:
         self._runs = runs
         self._say(f"resumes after {len(self._runs)} runs in low precision")
 
-    def _measure(self) -> None:
+    def _train_float32_runs(self) -> None:
         """Trains in float32 as often as the noise band needs, and measures the band."""
         for number in range(_REFERENCES):
             folder = repeat_folder(self.folder, number)
@@ -183,20 +183,24 @@ class Bisection:
         self._band = Float32Band([repeat_folder(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
         self._say(f"float32: {self._band}")
 
-    def _passes(self, kept: frozenset[str]) -> bool:
+    def _does_run_pass(self, kept: frozenset[str]) -> bool:
         names = sorted(kept)
         for run in self._runs:
             if run["kept"] == names:
                 return run["passes"]
         if self._is_by_type:
-            return self._try(names, {"modify_mixlist": self._write_types(names, f"{self._next()}.json")})
-        return self._try(names, {"customize_dtypes": self._write_names(names, f"{self._next()}.txt")})
+            return self._train_and_judge(
+                names, {"modify_mixlist": self._write_types(names, f"{self._next_run_name()}.json")}
+            )
+        return self._train_and_judge(
+            names, {"customize_dtypes": self._write_names(names, f"{self._next_run_name()}.txt")}
+        )
 
-    def _try(self, kept: list[str], options: dict[str, Any], what: str = "") -> bool:
+    def _train_and_judge(self, kept: list[str], options: dict[str, Any], what: str = "") -> bool:
         """Trains once in low precision, and records whether the run passed."""
         if len(self._runs) + _REFERENCES >= self._max_runs:
             raise OutOfRuns
-        folder = os.path.join(self.folder, self._next())
+        folder = os.path.join(self.folder, self._next_run_name())
         trial = Trial(folder=folder, seed=0, steps=self._steps)
         code = self._train(trial, {"precision_mode": self._low, "precision_mode_v2": None, **options})
         passes, why = (False, f"exit code {code}") if code else self._band.judge(folder)
@@ -213,7 +217,7 @@ class Bisection:
         imposed = {"precision_mode_v2": None, "iterations_per_loop": 1, "accelerate_train_mode": None, **options}
         return run_trial(trial, self._command, imposed, os.path.join(trial.folder, "output.log"))
 
-    def _next(self) -> str:
+    def _next_run_name(self) -> str:
         return f"run-{len(self._runs):03d}"
 
     def _write_names(self, names: Sequence[str], file: str) -> str:
@@ -228,14 +232,14 @@ class Bisection:
         Path(path).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
         return path
 
-    def _conclude(self, found: Found, count: int) -> None:
+    def _print_result(self, found: Found, count: int) -> None:
         """Prints the operators to keep in float32 and how to do so, and tries whether listing their types is enough."""
         if not found.kept:
-            self._tell(f"none of {count} operators must stay float32: {self._low} passes as it is")
+            self._print_always(f"none of {count} operators must stay float32: {self._low} passes as it is")
             return
         runs = len(self._runs) + _REFERENCES
         what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs are the limit"
-        self._tell(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
+        self._print_always(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
         if self._is_by_type:
             types = [operator.type for operator in found.kept]
             echo(
@@ -248,7 +252,7 @@ class Bisection:
         lines = [f"\noperators, exactly: customize_dtypes={path_here(names)!r}"]
         lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
         lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
-        lines += [f"\nthe same in the script, with npu_scope:\n{_scopes(found.kept)}"]
+        lines += [f"\nthe same in the script, with npu_scope:\n{_scope_code(found.kept)}"]
         lines += [f"\nall operators of their types: modify_mixlist={path_here(mixlist)!r} ({', '.join(types)})"]
         echo("\n".join(lines))
         if not self._low.startswith("allow_mix"):
@@ -265,17 +269,17 @@ class Bisection:
 
     def _try_types(self, types: Sequence[str], mixlist: str) -> bool:
         label = f"mix list of {', '.join(types)}"
-        return self._try([label], {"modify_mixlist": mixlist}, label)
+        return self._train_and_judge([label], {"modify_mixlist": mixlist}, label)
 
     def _say(self, text: str) -> None:
         say(f"npu-run bisect: {text}")
 
-    def _tell(self, text: str) -> None:
+    def _print_always(self, text: str) -> None:
         """Prints a result, even with `--quiet`."""
         echo(f"npu-run bisect: {text}", err=True)
 
 
-def _scopes(kept: Sequence[Operator]) -> str:
+def _scope_code(kept: Sequence[Operator]) -> str:
     """Returns script code that keeps operators in float32: a block for each script line that makes any of them."""
     lines: dict[str, list[str]] = {}
     for operator in kept:

@@ -10,14 +10,14 @@ import click
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.terminal import echo
-from npu_run.check_page import facts_of, make_page
-from npu_run.command_line import is_quiet, reading_command
+from npu_run.check_page import findings_as_facts, format_findings
+from npu_run.command_line import is_quiet, script_reading_command
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.source_choice import REPORT_FILES, SourceChoice
 
 
-@reading_command
+@script_reading_command
 @click.option("--run", is_flag=True, help="Run SCRIPT, too, and list at its end the names it met.")
 @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks of --run. Default: 1.")
 @click.option("-o", "--out", metavar="FILE", help="Write what was found to FILE, too (JSON).")
@@ -38,11 +38,11 @@ def check(
         choice._replace(report=os.path.abspath(out) if out else "").announce()
         _run([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
     found = choice.survey(script)
-    facts = facts_of(script, found)
+    facts = findings_as_facts(script, found)
     if out is not None:
         write_whole(out, json.dumps(facts, indent=1), REPORT_FILES)
     is_fatal = any(finding.is_fatal for finding in found.findings)
-    return int(is_fatal), facts, lambda: echo(make_page(script, found))
+    return int(is_fatal), facts, lambda: echo(format_findings(script, found))
 
 
 def _run(words: list[str]) -> None:

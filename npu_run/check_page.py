@@ -23,28 +23,28 @@ _TITLES = {
 }
 
 
-def facts_of(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str, Any]:
+def findings_as_facts(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str, Any]:
     """Returns the findings as plain data, for JSON."""
     return {
         "script": script,
         "tensorflow": found.era,
         "files": found.files,
-        "findings": [_row(each) for each in found.findings],
-        "met": [_row(each) for each in entries],
+        "findings": [_finding_facts(each) for each in found.findings],
+        "met": [_finding_facts(each) for each in entries],
     }
 
 
-def _row(each: Finding | Entry) -> dict[str, str]:
+def _finding_facts(each: Finding | Entry) -> dict[str, str]:
     row = {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
     return row | ({"severity": each.severity} if hasattr(each, "severity") else {})
 
 
-def _said_of(each: Finding | Entry) -> str:
+def _finding_text(each: Finding | Entry) -> str:
     what = f"{each.what} ({each.severity})" if each.kind == "ranks" else each.what
     return f"{what}: {each.remark}" if each.remark else what
 
 
-def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
+def format_findings(script: str, found: Survey, entries: list[Entry] = ()) -> str:
     """Returns the findings as text to print: a block for each kind of finding, and a verdict."""
     lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
     blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}
@@ -52,7 +52,7 @@ def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
         rows = list(entries) if kind == "met" else blocks[kind]
         if rows:
             lines += ["", f"{title}:"]
-            lines += [f"  {each.place}: {_said_of(each)}" for each in rows]
+            lines += [f"  {each.place}: {_finding_text(each)}" for each in rows]
     count, needed = len(blocks["cannot work"]), len(blocks["needed"])
     verdict = [f"{count} name(s) or file(s) cannot work."] if count else []
     verdict += [f"{needed} package(s) or variable(s) must be installed or set first."] if needed else []

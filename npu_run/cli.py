@@ -98,7 +98,7 @@ class _Launcher(ScriptCommand):
                 formatter.write_dl([(name.ljust(width), _RANGE.sub("", text)) for name, text in each])
 
 
-def _finite(context: click.Context, option: click.Parameter, number: float | None) -> float | None:
+def _check_finite(context: click.Context, option: click.Parameter, number: float | None) -> float | None:
     """Returns a number of seconds; refuses infinity, and NaN, which would pass every check of a bound."""
     if number is not None and not math.isfinite(number):
         raise click.BadParameter(f"expected seconds, 0 for never; got {number}.")
@@ -132,7 +132,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
 @click.option(
     "--stall-secs",
     type=click.FloatRange(min=0),
-    callback=_finite,
+    callback=_check_finite,
     metavar="SECS",
     help="End the job when a rank has waited so long; 0: never. Default: when all ranks have waited for 600 s.",
 )
@@ -143,7 +143,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     "--wait",
     "wait_secs",
     type=click.FloatRange(min=0),
-    callback=_finite,
+    callback=_check_finite,
     metavar="SECS",
     help="How long to wait for --min-np or tasks. Default: 600.",
 )
@@ -151,7 +151,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     "--cool-down",
     "cool_down_secs",
     type=click.FloatRange(min=0),
-    callback=_finite,
+    callback=_check_finite,
     metavar="SECS",
     help="Avoid a slot that lost a rank for SECS. Default: 60.",
 )
@@ -230,7 +230,7 @@ def run_script(
             if problem:
                 raise LaunchError(problem)
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
-            _take_outputs(outputs, plan, log_dir, repeats, recording)
+            _reserve_outputs(outputs, plan, log_dir, repeats, recording)
             SourceChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
             if recording is not None:
                 recording.announce(plan.size)
@@ -280,7 +280,7 @@ def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> 
     return bounds, whole or Plan(bounds.most, {})
 
 
-def _take_outputs(
+def _reserve_outputs(
     outputs: contextlib.ExitStack,
     plan: Plan,
     log_dir: str | None,
@@ -292,20 +292,20 @@ def _take_outputs(
     holds = plan.size > 1 or environment.launched() is None
     taken: dict[str, OwnFolder] = {}
 
-    def take(folder: str) -> OwnFolder:
+    def reserve(folder: str) -> OwnFolder:
         path = os.path.abspath(folder)
         if path not in taken:
             taken[path] = outputs.enter_context(own_output(folder, "--out", holds=holds))
         return taken[path]
 
     if log_dir is not None:
-        own = take(log_dir)
+        own = reserve(log_dir)
         for rank in range(plan.size):
             check_file(os.path.join(own.path, f"rank_{rank}.log"), "--out", LOG_FILES)
     if repeats is not None:
-        take(repeats.folder).check(*repeats.names)
+        reserve(repeats.folder).check(*repeats.names)
     if recording is not None:
-        take(recording.folder).clear(*FILES)
+        reserve(recording.folder).clear(*FILES)
 
 
 def _tell(text: str) -> None:

@@ -76,12 +76,12 @@ class Command(click.Command):
 
     def make_context(self, info_name, args, parent=None, **extra):
         """Parses the words as click does; prints help through `echo`."""
-        with _failing_with_a_sentence(info_name):
+        with _errors_as_sentence(info_name):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Invokes the command as click does, but avoids exit code 1, which means a verdict, for a closed output."""
-        with _failing_with_a_sentence(ctx.command_path):
+        with _errors_as_sentence(ctx.command_path):
             if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
                 environment.write_variable(environment.VERBOSE, 1)
                 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
@@ -107,14 +107,14 @@ class ScriptCommand(Command):
             words += rest[:1]
             rest = rest[1:]
         if words and not {"-q", "--quiet"}.intersection(own):
-            self._tell_misplaced(words[-1], list(itertools.takewhile("--".__ne__, rest)))
+            self._report_misplaced_option(words[-1], list(itertools.takewhile("--".__ne__, rest)))
         return super().parse_args(ctx, [*own, *words, *rest[rest[:1] == ["--"] :]])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list:
         """Completes words as click does, but offers no options after SCRIPT."""
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
 
-    def _tell_misplaced(self, script: str, rest: Sequence[str]) -> None:
+    def _report_misplaced_option(self, script: str, rest: Sequence[str]) -> None:
         """Reports an option of this command after SCRIPT, unless the script's text has an option of this name."""
         own = {name: param for param in self.params if isinstance(param, click.Option) for name in param.opts}
         at = next((number for number, word in enumerate(rest) if word.partition("=")[0] in own), None)
@@ -173,7 +173,7 @@ def _print_facts(command: click.Command, exit_code: int, facts: Mapping[str, Any
 
 
 @contextlib.contextmanager
-def _failing_with_a_sentence(name: str) -> Iterator[None]:
+def _errors_as_sentence(name: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
@@ -216,7 +216,7 @@ def _check_process(name: str) -> None:
 
 
 @contextlib.contextmanager
-def ending_on(*errors: type[Exception]) -> Iterator[None]:
+def exit_on(*errors: type[Exception]) -> Iterator[None]:
     """Ends the command with one line and exit code 2 on given errors; with `--json` the line is also in the JSON."""
     try:
         yield
@@ -237,7 +237,7 @@ def _title(command: click.Command) -> str:
 
 def check_script(script: str) -> None:
     """Ends the command if there is nothing at the script's path. A folder there fails later, when it is read."""
-    with ending_on(LaunchError):
+    with exit_on(LaunchError):
         if not os.path.exists(script):
             raise LaunchError(missing_script(script))
 
@@ -274,7 +274,7 @@ def announce_settings(settings: Sequence[str]) -> None:
     if settings:
         from npu_bridge.options import from_shell  # imported late: every start of a script loads this module
 
-        with ending_on(TypeError, ValueError):
+        with exit_on(TypeError, ValueError):
             from_shell.announce(settings)
 
 
@@ -298,7 +298,7 @@ def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[Com
     return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]
 
 
-def reading_command(command: Callable, endings: Sequence[str] = (".py",)) -> click.Command:
+def script_reading_command(command: Callable, endings: Sequence[str] = (".py",)) -> click.Command:
     """Makes a command that reads SCRIPT without running it, with the options of `source_options` and `--json`.
 
     The function gets `script` (an existing path), `arguments` and `choice`. It returns the exit code, facts for
@@ -312,7 +312,7 @@ def reading_command(command: Callable, endings: Sequence[str] = (".py",)) -> cli
     def with_choice(*given: Any, era: int | None, trees: tuple[str, ...], as_json: bool, **others: Any) -> NoReturn:
         check_script(others["script"])
         choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
-        with ending_on(LaunchError, ValueError):
+        with exit_on(LaunchError, ValueError):
             code, facts, show = command(*given, choice=choice, **others)
         if as_json:
             print_json(code, facts)

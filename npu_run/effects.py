@@ -13,7 +13,7 @@ from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, Effect, Option
-from npu_run.command_line import is_quiet, reading_command
+from npu_run.command_line import is_quiet, script_reading_command
 from npu_run.errors import LaunchError
 from npu_run.source_choice import SourceChoice
 from npu_run.table import PlainConsole, print_table
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     place: str = ""
 
 
-@functools.partial(reading_command, endings=(".py", ".toml"))
+@functools.partial(script_reading_command, endings=(".py", ".toml"))
 def effects(
     choice: SourceChoice, script: str, arguments: tuple[str, ...]
 ) -> tuple[int, dict[str, Any], Callable[[], None]]:
@@ -57,10 +57,10 @@ def effects(
     code = int(any(row.effect == "refused" for row in rows))
     counts = {word: sum(row.effect == word for row in rows) for word in _TITLES}
     facts = {"source": script, "counts": counts, "options": [row._asdict() for row in rows]}
-    return code, facts, functools.partial(_show, script, rows, counts)
+    return code, facts, functools.partial(_print_rows, script, rows, counts)
 
 
-def _show(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> None:
+def _print_rows(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> None:
     console = PlainConsole()
     for word, title in _TITLES.items():
         shown = [_cells(row) for row in rows if row.effect == word and not (word == "works" and is_quiet())]
@@ -70,16 +70,16 @@ def _show(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> None:
             print_table(shown, console, title)
     if not rows and script.endswith(".py"):
         echo("A script shows only the values in its text; the folder of its training has all values.")
-    told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_others(counts)) if count)
+    told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_other_counts(counts)) if count)
     echo(f"{in_line(script)}: {len(rows)} option{'' if len(rows) == 1 else 's'} set{f': {told}' if told else ''}.")
 
 
-def _others(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def _other_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return [("without effect", counts["no effect"]), ("refused", counts["refused"])]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    return (f"{row.place}: {row.name}" if row.place else row.name, _short(row.value), row.note)
+    return (f"{row.place}: {row.name}" if row.place else row.name, _shorten(row.value), row.note)
 
 
 def _rows_of(path: str, choice: SourceChoice) -> Iterator[Row]:
@@ -124,11 +124,11 @@ def _row(option: Option, value: Any) -> Row:
     else:
         if effect.level == "refused" and value == option.default:
             effect = Effect("recorded", "It is the default; any other value is refused.")
-    note = effect.note or _note_of(effect.level)
+    note = effect.note or _default_note(effect.level)
     return Row(f"{option.owner}.{option.name}", repr(value), repr(option.default), WORDS[effect.level], note)
 
 
-def _note_of(level: str) -> str:
+def _default_note(level: str) -> str:
     return {"works": "as documented", "recorded": "checked and kept", "refused": "any value but the default"}[level]
 
 
@@ -147,7 +147,7 @@ def _rows_of_script(path: str, choice: SourceChoice) -> Iterator[Row]:
         else:
             level, note = option.effect
             row = (f"{option.owner}.{option.name}", "", repr(option.default))
-            yield Row(*row, WORDS[level], note or _note_of(level), place)
+            yield Row(*row, WORDS[level], note or _default_note(level), place)
 
     with open_file(path, errors="replace") as text:
         named = _FROM_FILE.findall(text.read())
@@ -169,8 +169,8 @@ def _rows_of_training(folder: str) -> Iterator[Row]:
         ) from error
     for name, value, default, said in rows:
         level, _, note = said.partition(": ")
-        yield Row(name, value, default, WORDS.get(level, "works"), note or _note_of(level))
+        yield Row(name, value, default, WORDS.get(level, "works"), note or _default_note(level))
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."

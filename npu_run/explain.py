@@ -8,7 +8,7 @@ from npu_bridge.base.environment import overlapped_steps, read_variable, write_v
 from npu_bridge.base.terminal import echo
 from npu_bridge.collective.cost_model import LEAST_WAIT
 from npu_bridge.reporting.picture_style import PICTURE_FILES
-from npu_run.command_line import Command, ending_on, json_option, print_json
+from npu_run.command_line import Command, exit_on, json_option, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.predict.units import parse_count
@@ -26,7 +26,7 @@ def explain(file: str, ranks: int, params: str, out: str | None, as_json: bool):
     FILE is a TOML file for NPURunConfig.from_file. Its stages are shown in an NPUOptimizer that averages gradients over
     the ranks and scales the loss.
     """
-    with ending_on(LaunchError, OSError, TypeError, ValueError):
+    with exit_on(LaunchError, OSError, TypeError, ValueError):
         count = parse_count(params, "--params")
         check_file(out, "--out", PICTURE_FILES)
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
@@ -48,8 +48,8 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     plain = bytes_unchanged(ranks) * parameters
     sent = bytes_with(rows, ranks)
     total = None if sent is None else sent * parameters
-    overlap = _about_overlap(config, rows, ranks)
-    precision = _about_precision(config)
+    overlap = _describe_overlap(config, rows, ranks)
+    precision = _describe_precision(config)
     if as_json:
         listed = [
             {**row._asdict(), "needs": [*map(str, row.needs)], "gives": [*map(str, row.gives)], "sends": row.sends}
@@ -61,14 +61,14 @@ def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: b
     elif ranks == 1:
         echo(f"{text}\nOne rank sends nothing.")
     else:
-        with_stages = "bytes that depend on the training" if total is None else _amount(total)
-        echo(f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {_amount(plain)} without stages.")
+        with_stages = "bytes that depend on the training" if total is None else _format_bytes(total)
+        echo(f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {_format_bytes(plain)} without stages.")
     for sentence in (precision, overlap):
         if sentence and not as_json:
             echo(sentence)
 
 
-def _about_precision(config) -> str | None:
+def _describe_precision(config) -> str | None:
     """Returns a sentence on the dtypes in which steps compute here; None if these are the dtypes of the graph."""
     from npu_bridge.options.reading import read_run_config
     from npu_bridge.session.precision import ORIGINAL, Precision
@@ -79,7 +79,7 @@ def _about_precision(config) -> str | None:
     return None if precision.configured == ORIGINAL else f"Precision: {precision.configured}."
 
 
-def _about_overlap(config, rows, ranks: int) -> str | None:
+def _describe_overlap(config, rows, ranks: int) -> str | None:
     """Returns a sentence on whether the steps of a run can overlap, and why; None if a run has one step."""
     from npu_bridge.options.reading import read_run_config
     from npu_bridge.session.overlapped_steps import LEAST_STEPS
@@ -114,7 +114,7 @@ def _about_overlap(config, rows, ranks: int) -> str | None:
     return f"Steps do not overlap: {reason}."
 
 
-def _amount(count: float) -> str:
+def _format_bytes(count: float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

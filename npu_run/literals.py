@@ -74,7 +74,7 @@ class Values:
         self._make = make
         self._made: dict[ast.Call, Any] = {}
         nodes = [*ast.walk(facts.tree)]
-        bound = collections.Counter(name for node in nodes for name in bound_by(node))
+        bound = collections.Counter(name for node in nodes for name in names_bound_by(node))
         mentions = collections.Counter(node.id for node in nodes if isinstance(node, ast.Name))
         self._bound: dict[str, ast.expr] = {}
         for node in facts.tree.body:
@@ -96,7 +96,7 @@ class Values:
     def of(self, node: ast.expr) -> Any:
         """Returns the value of an expression, or an `Unknown`."""
         try:
-            return self._value(node)
+            return self._evaluate(node)
         except (ArithmeticError, TypeError, ValueError, RecursionError):
             return Unknown()
 
@@ -123,7 +123,7 @@ class Values:
                 is_open = True
         return Arguments(tuple(positional), named, is_open)
 
-    def _value(self, node: ast.expr) -> Any:
+    def _evaluate(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -136,10 +136,10 @@ class Values:
             values = [self.of(each) if each else Unknown() for each in (*node.keys, *node.values)]
             return dict(zip(values, values[len(node.keys) :])) if all(map(is_known, values)) else Unknown()
         if isinstance(node, (ast.BinOp, ast.UnaryOp)):
-            return self._computed(node)
-        return self._result(node) if isinstance(node, ast.Call) else Unknown()
+            return self._evaluate_arithmetic(node)
+        return self._evaluate_call(node) if isinstance(node, ast.Call) else Unknown()
 
-    def _computed(self, node: ast.BinOp | ast.UnaryOp) -> Any:
+    def _evaluate_arithmetic(self, node: ast.BinOp | ast.UnaryOp) -> Any:
         if isinstance(node, ast.UnaryOp):
             value = self.of(node.operand)
             is_number = is_known(value) and isinstance(value, (int, float))
@@ -147,28 +147,28 @@ class Values:
         pair, compute = (self.of(node.left), self.of(node.right)), _OPERATORS.get(type(node.op))
         return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
 
-    def _result(self, node: ast.Call) -> Any:
+    def _evaluate_call(self, node: ast.Call) -> Any:
         """Returns a new result of a call each time, as wrappers mark the wrapped object; only managers are shared."""
         if node in self._made:
             return self._made[node]
         self._made[node] = Unknown()  # an object made of itself
-        made = self._called(node)
+        made = self._call_result(node)
         if not type(made).__name__.endswith("Manager"):
             del self._made[node]
             return made
         self._made[node] = made
         return made
 
-    def _called(self, node: ast.Call) -> Any:
+    def _call_result(self, node: ast.Call) -> Any:
         name = self.name_of(node.func)
         if name is not None and name.rpartition(".")[2] in _ENCODED and len(node.args) == 1:
-            return _encoded(self.of(node.args[0]), name)
+            return _encode_or_decode(self.of(node.args[0]), name)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "encode" and not node.args:
-            return _encoded(self.of(node.func.value), "encode")
+            return _encode_or_decode(self.of(node.func.value), "encode")
         return self._make(name, node) if name else Unknown()
 
 
-def _encoded(value: Any, name: str) -> Any:
+def _encode_or_decode(value: Any, name: str) -> Any:
     """Returns the result of `as_bytes`, `as_text` or `encode` for a text."""
     if not is_known(value) or not isinstance(value, (str, bytes)):
         return Unknown()
@@ -181,7 +181,7 @@ def _is_small(value: Any) -> bool:
     return is_known(value) and isinstance(value, (int, float)) and abs(value) <= _LARGEST_OPERAND
 
 
-def bound_by(node: ast.AST) -> list[str]:
+def names_bound_by(node: ast.AST) -> list[str]:
     """Returns the names that a node binds, or declares as global or nonlocal."""
     if isinstance(node, ast.Name):
         return [] if isinstance(node.ctx, ast.Load) else [node.id]

@@ -15,7 +15,7 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.options import OPTIONS, table_precision
 from npu_bridge.options.table import IN_SESSION, Option, UnknownKeyError
 from npu_run import rank_rules, real_checks
-from npu_run.literals import Unknown, Values, bound_by, is_known
+from npu_run.literals import Unknown, Values, is_known, names_bound_by
 from tensorflow1_compat.findings import Finding
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
@@ -126,7 +126,7 @@ def _find_misspelt_names(facts: FileFacts) -> Iterator[Finding]:
     if not stars or not all(f"{star}.".startswith(_OURS) for star in stars):
         return
     exported = {name for star in stars for name in exported_by(star)}
-    bound = {name for node in nodes for name in bound_by(node)} | exported | {*dir(builtins)} | {*facts.aliases}
+    bound = {name for node in nodes for name in names_bound_by(node)} | exported | {*dir(builtins)} | {*facts.aliases}
     for node in nodes:
         if isinstance(node, ast.Name) and node.id not in bound:
             if near := difflib.get_close_matches(node.id, exported, n=1, cutoff=0.85):

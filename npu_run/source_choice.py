@@ -112,15 +112,15 @@ class SourceChoice(NamedTuple):
         """Writes and prints the migration report, if requested; called in a rank after the script."""
         if self.report is None or rank > 0:
             return
-        from npu_run.check_page import facts_of, make_page
+        from npu_run.check_page import findings_as_facts, format_findings
         from tensorflow1_compat.journal import entries
 
         found = self.survey(script, calls=False)  # the script has run, so its calls need no checks
-        facts = json.dumps(facts_of(script, found, entries()), indent=1)
+        facts = json.dumps(findings_as_facts(script, found, entries()), indent=1)
         if self.report:
             Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
-        echo(make_page(script, found, entries()), err=True)
+        echo(format_findings(script, found, entries()), err=True)
 
 
 def folders_above_package(folder: str) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from npu_bridge.base.reading import RefusedFileError, open_file
 from npu_bridge.reporting.history import for_json
-from npu_run.compare.checkpoint_files import Saved
+from npu_run.compare.checkpoint_files import SavedTensor
 from npu_run.compare.verdict import CannotTell
 
 # The largest relative error between two ways of computing the same (ours): some thousand roundings for float32, as in
@@ -32,7 +32,7 @@ _NOTHING = 1e-30  # treated as zero: smaller numbers have few bits, or none
 _PIECE = 1 << 20  # elements: 8 MB as float64
 
 
-class Stored(NamedTuple):
+class StoredArray(NamedTuple):
     """An array in a file.
 
     Attributes:
@@ -96,7 +96,7 @@ class Agreement(NamedTuple):
         return {name: for_json(value) for name, value in self._asdict().items()}
 
 
-def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> Stored:
+def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> StoredArray:
     """Reads the header of a `.npy` file and returns where the array is.
 
     Args:
@@ -124,14 +124,14 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
     needed = offset + math.prod(shape) * kind.itemsize
     if there < needed:
         raise CannotTell(f"{path} is truncated: by its header it needs {needed} bytes, but it has {there}.")
-    return Stored(path, offset, f"{kind.str.lstrip('|')}|{dtype or kind.name}", shape, is_fortran, folder)
+    return StoredArray(path, offset, f"{kind.str.lstrip('|')}|{dtype or kind.name}", shape, is_fortran, folder)
 
 
-def in_pieces(array: Stored | Saved) -> Iterator[np.ndarray]:
+def read_pieces(array: StoredArray | SavedTensor) -> Iterator[np.ndarray]:
     """Yields the elements as flat pieces of at most a million elements; the last dimension varies fastest."""
     if array.size == 0:
         return
-    if isinstance(array, Saved):
+    if isinstance(array, SavedTensor):
         whole = array.read()
         yield from (whole[first : first + _PIECE] for first in range(0, array.size, _PIECE))
         return
@@ -153,12 +153,12 @@ def in_pieces(array: Stored | Saved) -> Iterator[np.ndarray]:
             yield (piece.astype(np.uint32) << 16).view(np.float32) if name == "bfloat16" else piece
 
 
-def choose_tolerance(array: Stored) -> float:
+def choose_tolerance(array: StoredArray) -> float:
     """Returns the allowed relative error for the dtype of an array; 0 for whole numbers."""
     return TOLERANCES.get(array.computed_in, 0.0)
 
 
-def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agreement:
+def compare_arrays(a: StoredArray, b: StoredArray, tolerance: float | None = None) -> Agreement:
     """Compares two arrays with the same number of elements.
 
     Args:
@@ -170,7 +170,7 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
     sums = np.zeros(4)  # a a, b b, a b, |b - a|
     square_error = largest = 0.0
     bad, counted = np.zeros(3, np.int64), 0
-    for x, y, both in _pairs(a, b, bad):
+    for x, y, both in _finite_pairs(a, b, bad):
         error = np.abs(y - x)
         # Squares of magnitudes beyond 1e154 overflow to infinity, which serves as well here.
         with np.errstate(over="ignore"):
@@ -182,7 +182,7 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
     rms = rms or (math.sqrt(sums[1] / counted) if counted else 0.0)
     relative, mismatches = 0.0, 0
     if largest > 0:  # only then read the files a second time
-        for x, y, _ in _pairs(a, b, np.zeros(3, np.int64)):
+        for x, y, _ in _finite_pairs(a, b, np.zeros(3, np.int64)):
             errors = np.abs(y - x) / np.maximum(np.abs(x), max(rms, _NOTHING))
             relative = max(relative, float(errors.max(initial=0.0)))
             mismatches += int(np.count_nonzero(errors > tolerance))
@@ -200,9 +200,9 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
     )
 
 
-def _pairs(a: Stored, b: Stored, bad: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+def _finite_pairs(a: StoredArray, b: StoredArray, bad: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Yields elements that are finite in both arrays, as float64, and their number; counts the others in `bad`."""
-    for x, y in zip(in_pieces(a), in_pieces(b)):
+    for x, y in zip(read_pieces(a), read_pieces(b)):
         x, y = (piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64) for piece in (x, y))
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.vdot(x, x) + np.vdot(y, y)):  # cheaper than looking at each

@@ -21,13 +21,13 @@ import numpy as np
 from npu_bridge.reporting.history import for_json
 from npu_run.compare.losses import Losses
 from npu_run.compare.spread import (
-    independent,
+    count_independent,
+    median_spread,
     rms,
     running_mean,
     running_medians,
     single_step_noise,
     t_quantile,
-    white,
 )
 from npu_run.compare.verdict import CannotTell, Verdict
 
@@ -48,7 +48,7 @@ _ROOM = 1.5
 _HOW_TO_GET_ONE = "Train A several times with npu-run --repeat 3, and name the folder of the repeats."
 
 
-class _NoSpread(CannotTell):
+class _IdenticalRepeats(CannotTell):
     """Raised if the repeats are equal bit for bit, so that there is no band."""
 
 
@@ -82,20 +82,20 @@ def measure_band(runs: Sequence[Losses]) -> Band:
     """
     if len(runs) < 2:
         raise CannotTell(f"One training has no band. {_HOW_TO_GET_ONE}")
-    steps, losses = aligned(runs)
+    steps, losses = align_losses(runs)
     known = np.isfinite(losses).all(axis=0)
     steps, losses = steps[known], losses[:, known]
     if not len(steps):
         raise CannotTell(f"The repeats in {_parent(runs)} have no step with a finite loss in common.")
     if (losses == losses[0]).all():
-        raise _NoSpread(
+        raise _IdenticalRepeats(
             f"The {len(runs)} repeats in {_parent(runs)} are identical and measure no band; "
             f"vary something else: npu-run --repeat {len(runs)} --vary rounding, seed or order."
         )
-    return _measured(steps, losses)
+    return _compute_band(steps, losses)
 
 
-def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
+def judge_losses(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
     """Decides whether a training, or the mean of several repeats of a training, stays in a band.
 
     Args:
@@ -107,15 +107,15 @@ def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
     Raises:
       CannotTell: B has no step in common with the band.
     """
-    steps, losses = aligned(runs, band.steps)
+    steps, losses = align_losses(runs, band.steps)
     if not len(steps):
         raise _no_step_in_common(band.steps, runs)
     at = np.searchsorted(band.steps, steps)
     value = losses.mean(axis=0)
     half = band.spread[at] * math.sqrt(1 / len(runs) + 1 / band.repeats)
     z = (value - band.center[at]) / half
-    far = _departures(z, band, len(steps))
-    return _verdict(steps, value, band.center[at], half, z, far, band, name)
+    far = _find_departures(z, band, len(steps))
+    return _make_verdict(steps, value, band.center[at], half, z, far, band, name)
 
 
 def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, Band | None]:
@@ -134,12 +134,12 @@ def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, B
         of_a = len(a) > 1
         try:
             band = measure_band(a if of_a else b)
-        except _NoSpread as error:
+        except _IdenticalRepeats as error:
             notes.append(str(error))
         else:
-            verdict = judge(band, b if of_a else a, "A" if of_a else "B")
+            verdict = judge_losses(band, b if of_a else a, "A" if of_a else "B")
             return verdict._replace(notes=(*notes, *verdict.notes)), band
-    return _without_band(a[0], b[0])._replace(notes=tuple(notes)), band
+    return _compare_without_band(a[0], b[0])._replace(notes=tuple(notes)), band
 
 
 def _notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
@@ -154,7 +154,7 @@ def _notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
     return notes
 
 
-def aligned(runs: Sequence[Losses], steps: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def align_losses(runs: Sequence[Losses], steps: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Returns the steps that all runs (and `steps`, if given) have in common, and a row of losses for each run."""
     common = runs[0].steps if steps is None else steps
     for run in runs:
@@ -163,7 +163,7 @@ def aligned(runs: Sequence[Losses], steps: np.ndarray | None = None) -> tuple[np
     return common, losses.reshape(len(runs), len(common))
 
 
-def _measured(steps: np.ndarray, losses: np.ndarray) -> Band:
+def _compute_band(steps: np.ndarray, losses: np.ndarray) -> Band:
     repeats, count = losses.shape
     center = losses.mean(axis=0)
     apart = losses - center
@@ -171,21 +171,21 @@ def _measured(steps: np.ndarray, losses: np.ndarray) -> Band:
     variance = running_mean((apart**2).sum(axis=0) / (repeats - 1), reach)
     spread = np.sqrt(variance + (_ROUNDING * np.abs(center)) ** 2)
     z = apart / (spread * math.sqrt((repeats - 1) / repeats))
-    lengths, limits = _lengths(count), {}
-    numbers, pieces = independent(z)
+    lengths, limits = _window_lengths(count), {}
+    numbers, pieces = count_independent(z)
     freedom = (repeats - 1) * max(1.0, numbers)
     for length in lengths:
         medians = running_medians(z, length)
         # Slow drifts are hidden in single steps but show in long windows, which have their own freedom.
-        own, pieces = independent(medians, length)
+        own, pieces = count_independent(medians, length)
         own = max(1.0, min(own, numbers))
         chance = FALSE_ALARM / (own * pieces * len(lengths))
-        limit = max(rms(medians), white(length)) * t_quantile(chance, (repeats - 1) * own)
+        limit = max(rms(medians), median_spread(length)) * t_quantile(chance, (repeats - 1) * own)
         limits[length] = max(limit, _ROOM * float(np.abs(medians).max()))
     return Band(steps, center, spread, repeats, limits, freedom)
 
 
-def _lengths(count: int) -> list[int]:
+def _window_lengths(count: int) -> list[int]:
     """Returns window lengths for a number of steps: from a few steps to half the training, each twice the previous."""
     lengths = [min(_SHORTEST_WINDOW, max(1, count // 4))]
     while lengths[-1] * 4 <= count:
@@ -193,7 +193,7 @@ def _lengths(count: int) -> list[int]:
     return lengths
 
 
-def _departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
+def _find_departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
     """Returns, for each step, whether it is in a window whose median is beyond the limit."""
     outside = ~np.isfinite(z)
     known = np.where(np.isfinite(z), z, 0.0)
@@ -208,7 +208,7 @@ def _departures(z: np.ndarray, band: Band, count: int) -> np.ndarray:
     return outside
 
 
-def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
+def _make_verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
     other = "B" if name == "A" else "A"
     facts: dict[str, Any] = {
         "steps": [int(steps[0]), int(steps[-1])],
@@ -223,9 +223,9 @@ def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
             f"loss {value[-1]:.5g} against {center[-1]:.5g} +- {half[-1]:.2g}."
         )
         return Verdict("losses", True, sentence, facts)
-    first, last = _begin(z, outside), len(z) - 1 - _begin(z[::-1], outside[::-1])
+    first, last = _find_beginning(z, outside), len(z) - 1 - _find_beginning(z[::-1], outside[::-1])
     # The step that shows it best, not its first one.
-    show = _clearest(z, first, last)
+    show = _find_clearest_step(z, first, last)
     comes_back = last < len(steps) - 1 and len(steps) - 1 - last >= max(1, min(band.limits) // 2)
     end = f"was inside again after step {steps[last]}" if comes_back else "never came back"
     facts.update(step=int(steps[first]), back=int(steps[last]) if comes_back else None)
@@ -242,7 +242,7 @@ def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
     return Verdict("losses", False, sentence, facts)
 
 
-def _begin(z: np.ndarray, outside: np.ndarray) -> int:
+def _find_beginning(z: np.ndarray, outside: np.ndarray) -> int:
     """Returns the step at which the first departure began: z from there to the departure's end is least like noise."""
     first = int(np.flatnonzero(outside)[0])
     if not np.isfinite(z[first]):
@@ -255,15 +255,15 @@ def _begin(z: np.ndarray, outside: np.ndarray) -> int:
     return first + int(np.argmax(tails))
 
 
-def _clearest(z: np.ndarray, first: int, last: int) -> int:
+def _find_clearest_step(z: np.ndarray, first: int, last: int) -> int:
     """Returns the first step of a departure with at least half of the largest z near the departure's beginning."""
     near = np.abs(z[first : min(last, first + _SHORTEST_WINDOW) + 1])
     finite = np.where(np.isfinite(near), near, 0.0)
     return first + int(np.argmax(finite >= finite.max() / 2))
 
 
-def _without_band(a: Losses, b: Losses) -> Verdict:
-    steps, losses = aligned([a, b])
+def _compare_without_band(a: Losses, b: Losses) -> Verdict:
+    steps, losses = align_losses([a, b])
     if not len(steps):
         raise _no_step_in_common(a.steps, [b])
     facts: dict[str, Any] = {
@@ -278,7 +278,9 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
         return Verdict("losses", True, f"A and B have the same loss to the bit in all {len(steps)} steps.", facts)
     first = int(np.argmin(same))
     broken = np.flatnonzero(np.isfinite(of_a) != np.isfinite(of_b))
-    if (not len(broken) or broken[0] > first) and _parts_at(first, steps, of_a, of_b, {a.precision, b.precision}):
+    if (not len(broken) or broken[0] > first) and _is_beyond_rounding(
+        first, steps, of_a, of_b, {a.precision, b.precision}
+    ):
         facts.update(step=int(steps[first]), loss=float(of_b[first]), center=float(of_a[first]), equal_steps=first)
         sentence = (
             f"A and B differ from step {steps[first]} on: loss {of_b[first]:.5g} against {of_a[first]:.5g}. The "
@@ -302,9 +304,9 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
         outside = np.zeros(len(steps), bool)
         for start in np.flatnonzero(far):
             outside[start : start + length] = True
-        at = _begin(z, outside)
+        at = _find_beginning(z, outside)
         facts["step"] = int(steps[at])
-        show = _clearest(z, at, int(np.flatnonzero(outside)[-1]))
+        show = _find_clearest_step(z, at, int(np.flatnonzero(outside)[-1]))
         sentence = (
             f"B left A at step {steps[at]}: at step {steps[show]} loss {of_b[show]:.5g} against {of_a[show]:.5g}, "
             f"while the loss of one training moves by {noise:.2g} from step to step."
@@ -319,7 +321,7 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
     return Verdict("losses", None, sentence, facts)
 
 
-def _parts_at(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
+def _is_beyond_rounding(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
     """Returns whether the first difference, after changing losses that were equal bit for bit, is far beyond rounding.
 
     A rounding difference begins in the last bits and grows, perhaps by a factor of two in each unrecorded step.

@@ -27,7 +27,7 @@ def checkpoints_in(path: str) -> dict[int, str]:
       path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`.
     """
     if not os.path.isdir(path):
-        return {_number(path): path} if os.path.isfile(f"{path}.index") else {}
+        return {_number_at_end(path): path} if os.path.isfile(f"{path}.index") else {}
     below = (
         entry.path
         for entry in os.scandir(path)
@@ -38,11 +38,11 @@ def checkpoints_in(path: str) -> dict[int, str]:
         for name in sorted(os.listdir(folder)):
             if name.endswith(".index"):
                 prefix = os.path.join(folder, name[: -len(".index")])
-                found.setdefault(_number(prefix), prefix)
+                found.setdefault(_number_at_end(prefix), prefix)
     return dict(sorted(found.items()))
 
 
-class Saved:
+class SavedTensor:
     """A tensor of a checkpoint.
 
     Attributes:
@@ -61,11 +61,11 @@ class Saved:
         Raises:
           CannotTell: the checkpoint is damaged.
         """
-        with _explained(self._prefix):
+        with _damage_as_cannot_tell(self._prefix):
             return np.ravel(self._reader.get_tensor(self._key))
 
 
-def read_checkpoint(prefix: str) -> dict[str, Saved]:
+def read_checkpoint(prefix: str) -> dict[str, SavedTensor]:
     """Returns the numeric tensors of a checkpoint by name.
 
     Args:
@@ -79,18 +79,18 @@ def read_checkpoint(prefix: str) -> dict[str, Saved]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow greets where it is loaded
     import tensorflow as tf
 
-    with _explained(prefix):
+    with _damage_as_cannot_tell(prefix):
         reader = tf.train.load_checkpoint(prefix)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     return {
-        key.removesuffix(_SUFFIX): Saved(prefix, reader, key, shapes[key], dtype.name)
+        key.removesuffix(_SUFFIX): SavedTensor(prefix, reader, key, shapes[key], dtype.name)
         for key, dtype in sorted(dtypes.items())
         if dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
     }
 
 
 @contextlib.contextmanager
-def _explained(prefix: str) -> Iterator[None]:
+def _damage_as_cannot_tell(prefix: str) -> Iterator[None]:
     import tensorflow as tf
 
     try:
@@ -100,6 +100,6 @@ def _explained(prefix: str) -> Iterator[None]:
         raise CannotTell(f"{prefix} cannot be read: {reason}.") from None
 
 
-def _number(prefix: str) -> int:
+def _number_at_end(prefix: str) -> int:
     found = re.search(r"[-_](\d+)$", os.path.basename(prefix))
     return int(found[1]) if found else -1

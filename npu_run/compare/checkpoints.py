@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_bridge.reporting.history import for_json
-from npu_run.compare.arrays import in_pieces
-from npu_run.compare.checkpoint_files import Saved, read_checkpoint
-from npu_run.compare.names import match
+from npu_run.compare.arrays import read_pieces
+from npu_run.compare.checkpoint_files import SavedTensor, read_checkpoint
+from npu_run.compare.names import match_operators
 from npu_run.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
 from npu_run.compare.spread import t_quantile
 from npu_run.compare.verdict import CannotTell, Verdict
@@ -59,8 +59,8 @@ class Variable(NamedTuple):
 class _Files(NamedTuple):
     """The tensors in the checkpoints of all repeats of A and B at a step."""
 
-    a: list[dict[str, Saved]]
-    b: list[dict[str, Saved]]
+    a: list[dict[str, SavedTensor]]
+    b: list[dict[str, SavedTensor]]
 
 
 def compare_checkpoints(
@@ -84,18 +84,18 @@ def compare_checkpoints(
     start = _files_at(a, b, steps[0])
     names, notes, problem = _variables_of_both(start)
     facts: dict[str, Any] = {"steps": steps, "repeats": max(len(a), len(b)), "variable": None, "step": None}
-    is_inside, sentence, found = (False, problem, []) if problem else _judged(a, b, steps, start, names, facts)
+    is_inside, sentence, found = (False, problem, []) if problem else _judge_steps(a, b, steps, start, names, facts)
     return Verdict("checkpoints", is_inside, sentence, facts, tuple(notes)), found
 
 
-def _judged(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
+def _judge_steps(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
     """Decides whether the checkpoints at `steps` agree; also returns a sentence, and the variables, worst first."""
     limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
     found: list[Variable] = []
     for step in steps:
         files = start if step == steps[0] else _files_at(a, b, step)
         before = None if step == steps[0] else start
-        found = [_compared(name, other, step, files, before) for name, other in names.items()]
+        found = [_compare_variable(name, other, step, files, before) for name, other in names.items()]
         found.sort(key=lambda one: (-one.not_finite, -(one.distance if one.z is None else one.z)))
         outside = [one for one in found if one.not_finite or (one.z is not None and one.z > limit)]
         if limit == math.inf and step == steps[0] and _is_another_start(found):
@@ -106,14 +106,14 @@ def _judged(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None
     worst = found[0]
     if outside:
         facts.update(variable=worst.name, step=worst.step)
-        return False, _about_worst(found, outside, steps), found
+        return False, _describe_worst(found, outside, steps), found
     if limit < math.inf and len(steps) > 1:
         stretch = max(zip(steps, steps[1:]), key=lambda pair: pair[1] - pair[0])
-        sizes = _sizes_between(a, b, stretch, names)
+        sizes = _compare_update_sizes(a, b, stretch, names)
         facts.update(sizes=None if sizes is None else sizes.plain())
         if sizes is not None and not sizes.is_inside:
             facts.update(step=stretch[1])
-            return False, _about_sizes(sizes, stretch), found
+            return False, _describe_sizes(sizes, stretch), found
     said = f"{len(found)} variables and slots at steps {', '.join(map(str, steps))}"
     if limit < math.inf:
         spread = f"within the spread of the repeats, {worst.name} by {worst.z:.2g} of {limit:.2g}"
@@ -136,7 +136,7 @@ def _files_at(a, b, step: int) -> _Files:
 def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
     """Returns pairs of names (A to B), notes on unmatched names, and a sentence on different shapes or ""."""
     of_a, of_b = ([name for name, one in side[0].items() if _is_float(one)] for side in (files.a, files.b))
-    matching = match(of_a, of_b)
+    matching = match_operators(of_a, of_b)
     names = {name: other for name, other in matching.pairs.items() if matching.how.get(name) != "fused"}
     notes = []
     for names_of_one, side in ((matching.only_a, "A"), (matching.only_b, "B")):
@@ -159,18 +159,18 @@ def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
     return names, notes, ""
 
 
-def _is_float(one: Saved) -> bool:
+def _is_float(one: SavedTensor) -> bool:
     return "float" in one.computed_in and one.size > 0
 
 
-def _compared(name: str, other: str, step: int, files: _Files, start: _Files | None) -> Variable:
+def _compare_variable(name: str, other: str, step: int, files: _Files, start: _Files | None) -> Variable:
     arrays = [one[name] for one in files.a] + [one[other] for one in files.b]
     count_a, count_b = len(files.a), len(files.b)
     if start is not None:
         arrays += [start.a[0][name], start.b[0][other]]
     sums = np.zeros(7)  # a a, a b, |b - a|^2, spread^2, u u, u v, v v
     largest, bad = 0.0, 0
-    for pieces in zip(*map(in_pieces, arrays)):
+    for pieces in zip(*map(read_pieces, arrays)):
         values = np.array([piece.astype(np.float64) for piece in pieces])
         finite = np.isfinite(values)
         bad += int((finite[:count_a].all(axis=0) & ~finite[count_a : count_a + count_b].all(axis=0)).sum())
@@ -186,13 +186,13 @@ def _compared(name: str, other: str, step: int, files: _Files, start: _Files | N
             sums[4:] += u @ u, u @ v, v @ v
     norm = math.sqrt(sums[0])
     many = max(count_a, count_b)
-    distance = _over(math.sqrt(sums[2]), norm)
+    distance = _safe_ratio(math.sqrt(sums[2]), norm)
     spread = z = None
     if many > 1:
         least = (_ROUNDING * norm) ** 2 + arrays[0].size * _ZERO**2
         around = math.sqrt(sums[3] / (many - 1) + least)
-        z = _over(math.sqrt(sums[2]), around * math.sqrt(1 / count_a + 1 / count_b))
-        spread = _over(around, norm)
+        z = _safe_ratio(math.sqrt(sums[2]), around * math.sqrt(1 / count_a + 1 / count_b))
+        spread = _safe_ratio(around, norm)
     has_moved = sums[4] > 0 and sums[6] > 0
     return Variable(
         *(name, step, distance, largest, spread, z, float(sums[1] / sums[0]) if sums[0] else 1.0),
@@ -202,7 +202,7 @@ def _compared(name: str, other: str, step: int, files: _Files, start: _Files | N
     )
 
 
-def _sizes_between(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> Sizes | None:
+def _compare_update_sizes(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> Sizes | None:
     """Compares the sizes of all repeats' updates in a stretch of steps, for variables that changed in all of them."""
     moved: list[list[dict[str, np.ndarray | None]]] = []
     for side, of_b in ((a, False), (b, True)):
@@ -222,7 +222,7 @@ def _sizes_between(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> 
     return compare_sizes(*([[run[name] for name in common] for run in side] for side in moved), _FALSE_ALARM)
 
 
-def _about_sizes(sizes: Sizes, stretch: tuple[int, int]) -> str:
+def _describe_sizes(sizes: Sizes, stretch: tuple[int, int]) -> str:
     how_far = f"{math.exp(sizes.apart):.3g} times as far as A between steps {stretch[0]} and {stretch[1]}"
     noise = (
         f"repeats differ by {_percent(sizes.spread)}, and up to {_percent(sizes.limit)} is noise with so few of them"
@@ -234,7 +234,7 @@ def _percent(logarithm: float) -> str:
     return f"{100 * math.expm1(logarithm):.2g} %"
 
 
-def _over(number: float, other: float) -> float:
+def _safe_ratio(number: float, other: float) -> float:
     return number / other if other else math.inf if number else 0.0
 
 
@@ -244,7 +244,7 @@ def _is_another_start(found: Sequence[Variable]) -> bool:
     return 0 < differ < len(found) / 2 and all(one.distance == 0 or one.distance > _AS_GOOD_AS_EQUAL for one in found)
 
 
-def _about_worst(found: Sequence[Variable], outside: Sequence[Variable], steps: Sequence[int]) -> str:
+def _describe_worst(found: Sequence[Variable], outside: Sequence[Variable], steps: Sequence[int]) -> str:
     worst = found[0]
     many = f"{len(outside)} of {len(found)} variables and slots differ"
     if worst.not_finite:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from npu_bridge.base.files import new_file
 from npu_bridge.base.reading import RefusedFileError, open_file, read_json, whole_number
 from npu_bridge.base.terminal import in_line
-from npu_run.compare.arrays import Stored, open_npy
+from npu_run.compare.arrays import StoredArray, open_npy
 from npu_run.compare.names import plain_name
 from npu_run.compare.verdict import CannotTell, NothingThereError
 
@@ -31,7 +31,7 @@ _DEEPEST = 7
 _LONGEST_NAME = 200
 
 
-class Key(NamedTuple):
+class DumpKey(NamedTuple):
     """The key that identifies a dump in a folder."""
 
     step: int
@@ -60,13 +60,13 @@ class Dump(NamedTuple):
     """
 
     path: str
-    key: Key
+    key: DumpKey
     files: dict[Place, tuple[str, str | None]]
     types: dict[str, str]
     inputs: dict[str, list[str]]
     notes: tuple[str, ...] = ()
 
-    def array(self, place: Place) -> Stored:
+    def array(self, place: Place) -> StoredArray:
         """Returns the array of an input or output; raises `CannotTell` if its file cannot be read."""
         file, dtype = self.files[place]
         return open_npy(os.path.join(self.path, file), dtype, self.path)
@@ -85,14 +85,14 @@ def read_dumps(folder: str) -> list[Dump]:
     """
     if not os.path.isdir(folder):
         raise CannotTell(f"There is no folder {folder!r}; name one with dumped tensors.")
-    dumps: dict[Key, Dump] = {}
+    dumps: dict[DumpKey, Dump] = {}
     statistics = ""
-    for path, files in _folders(folder):
+    for path, files in _folders_with_files(folder):
         if _INDEX in files:
-            dump = _of_ours(path)
+            dump = _read_indexed_dump(path)
         else:
             statistics = path if "statistics.csv" in files else statistics
-            dump = _of_files(path, files)
+            dump = _read_named_files(path, files)
         if dump is not None and dump.files:
             dumps.pop(dump.key, None)
             dumps[dump.key] = dump
@@ -159,7 +159,7 @@ def write_named(dump: Dump, folder: str) -> int:
     return len(outputs)
 
 
-def _folders(folder: str) -> list[tuple[str, set[str]]]:
+def _folders_with_files(folder: str) -> list[tuple[str, set[str]]]:
     """Returns each folder that has files, with the names of its files; sorted by path, with numbers by value."""
     found = []
     for path, below, files in os.walk(folder):
@@ -170,19 +170,19 @@ def _folders(folder: str) -> list[tuple[str, set[str]]]:
     return sorted(found, key=lambda item: [(len(part), part) for part in item[0].split(os.sep)])
 
 
-def _of_ours(path: str) -> Dump:
+def _read_indexed_dump(path: str) -> Dump:
     index = _read_json(path, _INDEX)
     try:
         rows = [(Place(str(row["op"]), str(row["side"]), whole_number(row["slot"])), row) for row in index["tensors"]]
         files = {place: (str(row["file"]), str(row["dtype"])) for place, row in rows}
         types = {place.op: str(row["type"]) for place, row in rows}
-        key = Key(whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
+        key = DumpKey(whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CannotTell(f"{os.path.join(path, _INDEX)} is not an index of a dump: {error!r}.") from None
-    return Dump(path, key, files, types, _inputs(path, rows, types))
+    return Dump(path, key, files, types, _read_inputs(path, rows, types))
 
 
-def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
+def _read_inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
     """Reads the inputs of operators from the list of operators beside the steps; without a list, from dumped inputs."""
     listed = os.path.join(os.path.dirname(path), _OPERATORS)
     if os.path.lexists(listed):
@@ -201,12 +201,12 @@ def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
     return inputs
 
 
-def _of_files(path: str, names: set[str]) -> Dump | None:
+def _read_named_files(path: str, names: set[str]) -> Dump | None:
     """Makes a dump from files whose names have a known form; returns None if there are no such files."""
     given: dict[str, str] = {}
     for name in sorted(names):
         if name.endswith(".csv") and name != "statistics.csv":
-            given.update(_files_of(read_pairs(os.path.join(path, name), path), names))
+            given.update(_names_by_file(read_pairs(os.path.join(path, name), path), names))
     found: list[tuple[int, Place, str]] = []
     types: dict[str, str] = {}
     strange = 0
@@ -236,11 +236,11 @@ def _of_files(path: str, names: set[str]) -> Dump | None:
     if repeated:
         notes.append(f"{path}: {repeated} files repeat an output at a later time; the first of each counts.")
     step = os.path.basename(path)
-    key = Key(int(step) if _NUMBER.fullmatch(step) else 0, 0, "")
+    key = DumpKey(int(step) if _NUMBER.fullmatch(step) else 0, 0, "")
     return Dump(path, key, files, types, {}, tuple(notes)) if files or notes else None
 
 
-def _files_of(pairs: dict[str, str], names: set[str]) -> dict[str, str]:
+def _names_by_file(pairs: dict[str, str], names: set[str]) -> dict[str, str]:
     """Maps files to their full names; the file can be in either column, with or without its ending."""
     found = {}
     for one, other in pairs.items():

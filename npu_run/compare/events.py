@@ -35,12 +35,12 @@ def read_scalars(folder: str) -> dict[str, dict[int, float]]:
     """
     tags: dict[str, dict[int, float]] = {}
     for path in event_files(folder):
-        for step, tag, number in _scalars(path):
+        for step, tag, number in _read_file(path):
             tags.setdefault(tag, {})[step] = number
     return tags
 
 
-def _scalars(path: str) -> Iterator[tuple[int, str, float]]:
+def _read_file(path: str) -> Iterator[tuple[int, str, float]]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow greets where it is loaded
     import tensorflow as tf
 
@@ -55,10 +55,10 @@ def _scalars(path: str) -> Iterator[tuple[int, str, float]]:
                 event = tf.compat.v1.Event.FromString(record[:-4])
             except DecodeError:
                 return
-            yield from ((event.step, value.tag, number) for value, number in _numbers(event, tf.make_ndarray))
+            yield from ((event.step, value.tag, number) for value, number in _scalar_values(event, tf.make_ndarray))
 
 
-def _numbers(event: Any, make_ndarray: Callable) -> Iterator[tuple[Any, float]]:
+def _scalar_values(event: Any, make_ndarray: Callable) -> Iterator[tuple[Any, float]]:
     """Yields the values of an event that hold a single number, each with this number."""
     for value in event.summary.value:
         if value.WhichOneof("value") == "simple_value":

@@ -104,11 +104,11 @@ def compare_folders(
     readers = {
         "losses": (lambda path: read_repeats(path, tag), losses),
         "tensors": (lambda path: [read_dumps(folder) for folder in repeats_in(path)], tensors),
-        "checkpoints": (_checkpoints, checkpoints),
+        "checkpoints": (_find_checkpoints, checkpoints),
     }
     verdicts, notes = [], []
     for kind in only or KINDS:
-        verdict, note = _compared(kind, a, b, *readers[kind], is_asked_for=bool(only))
+        verdict, note = _compare_kind(kind, a, b, *readers[kind], is_asked_for=bool(only))
         verdicts += [] if verdict is None else [verdict]
         notes += [note] if note else []
     if not verdicts:
@@ -119,7 +119,7 @@ def compare_folders(
     return Comparison(a, b, verdicts, notes, **found)
 
 
-def _compared(
+def _compare_kind(
     kind: str, a: str, b: str, read: Callable[[str], Any], compare: Callable[[Any, Any], Verdict], is_asked_for: bool
 ) -> tuple[Verdict | None, str]:
     sides, missing = {}, ""
@@ -139,7 +139,7 @@ def _compared(
         return Verdict(kind, None, str(error), {}), ""
 
 
-def _checkpoints(path: str) -> list[dict[int, str]]:
+def _find_checkpoints(path: str) -> list[dict[int, str]]:
     found = [checkpoints_in(folder) for folder in repeats_in(path)]
     if not all(found):
         raise NothingThereError(f"{path} holds no checkpoints; expected files that end in .index.")

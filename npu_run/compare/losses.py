@@ -11,7 +11,7 @@ import numpy as np
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.run_folder import NoRunError, read_run_folder
 from npu_run.compare.events import read_scalars
-from npu_run.compare.names import some
+from npu_run.compare.names import list_some
 from npu_run.compare.verdict import CannotTell, NothingThereError
 
 _REPEAT = re.compile(r"repeat-(\d+)")
@@ -74,24 +74,24 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
         except NoRunError:
             history = None
         if history is not None and history.rows:
-            return _of_history(path, history)
+            return _losses_of_history(path, history)
     if os.path.isdir(path):
         tags = read_scalars(path)
         chosen = next((name for name in ((tag,) if tag else _TAGS) if name in tags), None)
         if chosen is not None:
             points = sorted(tags[chosen].items())
-            return Losses(path, *_arrays(points), f"tag {chosen} of event files")
+            return Losses(path, *_as_arrays(points), f"tag {chosen} of event files")
         if tags and tag:
-            raise CannotTell(f"{path} has no event with the tag {tag!r}; its tags are {some(sorted(tags), 8)}.")
+            raise CannotTell(f"{path} has no event with the tag {tag!r}; its tags are {list_some(sorted(tags), 8)}.")
         if tags:
             raise CannotTell(
                 f"{path} has event files without a loss under a usual name; name its tag with --tag, one of "
-                f"{some(sorted(tags), 8)}."
+                f"{list_some(sorted(tags), 8)}."
             )
     raise NothingThereError(f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files.")
 
 
-def _of_history(path: str, history: History) -> Losses:
+def _losses_of_history(path: str, history: History) -> Losses:
     # A skipped step has the number of the previous one, and is done again.
     points = {row.step: row.loss for row in history.rows if row.loss is not None and not row.skipped}
     if not points:
@@ -99,8 +99,8 @@ def _of_history(path: str, history: History) -> Losses:
     ranks = history.starts[-1].ranks if history.starts else None
     lowered = {row.precision.partition(",")[0] for row in history.rows if row.precision} - {"float32"}
     precision = min(lowered) if lowered else None  # "bfloat16" rounds more than "float16"
-    return Losses(path, *_arrays(sorted(points.items())), os.path.basename(history.path), ranks, precision)
+    return Losses(path, *_as_arrays(sorted(points.items())), os.path.basename(history.path), ranks, precision)
 
 
-def _arrays(points) -> tuple[np.ndarray, np.ndarray]:
+def _as_arrays(points) -> tuple[np.ndarray, np.ndarray]:
     return np.array([step for step, _ in points], np.int64), np.array([loss for _, loss in points], np.float64)

@@ -32,12 +32,12 @@ def plain_name(name: str) -> str:
     return re.sub(r"[./\\: ]", "_", name).strip("_")
 
 
-def some(names: Sequence[str], most: int = 4) -> str:
+def list_some(names: Sequence[str], most: int = 4) -> str:
     """Returns a text with the first names and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = None) -> Matching:
+def match_operators(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = None) -> Matching:
     """Matches operators by their names.
 
     The first rule that finds exactly one partner counts. The rules: the pair was given; the names are equal; the names
@@ -65,23 +65,23 @@ def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = 
             pair(of_a, of_b, "given")
     for name in [name for name in free_a if name in free_b]:
         pair(name, name)
-    for of_a, of_b in _only_pairs(free_a, free_b, plain_name):
+    for of_a, of_b in _unique_pairs(free_a, free_b, plain_name):
         pair(of_a, of_b, "renamed")
-    for of_b, parts in _fused(free_b, free_a).items():
+    for of_b, parts in _find_fused(free_b, free_a).items():
         pair(parts[-1], of_b, "fused")
         for part in parts[:-1]:
             inside[part] = of_b
             free_a.pop(part)
-    for of_a, parts in _fused(free_a, free_b).items():
+    for of_a, parts in _find_fused(free_a, free_b).items():
         pair(of_a, parts[-1], "fused")
         for part in parts[:-1]:
             free_b.pop(part, None)
-    for of_a, of_b in _by_scope(free_a, free_b):
+    for of_a, of_b in _pairs_by_scope(free_a, free_b):
         pair(of_a, of_b, "scope")
     return Matching(pairs, how, inside, list(free_a), list(free_b))
 
 
-def _only_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
+def _unique_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
     """Returns pairs of names with the same `key`, if no other name has this key."""
     of_b: dict[str, list[str]] = defaultdict(list)
     of_a: dict[str, list[str]] = defaultdict(list)
@@ -91,7 +91,7 @@ def _only_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
     return [(names[0], of_b[form][0]) for form, names in of_a.items() if len(names) == len(of_b.get(form, ())) == 1]
 
 
-def _fused(candidates, names) -> dict[str, list[str]]:
+def _find_fused(candidates, names) -> dict[str, list[str]]:
     """Returns the candidates that join at least two of the names, each with these names; uses each name once."""
     known: dict[str, str] = {}
     for name in names:
@@ -100,14 +100,14 @@ def _fused(candidates, names) -> dict[str, list[str]]:
     found, used = {}, set()
     for candidate in list(candidates):
         form = plain_name(candidate)
-        parts = _segments(form, known, lengths) if len(form) <= _LONGEST_FUSED else None
+        parts = _split_into_words(form, known, lengths) if len(form) <= _LONGEST_FUSED else None
         if parts and len(parts) > 1 and not used.intersection(parts):
             used.update(parts)
             found[candidate] = parts
     return found
 
 
-def _segments(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> list[str] | None:
+def _split_into_words(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> list[str] | None:
     """Splits a text into known words, which underscores can separate; tries long words first."""
     ways: dict[int, tuple[int, str]] = {0: (-1, "")}  # place: where the word that ends there begins, and its name
     for at in range(len(text)):
@@ -129,7 +129,7 @@ def _segments(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> li
     return parts[::-1] if len(set(parts)) == len(parts) else None
 
 
-def _by_scope(free_a, free_b) -> list[tuple[str, str]]:
+def _pairs_by_scope(free_a, free_b) -> list[tuple[str, str]]:
     """Returns pairs in which one name is the other name with scopes in front, if there is only one such partner."""
     found: list[tuple[str, str]] = []
     for shorts, longs, is_swapped in ((free_a, free_b, False), (free_b, free_a, True)):

@@ -11,7 +11,7 @@ import numpy as np
 from npu_bridge.reporting.page import axes
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, End, drawn, format_tick, framed
 from npu_bridge.reporting.page.document import section, table, whole_page
-from npu_run.compare.band import Band, aligned
+from npu_run.compare.band import Band, align_losses
 from npu_run.compare.folders import Comparison
 from npu_run.compare.losses import Losses
 from npu_run.compare.tensors import Tensors
@@ -39,28 +39,28 @@ def render_comparison(found: Comparison) -> str:
     parts = [
         _STYLE,
         f'<p class="quiet">A is {escape(found.a)}, B is {escape(found.b)}.</p>',
-        section("", "".join(_said(verdict) for verdict in found.verdicts)),
+        section("", "".join(_verdict_html(verdict) for verdict in found.verdicts)),
     ]
     kinds = {verdict.kind: verdict for verdict in found.verdicts}
     if found.losses is not None:
-        parts.append(section("", _losses(*found.losses, found.band, kinds["losses"])))
+        parts.append(section("", _draw_losses(*found.losses, found.band, kinds["losses"])))
     if found.tensors is not None:
-        parts += [_graph(found.tensors), _tensors(found.tensors)]
+        parts += [_draw_operators(found.tensors), _tensor_table(found.tensors)]
     if found.variables:
-        parts.append(_variables(found))
+        parts.append(_variable_table(found))
     notes = [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]
     if notes:
         parts.append(section("Notes", "".join(f"<p>{escape(note)}</p>" for note in notes)))
     return whole_page(title, "\n".join(parts), "npu-run compare")
 
 
-def _said(verdict: Verdict) -> str:
+def _verdict_html(verdict: Verdict) -> str:
     kind = {True: "yes", False: "no", None: ""}[verdict.is_inside]
     words = f"{verdict.kind}: {WORDS[verdict.is_inside]}"
     return f'<p class="verdict"><b class="{kind}">{escape(words)}</b>{escape(verdict.sentence)}</p>'
 
 
-def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict: Verdict) -> str:
+def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict: Verdict) -> str:
     """Draws the losses of A and B over the steps, and the band (if there is one) three spreads wide."""
     curves = [("of-a", "A", *_mean(a)), ("of-b", "B", *_mean(b))]
     known = np.concatenate([values[np.isfinite(values)] for *_, values in curves])
@@ -71,7 +71,7 @@ def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict
     y = axes.of_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:
-        at = _thin(len(band.steps))
+        at = _thinned_places(len(band.steps))
         places, middle, half = band.steps[at], band.center[at], 3 * band.spread[at]
         edge = [(x.place(s), y.place(v)) for s, v in zip(places, middle + half)]
         edge += [(x.place(s), y.place(v)) for s, v in zip(places[::-1], (middle - half)[::-1])]
@@ -79,7 +79,7 @@ def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict
         body.append(f'<path class="band {owner}" d="{drawn(edge)}Z"/>')
         legend.append((f"{owner} line", f"band: three spreads of {band.repeats} repeats"))
     for kind, _, of_steps, values in curves:
-        at = _thin(len(of_steps))
+        at = _thinned_places(len(of_steps))
         points = [(x.place(s), y.place(v)) for s, v in zip(of_steps[at], values[at]) if np.isfinite(v)]
         body.append(f'<path class="line {kind}" d="{drawn(points)}"/>' if points else "")
     left = verdict.facts.get("step")
@@ -96,15 +96,15 @@ def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict
 
 
 def _mean(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:
-    steps, losses = aligned(runs)
+    steps, losses = align_losses(runs)
     return (steps, losses.mean(axis=0)) if len(steps) else (runs[0].steps, runs[0].values)
 
 
-def _thin(count: int) -> np.ndarray:
+def _thinned_places(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, _MOST_PLACES)).astype(int)) if count else np.arange(0)
 
 
-def _graph(found: Tensors) -> str:
+def _draw_operators(found: Tensors) -> str:
     """Draws the first operator out of tolerance, with the operators before and after it."""
     if found.first is None:
         return ""
@@ -140,7 +140,7 @@ def _graph(found: Tensors) -> str:
     return section(f"Where it begins, at step {found.key.step}", f'{picture}<p class="quiet">{key}</p>')
 
 
-def _tensors(found: Tensors) -> str:
+def _tensor_table(found: Tensors) -> str:
     at = found.rows.index(found.first) if found.first in found.rows else 0
     begin = max(0, at - 5)
     rows = []
@@ -160,7 +160,7 @@ def _tensors(found: Tensors) -> str:
     return section("Tensors", f'<p class="quiet">{said}.</p>{table(header, rows)}')
 
 
-def _variables(found: Comparison) -> str:
+def _variable_table(found: Comparison) -> str:
     rows = []
     for one in (found.variables or [])[:_MOST_ROWS]:
         cosine = "" if one.cosine is None else f"{one.cosine:.6f}"

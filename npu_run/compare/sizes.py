@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npu_run.compare.arrays import Stored, in_pieces
-from npu_run.compare.checkpoint_files import Saved
+from npu_run.compare.arrays import StoredArray, read_pieces
+from npu_run.compare.checkpoint_files import SavedTensor
 from npu_run.compare.spread import t_quantile
 
 # The most parts of a variable, the least elements of a part, and the fewest parts of a variable that counts (ours).
@@ -53,13 +53,13 @@ class Sizes(NamedTuple):
         return {**self._asdict(), "factor": math.exp(self.apart)}
 
 
-def is_slot(name: str, tensors: Mapping[str, Stored]) -> bool:
+def is_slot(name: str, tensors: Mapping[str, StoredArray]) -> bool:
     """Returns whether a tensor is an optimizer's slot, whose size and unit differ from those of weights."""
     parent = tensors.get(name.rpartition("/")[0])
     return ".OPTIMIZER_SLOT" in name or (parent is not None and parent.shape == tensors[name].shape)
 
 
-def update_sizes(before: Stored | Saved, after: Stored | Saved) -> np.ndarray | None:
+def update_sizes(before: StoredArray | SavedTensor, after: StoredArray | SavedTensor) -> np.ndarray | None:
     """Computes the logarithm of the root mean square of a variable's update, in each of its parts.
 
     Returns:
@@ -69,7 +69,7 @@ def update_sizes(before: Stored | Saved, after: Stored | Saved) -> np.ndarray | 
     if parts < _FEWEST_PARTS:
         return None
     sums, done = np.zeros(parts), 0
-    for old, new in zip(in_pieces(before), in_pieces(after)):
+    for old, new in zip(read_pieces(before), read_pieces(after)):
         step = new.astype(np.float64) - old.astype(np.float64)
         at = np.arange(done, done + len(step)) * parts // after.size
         sums += np.bincount(at, step * step, parts)

@@ -12,7 +12,7 @@ FEWEST_PLACES = 8
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 
 
-def independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
+def count_independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
     """Estimates how many independent numbers a piece of the training has; returns this and the number of pieces.
 
     Args:
@@ -23,10 +23,10 @@ def independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
     pieces = max(1, min(4, count // max(10, 3 * length)))
     parts = np.array_split(rows, pieces, axis=1)
     # The mean over pieces: with rounding alone, deviations are noise in the beginning and one direction later.
-    return pieces / sum(_places_together(part) / part.shape[1] for part in parts), pieces
+    return pieces / sum(_correlated_steps(part) / part.shape[1] for part in parts), pieces
 
 
-def _places_together(rows: np.ndarray) -> float:
+def _correlated_steps(rows: np.ndarray) -> float:
     """Estimates how many neighbouring steps deviate together.
 
     Steps deviate together if their deviations have the same signs, or the same proportions between repeats: if one
@@ -87,7 +87,7 @@ def rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def white(length: int) -> float:
+def median_spread(length: int) -> float:
     """Returns the standard deviation of the median of `length` independent normal numbers."""
     return 1.0 if length == 1 else _MEDIAN_FACTOR / math.sqrt(length)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from npu_run.compare.arrays import Agreement, choose_tolerance, compare_arrays
-from npu_run.compare.dumps import Dump, Key, Place
-from npu_run.compare.names import Matching, match, some
+from npu_run.compare.dumps import Dump, DumpKey, Place
+from npu_run.compare.names import Matching, list_some, match_operators
 from npu_run.compare.verdict import CannotTell, Verdict
 
 # The cause of a first difference, by the type of an operator without computed inputs.
@@ -29,7 +29,7 @@ _REFERENCES = ("Variable", "VariableV2")
 _ALMOST_A_MULTIPLE = 0.05
 
 
-class Row(NamedTuple):
+class TensorRow(NamedTuple):
     """The comparison of a tensor that both dumps have.
 
     Attributes:
@@ -69,10 +69,10 @@ class Tensors(NamedTuple):
       readers: names of the operators that read the outputs of `first`, and whether they were within tolerance.
     """
 
-    key: Key
-    rows: list[Row]
+    key: DumpKey
+    rows: list[TensorRow]
     matching: Matching
-    first: Row | None
+    first: TensorRow | None
     inputs: dict[str, bool | None]
     readers: dict[str, bool | None]
 
@@ -106,7 +106,7 @@ def compare_dumps(
         compared += sum(row.agreement is not None for row in done.rows)
         if done.first is not None:
             break
-    notes += _about_names(done)
+    notes += _describe_names(done)
     facts = _facts(done, compared)
     if not compared:
         problem = next((row.problem for row in done.rows if row.problem), "no operator has the same name in both")
@@ -120,7 +120,7 @@ def compare_dumps(
             f"{worst.agreement.largest_relative:.2g}, at {worst.place.op!r}."
         )
         return Verdict("tensors", True, sentence, facts, tuple(notes)), done
-    return Verdict("tensors", False, _about_first(done), facts, tuple(notes)), done
+    return Verdict("tensors", False, _describe_first(done), facts, tuple(notes)), done
 
 
 def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, Dump]], list[str]]:
@@ -153,14 +153,14 @@ def _compare_step(
     a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given: Mapping[str, str]
 ) -> Tensors:
     noise, noisy = _measure_noise(a, repeats, tolerance)
-    matching = match(a.operators, b.operators, given)
+    matching = match_operators(a.operators, b.operators, given)
     rows = []
     for place in a.files:
         name = matching.pairs.get(place.op)
         other = None if name is None else Place(name, *place[1:])
         if other in b.files:
             room = _ROOM * noise.get(place, 0.0)
-            rows.append(_row(a, b, place, other, matching.how.get(place.op, ""), tolerance, room))
+            rows.append(_compare_tensor(a, b, place, other, matching.how.get(place.op, ""), tolerance, room))
     # A match by scope is a guess, which the shapes have to confirm.
     wrong = {row.place.op for row in rows if row.how == "scope" and row.agreement is None}
     rows = [row._replace(is_noise=row.place in noisy) for row in rows if row.place.op not in wrong]
@@ -178,7 +178,7 @@ def _compare_step(
     for name, sources in a.inputs.items():
         for source in sources:
             readers.setdefault(source, []).append(name)
-    before, behind = (_nearest(edges, first.place.op, state) for edges in (a.inputs, readers))
+    before, behind = (_nearest_compared(edges, first.place.op, state) for edges in (a.inputs, readers))
     return Tensors(a.key, rows, matching, first, before, behind)
 
 
@@ -188,7 +188,7 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
     noisy: set[Place] = set()
     for other in repeats:
         for place in a.files:
-            found = _row(a, other, place, place, "", tolerance).agreement if place in other.files else None
+            found = _compare_tensor(a, other, place, place, "", tolerance).agreement if place in other.files else None
             if found is not None and not found.is_inside:
                 noisy.add(place)
             elif found is not None:
@@ -201,9 +201,11 @@ def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) ->
     return noise, noisy
 
 
-def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0) -> Row:
+def _compare_tensor(
+    a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0
+) -> TensorRow:
     """Compares two tensors; `room` is a relative error, above the tolerance, that noise can cause."""
-    row = Row(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
+    row = TensorRow(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
     try:
         x, y = a.array(place), b.array(other)
         row = row._replace(dtypes=(x.computed_in, y.computed_in))
@@ -222,7 +224,9 @@ def _is_read_of_reference(dump: Dump, op: str) -> bool:
     return any(dump.types.get(name) in _REFERENCES for name in read)
 
 
-def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]) -> dict[str, bool | None]:
+def _nearest_compared(
+    edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]
+) -> dict[str, bool | None]:
     """Returns the nearest compared operators along the edges, passing through operators that were not compared."""
     found: dict[str, bool | None] = {}
     seen, border = {op}, [op]
@@ -241,7 +245,7 @@ def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool |
     return found
 
 
-def _about_first(done: Tensors) -> str:
+def _describe_first(done: Tensors) -> str:
     row = done.first
     found, number = row.agreement, done.rows.index(row) + 1
     kind = f" ({row.type})" if row.type else ""
@@ -249,7 +253,7 @@ def _about_first(done: Tensors) -> str:
     what = op if side == "output" and not slot else f"{side} {slot} of {op}"
     said = (
         f"The first operator out of tolerance is {what!r}{kind}, tensor {number} of {len(done.rows)} in the order of "
-        f"execution at step {done.key.step}: {_in_words(found)}"
+        f"execution at step {done.key.step}: {_row_text(found)}"
     )
     if row.dtypes[0] != row.dtypes[1]:
         said += f"; it is {row.dtypes[0]} in A and {row.dtypes[1]} in B"
@@ -260,15 +264,17 @@ def _about_first(done: Tensors) -> str:
     lost = [repr(name) for name, is_inside in done.inputs.items() if is_inside is None]
     late = [repr(name) for name, is_inside in done.inputs.items() if is_inside is False]
     if good:
-        said += f"; its input{'s' if len(good) > 1 else ''} {some(good)} {'are' if len(good) > 1 else 'is'} inside"
+        said += f"; its input{'s' if len(good) > 1 else ''} {list_some(good)} {'are' if len(good) > 1 else 'is'} inside"
     if lost:
-        said += f"; {some(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
+        said += f"; {list_some(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
     if late:
-        said += f"; {some(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
+        said += (
+            f"; {list_some(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
+        )
     return f"{said}."
 
 
-def _in_words(found: Agreement) -> str:
+def _row_text(found: Agreement) -> str:
     if found.not_finite[2]:
         in_a, in_b, only = found.not_finite
         return f"NaN or infinity in {in_a} elements of A and {in_b} of B, in {only} of one alone"
@@ -283,16 +289,20 @@ def _in_words(found: Agreement) -> str:
     return said
 
 
-def _about_names(done: Tensors) -> list[str]:
+def _describe_names(done: Tensors) -> list[str]:
     notes, matching = [], done.matching
     for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
         if names:
-            notes.append(f"Operators of {side} without a partner: {len(names)}, {some(names)}.")
+            notes.append(f"Operators of {side} without a partner: {len(names)}, {list_some(names)}.")
     if matching.inside:
-        notes.append(f"Operators of A inside fused ones of B: {len(matching.inside)}, {some(list(matching.inside))}.")
+        notes.append(
+            f"Operators of A inside fused ones of B: {len(matching.inside)}, {list_some(list(matching.inside))}."
+        )
     noise = [row.place.op for row in done.rows if row.is_noise]
     if noise:
-        notes.append(f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {some(noise)}.")
+        notes.append(
+            f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {list_some(noise)}."
+        )
     problems = [row.problem for row in done.rows if row.problem]
     if problems:
         notes.append(f"Tensors that could not be compared: {len(problems)}, {'; '.join(problems[:3])}.")

@@ -114,17 +114,20 @@ class Installer:
         if problem:
             raise MissingToolsError(problem)
         self._say("Horovod, compiled here (2 to 6 minutes on 2 cores)")
-        with self._in_a_folder() as built:
+        with self._temporary_folder() as built:
             build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]
             before = Path(built) / "before_sources.h"
             before.write_text(_BEFORE_SOURCES, encoding="utf-8")
-            environment = {**_build_environment(self._headers(Path(built)), before), **_without_debugging(built)}
-            if self.run([_plain_path(self._python, built), "-m", "pip", *build, HOROVOD], environment) != 0:
+            environment = {
+                **_build_environment(self._extra_header_folders(Path(built)), before),
+                **_compiler_without_debug_info(built),
+            }
+            if self.run([_path_without_spaces(self._python, built), "-m", "pip", *build, HOROVOD], environment) != 0:
                 raise self.failure("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
                 raise self.failure("Horovod was compiled, but cannot be imported")
-            Secondary("the wheel of Horovod for the next time", say=self._say).attempt(_keep, wheel, folder)
+            Secondary("the wheel of Horovod for the next time", say=self._say).attempt(_cache_wheel, wheel, folder)
 
     def pip(self, title: str, arguments: Sequence[str]) -> None:
         """Runs `pip install`, with a title in the log.
@@ -139,7 +142,7 @@ class Installer:
 
     def failure(self, text: str) -> InstallError:
         """Returns the error for a failed step; mentions a nearly full disk, which pip reports as a network problem."""
-        lack = _lack_of_room(self._python)
+        lack = _lack_of_space(self._python)
         error = InstallError(f"{text}{lack}")
         error.is_explained = bool(lack)
         return error
@@ -167,7 +170,7 @@ class Installer:
                     try:
                         return process.wait(timeout=_HEARTBEAT_SECS)
                     except subprocess.TimeoutExpired:
-                        self._say(f"    {time.monotonic() - began:.0f} s{self._share_compiled(start)}")
+                        self._say(f"    {time.monotonic() - began:.0f} s{self._compile_progress(start)}")
             except BaseException:
                 process.terminate()
                 process.wait()
@@ -179,7 +182,7 @@ class Installer:
             return "\n".join(text.read().splitlines()[-_LOG_TAIL_LINES:])
 
     @contextlib.contextmanager
-    def _in_a_folder(self) -> Iterator[str]:
+    def _temporary_folder(self) -> Iterator[str]:
         try:
             folder = temporary_folder()
         except OSError as error:
@@ -187,7 +190,7 @@ class Installer:
         with folder as path:
             yield path
 
-    def _share_compiled(self, start: int) -> str:
+    def _compile_progress(self, start: int) -> str:
         """Returns cmake's latest progress in the log after `start`; "" if there is none."""
         with self._log.open("rb") as log:
             log.seek(start)
@@ -198,7 +201,7 @@ class Installer:
         self.pip(title, ["--no-deps", "--force-reinstall", str(wheel)])
         return self.run([self._python, "-c", _PROBE]) == 0
 
-    def _headers(self, folder: Path) -> list[str]:
+    def _extra_header_folders(self, folder: Path) -> list[str]:
         """Returns further folders of headers that the sources of Horovod and TensorFlow need.
 
         TensorFlow from 2.16 on has another name for the header of XLA's builder, and includes two bundled libraries as
@@ -223,7 +226,7 @@ class Installer:
         return cache_folder() / "wheels" / f"{version}-{platform.machine()}-{found.stdout.strip()}"
 
 
-def _lack_of_room(python: str) -> str:
+def _lack_of_space(python: str) -> str:
     """Returns the end of a sentence about a disk with too little space for an installation; "" if there is enough."""
     places = [(os.path.dirname(os.path.dirname(os.path.abspath(python))), _INSTALLED_BYTES, "make room there")]
     with contextlib.suppress(FileNotFoundError):  # no folder is writable
@@ -238,7 +241,7 @@ def _lack_of_room(python: str) -> str:
     return ""
 
 
-def _plain_path(python: str, folder: str) -> str:
+def _path_without_spaces(python: str, folder: str) -> str:
     """Returns an interpreter path without spaces, through a link if needed, as make and compilers split at spaces."""
     environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     if re.fullmatch(r"[\w.+/-]*", environment, re.ASCII):
@@ -248,7 +251,7 @@ def _plain_path(python: str, folder: str) -> str:
     return str(link / "bin" / os.path.basename(python))
 
 
-def _keep(wheel: Path, folder: Path) -> None:
+def _cache_wheel(wheel: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with wheel.open("rb") as source, new_file(folder / wheel.name, "wb") as target:
         shutil.copyfileobj(source, target)
@@ -267,7 +270,7 @@ def _missing_tools() -> str:
     )
 
 
-def _without_debugging(folder: str) -> dict[str, str]:
+def _compiler_without_debug_info(folder: str) -> dict[str, str]:
     """Returns an environment variable with a compiler command that leaves out debug information, so compiles faster.
 
     Horovod's build requests debug information with its last option, so only a wrapper around the compiler can leave it

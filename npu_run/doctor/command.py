@@ -24,7 +24,7 @@ from npu_bridge.base.terminal import echo
 from npu_bridge.base.tf_internals import names
 from npu_run.command_line import Command, fail, is_quiet, json_option, print_json, say
 from npu_run.doctor.build import Installer, InstallError, cache_folder
-from npu_run.doctor.options import configuration, environment_section, rank_table_section
+from npu_run.doctor.options import environment_section, make_config_section, rank_table_section
 from npu_run.doctor.page import Page, Problem, Section, print_page
 from npu_run.doctor.ranks import Trial, horovod_section, lacks_horovod, run_trials
 from npu_run.table import PlainConsole
@@ -52,17 +52,17 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: b
     """
     console = PlainConsole()
     with _Progress(None if as_json else console) as progress:
-        page = examine(config, rank_table, limit_secs, progress)
+        page = check_machine(config, rank_table, limit_secs, progress)
     if as_json:
         print_json(page.exit_code, page.facts())
     else:
         print_page(page, console, is_short=is_quiet())
     if fix:
-        _fix(page)
+        _install_missing(page)
     sys.exit(page.exit_code)
 
 
-def _fix(page: Page) -> None:
+def _install_missing(page: Page) -> None:
     """Installs missing packages, and prints the next command; ends the process if packages were installed.
 
     Without Keras 2 and Estimator, TensorFlow cannot be loaded here. Then it is not yet known whether Horovod works.
@@ -138,7 +138,7 @@ class _Progress:
             echo(f"npu-run doctor: {text}", err=True)
 
 
-def examine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> Page:
+def check_machine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> Page:
     """Makes all checks and returns the page. Problems are put on the page; they raise no errors.
 
     Args:
@@ -160,7 +160,7 @@ def examine(config: str | None, rank_table: str | None, limit_secs: float, progr
     page.add(variables, problems)
     page.add(*table[:2])
     if config is not None:
-        page.add(*_config(config, one))
+        page.add(*_config_section_of_trial(config, one))
     return page
 
 
@@ -193,10 +193,10 @@ def machine_section(gpus: list[str] | None, description: str | None = None) -> S
     return Section("machine", machine_rows(gpus, description) + rows, "machine")
 
 
-def _config(path: str, trial: Trial) -> tuple[Section, list[Problem]]:
+def _config_section_of_trial(path: str, trial: Trial) -> tuple[Section, list[Problem]]:
     """Returns the section about the configuration file, which the trial on one rank has read with TensorFlow."""
     found = trial.facts.get("config")
     if found is None:
         failed = trial.facts.get("failed", {}).get(f"read {path}", "that needs TensorFlow")
-        return configuration(path, []), [Problem(f"{path} was not read: {failed}")]
-    return configuration(path, found["rows"]), [Problem(*problem) for problem in found["problems"]]
+        return make_config_section(path, []), [Problem(f"{path} was not read: {failed}")]
+    return make_config_section(path, found["rows"]), [Problem(*problem) for problem in found["problems"]]

@@ -18,7 +18,7 @@ _VALUE_CHARACTERS = 60
 
 def environment_section() -> tuple[Section, list[Problem], int]:
     """Returns the documented environment variables that are set, problems, and the number of ranks declared."""
-    rows = [(v.name, _short(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
+    rows = [(v.name, _shorten(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
     problems: list[Problem] = []
     sizes = [1]
     checks: tuple[Callable[[], Any], ...] = (
@@ -30,9 +30,9 @@ def environment_section() -> tuple[Section, list[Problem], int]:
         lambda: sizes.append(environment.declared_world_size()),
     )
     for check in checks:
-        _collect(check, problems)
+        _collect_problem(check, problems)
     if environment.read_variable("RANK_TABLE_FILE"):
-        _collect(read_rank_table, problems)
+        _collect_problem(read_rank_table, problems)
     placed = environment.launched() if not problems else None
     if sizes[-1] > 1 and placed is None:
         what = f"The environment declares {sizes[-1]} ranks: a script started alone would stop"
@@ -47,27 +47,27 @@ def config_section(path: str) -> tuple[Section, list[Problem]]:
     """
     from npu_bridge.estimator.npu.npu_config import NPURunConfig
 
-    with _Heard() as heard:
+    with _WarningCollector() as heard:
         try:
             usual = read_run_config(NPURunConfig())
             chosen = read_run_config(NPURunConfig.from_file(path))
         except (TypeError, ValueError, OSError) as error:
-            return configuration(path, []), [Problem(str(error))]
+            return make_config_section(path, []), [Problem(str(error))]
     changed = [option for option in OPTIONS if option.is_plain and chosen[option.name] != usual[option.name]]
     rows = [
         (
             f"{option.owner}.{option.name}",
-            _short(repr(chosen[option.name])),
-            f"default {_short(repr(usual[option.name]))}",
+            _shorten(repr(chosen[option.name])),
+            f"default {_shorten(repr(usual[option.name]))}",
             option.effect.in_words,
         )
         for option in changed
     ]
     problems = [Problem(text, is_fatal=False) for text in heard.warnings]
-    return configuration(path, rows or [("nothing",)]), problems
+    return make_config_section(path, rows or [("nothing",)]), problems
 
 
-def configuration(path: str, rows: Sequence[Sequence[str]]) -> Section:
+def make_config_section(path: str, rows: Sequence[Sequence[str]]) -> Section:
     """Returns the section about a configuration file."""
     return Section(f"what {path} changes", rows, "config", ("name", "value", "default", "effect"))
 
@@ -88,11 +88,11 @@ def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
     return Section(title, rows, "rank_table", ("server", "slots", "ranks", "devices", "place")), [], table.size
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."
 
 
-def _collect(check: Callable[[], Any], problems: list[Problem]) -> None:
+def _collect_problem(check: Callable[[], Any], problems: list[Problem]) -> None:
     try:
         check()
     except ValueError as error:
@@ -101,7 +101,7 @@ def _collect(check: Callable[[], Any], problems: list[Problem]) -> None:
             problems.append(Problem(str(error)))
 
 
-class _Heard(logging.Handler):
+class _WarningCollector(logging.Handler):
     """A log handler that collects the library's warnings during a block."""
 
     def __init__(self):

@@ -76,7 +76,7 @@ class RunningTrial:
             errors="replace",
         )
         self._is_late = False
-        self._clock = threading.Timer(limit_secs, self._end_late)
+        self._clock = threading.Timer(limit_secs, self._kill_late_trial)
         self._clock.daemon = True
         self._clock.start()
 
@@ -108,7 +108,7 @@ class RunningTrial:
         failure = failure or _failure(code, lines, facts)
         return Trial(self._size, facts, failure, time.monotonic() - self._began)
 
-    def _end_late(self) -> None:
+    def _kill_late_trial(self) -> None:
         self._is_late = True
         self.stop()
 
@@ -167,7 +167,7 @@ def _problems(one: Trial, two: Trial | None) -> list[Problem]:
     failed = one.facts.get("failed", {})
     if one.facts.get("horovod_is_missing"):
         what = "Horovod is not installed: several ranks use TensorFlow's own collectives, on one machine"
-        problems.append(Problem(what, f"For several machines (needs g++, cmake): {_fix()}", is_fatal=False))
+        problems.append(Problem(what, f"For several machines (needs g++, cmake): {_horovod_fix()}", is_fatal=False))
     if "import npu_bridge.npu_init" in failed:
         what = f"npu_bridge.npu_init cannot be imported: {failed['import npu_bridge.npu_init']}"
         problems.append(Problem(what, "Install npu_bridge again: pip install --force-reinstall --no-deps npu-bridge"))
@@ -175,7 +175,7 @@ def _problems(one: Trial, two: Trial | None) -> list[Problem]:
         if "tensorflow" not in one.facts:
             problems.append(Problem(f"TensorFlow does not work: {one.failure}", _INSTALL_TENSORFLOW))
         else:
-            fix = f"Build it again, for this TensorFlow: {_fix('pip uninstall -y horovod; ')}"
+            fix = f"Build it again, for this TensorFlow: {_horovod_fix('pip uninstall -y horovod; ')}"
             problems.append(Problem(f"Horovod does not work: {one.failure}", fix))
     if two is not None and two.failure:
         fix = "Run npu-run -np 2 on a small script, with HOROVOD_LOG_LEVEL=debug; see docs/ranks.md."
@@ -183,7 +183,7 @@ def _problems(one: Trial, two: Trial | None) -> list[Problem]:
     return problems
 
 
-def _fix(before: str = "") -> str:
+def _horovod_fix(before: str = "") -> str:
     """Returns how to install Horovod; `before` is a command that must run first if another build is installed."""
     # pip can have cached a wheel that was built for another TensorFlow.
     install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir") if before else INSTALL_HOROVOD

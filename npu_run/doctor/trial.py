@@ -24,32 +24,32 @@ def main(arguments: list[str]) -> None:
     Args:
       arguments: empty; or, for the checks of a single rank, "all", optionally followed by a configuration file.
     """
-    tf = _try("import tensorflow", _import_tensorflow)
+    tf = _run_stage("import tensorflow", _import_tensorflow)
     if tf is None:
         return
     if arguments:
-        _try("import npu_bridge.npu_init", lambda: importlib.import_module("npu_bridge.npu_init"))
+        _run_stage("import npu_bridge.npu_init", lambda: importlib.import_module("npu_bridge.npu_init"))
     for path in arguments[1:]:
-        _try(f"read {path}", lambda path=path: _read_config(path))
+        _run_stage(f"read {path}", lambda path=path: _read_config(path))
     is_missing = importlib.util.find_spec("horovod") is None
     if is_missing:
-        _say(horovod_is_missing=True)
-    hvd = None if is_missing else _try("import horovod.tensorflow", _import_horovod)
+        _print_fact(horovod_is_missing=True)
+    hvd = None if is_missing else _run_stage("import horovod.tensorflow", _import_horovod)
     if engine() == "tensorflow":
         if arguments:
-            _say(size=1)
+            _print_fact(size=1)
         else:
-            _try("sum a tensor", lambda: _sum_by_tensorflow(tf))
+            _run_stage("sum a tensor", lambda: _sum_by_tensorflow(tf))
     elif hvd is not None:
-        _try("sum a tensor", lambda: _sum(tf, hvd))
+        _run_stage("sum a tensor", lambda: _sum_tensor(tf, hvd))
 
 
-def _try(stage: str, action: Callable[[], Any]) -> Any:
-    _say(stage=stage)
+def _run_stage(stage: str, action: Callable[[], Any]) -> Any:
+    _print_fact(stage=stage)
     try:
         return action()
     except Exception as error:  # a broken installation can raise anything
-        _say(failed={stage: f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+        _print_fact(failed={stage: f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
         return None
 
 
@@ -58,7 +58,7 @@ def _import_tensorflow() -> Any:
 
     devices = tf.config.list_physical_devices("GPU")
     names = [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]
-    _say(tensorflow=tf.__version__, gpus=names)
+    _print_fact(tensorflow=tf.__version__, gpus=names)
     return tf
 
 
@@ -66,7 +66,7 @@ def _read_config(path: str) -> None:
     from npu_run.doctor.options import config_section
 
     section, problems = config_section(path)
-    _say(config={"rows": section.rows, "problems": problems})
+    _print_fact(config={"rows": section.rows, "problems": problems})
 
 
 def _import_horovod() -> Any:
@@ -74,22 +74,22 @@ def _import_horovod() -> Any:
     import horovod.tensorflow as hvd
 
     parts = ("gloo", "mpi", "nccl", "ccl", "cuda", "rocm")
-    _say(horovod=horovod.__version__, built=[part for part in parts if getattr(hvd, f"{part}_built")()])
+    _print_fact(horovod=horovod.__version__, built=[part for part in parts if getattr(hvd, f"{part}_built")()])
     return hvd
 
 
-def _sum(tf: Any, hvd: Any) -> None:
+def _sum_tensor(tf: Any, hvd: Any) -> None:
     hvd.init()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         # A placeholder: TensorFlow would fold the sum of a constant.
         value = tf.compat.v1.placeholder(tf.float32, [])
         total = session.run(hvd.allreduce(value, op=hvd.Sum, name="doctor"), {value: hvd.rank() + 1.0})
     _check_sum(total, hvd.size())
-    _say(size=hvd.size(), controller="gloo" if hvd.gloo_enabled() else "mpi" if hvd.mpi_enabled() else "none")
+    _print_fact(size=hvd.size(), controller="gloo" if hvd.gloo_enabled() else "mpi" if hvd.mpi_enabled() else "none")
     if hvd.size() > 1:
         from npu_bridge.collective import current
 
-        _say(millisecs=_measure(tf, current()))
+        _print_fact(millisecs=_measure(tf, current()))
 
 
 def _sum_by_tensorflow(tf: Any) -> None:
@@ -100,7 +100,7 @@ def _sum_by_tensorflow(tf: Any) -> None:
         value = tf.compat.v1.placeholder(tf.float32, [])
         total = session.run(ranks.reduce(value, "sum", "doctor"), {value: ranks.rank + 1.0})
     _check_sum(total, ranks.size)
-    _say(size=ranks.size, controller="grpc", millisecs=_measure(tf, ranks))
+    _print_fact(size=ranks.size, controller="grpc", millisecs=_measure(tf, ranks))
 
 
 def _check_sum(total: float, size: int) -> None:
@@ -126,6 +126,6 @@ def _measure(tf: Any, ranks: Any) -> list[float]:
     return found
 
 
-def _say(**facts: Any) -> None:
+def _print_fact(**facts: Any) -> None:
     if probable_rank() == 0:
         print(f"{MARK}{json.dumps(facts)}", flush=True)

@@ -96,21 +96,21 @@ class HostsFrom:
         self._command, self._say = command, say
         self._slots: dict[str, int] = {}
         self._problem = ""
-        threading.Thread(target=self._ask_on, name="npu-run hosts", daemon=True).start()
+        threading.Thread(target=self._run_periodically, name="npu-run hosts", daemon=True).start()
 
     def __call__(self) -> dict[str, int]:
         return self._slots
 
-    def _ask_on(self) -> None:
+    def _run_periodically(self) -> None:
         while True:
-            problem = self._ask()
+            problem = self._run_command()
             if problem and problem != self._problem:
                 kept = "the hosts it named before stay" if self._slots else "no host is known yet"
                 self._say(f"--hosts-from {self._command}: {problem}; {kept}")
             self._problem = problem
             time.sleep(_POLL_SECS)
 
-    def _ask(self) -> str:
+    def _run_command(self) -> str:
         """Runs the command once and stores the slots; returns the problem with the command or its output, or ""."""
         with subprocess.Popen(
             self._command,
@@ -134,7 +134,7 @@ class HostsFrom:
         return ""
 
 
-class Members:
+class AvailableSlots:
     """The slots that a job can use.
 
     Args:
@@ -173,7 +173,7 @@ class Members:
         self._size, self._more_since = size, None
         return Plan(size, {} if list(slots) == [""] else slots)
 
-    def note_lost(self, hosts: tuple[str, ...], now: float) -> None:
+    def avoid_lost_slots(self, hosts: tuple[str, ...], now: float) -> None:
         """Avoids slots for a while: on each host as many as it is named in `hosts`; "" is this machine."""
         here = next(filter(is_this_machine, filter(None, self._slots())), "")
         hosts = tuple(host or here for host in hosts)
@@ -183,7 +183,7 @@ class Members:
             doublings = min(self._losses[host] - 1, _MOST_DOUBLINGS)
             self._cooling.append((host, now + self._bounds.cool_down_secs * 2**doublings))
 
-    def why_out_of_date(self, now: float) -> str:
+    def reason_to_resize(self, now: float) -> str:
         """Returns why the current job should end and start with more ranks, or ""."""
         size = min(self._bounds.most, sum(self.available(now).values()))
         if size <= self._size:
@@ -199,7 +199,7 @@ class Members:
 
 def run_elastic(
     run: Callable[[Plan, Callable[[], str]], Outcome],
-    members: Members,
+    members: AvailableSlots,
     bounds: Bounds,
     restarts: int,
     say: Callable[[str], None],
@@ -218,13 +218,13 @@ def run_elastic(
     """
     failures = fruitless = 0
     while True:
-        plan = _wait(members, bounds, say)
+        plan = _wait_for_plan(members, bounds, say)
         if plan is None:
             say(f"there were fewer than {bounds.least} slots for {bounds.wait_secs:.0f} s; given up")
             return _NO_RANKS_EXIT_CODE
         ranks = f"{plan.size} rank{'' if plan.size == 1 else 's'}"
         say(f"{ranks}{f' on {plan.hosts}' if plan.slots else ''}")
-        outcome = run(plan, lambda: members.why_out_of_date(time.monotonic()))
+        outcome = run(plan, lambda: members.reason_to_resize(time.monotonic()))
         if outcome.was_resized:
             fruitless = 0  # only a training ends for new slots
             continue
@@ -233,7 +233,7 @@ def run_elastic(
         fruitless = 0 if outcome.has_trained else fruitless + 1
         is_outside = bool(outcome.lost) or outcome.was_torn
         if is_outside and fruitless < _MOST_FRUITLESS:
-            members.note_lost(outcome.lost, time.monotonic())
+            members.avoid_lost_slots(outcome.lost, time.monotonic())
             what = f"{len(outcome.lost)} of {plan.size} ranks" if outcome.lost else "connections between ranks"
             say(f"{what} lost; the job resumes from its last checkpoint")
         elif not is_outside and failures < restarts:
@@ -245,7 +245,7 @@ def run_elastic(
             return outcome.exit_code
 
 
-def _wait(members: Members, bounds: Bounds, say: Callable[[str], None]) -> Plan | None:
+def _wait_for_plan(members: AvailableSlots, bounds: Bounds, say: Callable[[str], None]) -> Plan | None:
     """Waits for enough slots, and returns the next plan; None if the wait was too long."""
     began, has_told = time.monotonic(), False
     limit = began + bounds.wait_secs

@@ -97,10 +97,10 @@ class InputEnd(NamedTuple):
 def first_failure(endings: list[Ending]) -> Ending | None:
     """Returns the failure that caused the other failures; None if no rank has failed."""
     failures = [ending for ending in endings if ending.has_failed]
-    cause = min(failures, key=lambda ending: (is_consequence(ending), _time_of(ending)), default=None)
+    cause = min(failures, key=lambda ending: (is_consequence(ending), _corrected_time(ending)), default=None)
     if cause is not None and is_consequence(cause):
         # The others failed because a rank had ended early without an exception.
-        return min((ending for ending in endings if ending.is_unfinished), key=_time_of, default=cause)
+        return min((ending for ending in endings if ending.is_unfinished), key=_corrected_time, default=cause)
     return cause
 
 
@@ -114,9 +114,9 @@ def is_decided(endings: list[Ending], now: float) -> bool:
     return now >= min(ending.when for ending in endings if ending.has_failed) + SECONDARY_GRACE_SECS
 
 
-def describe(cause: Ending, endings: list[Ending], size: int) -> str:
+def describe_failure_of_job(cause: Ending, endings: list[Ending], size: int) -> str:
     """Returns a line of text: which rank failed first, how, and the likely cause."""
-    text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {choose_exit_code(cause)}."
+    text = f"rank {cause.rank} of {size} {_describe_ending(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if is_consequence(cause) and finished:
         who = name_ranks(finished).capitalize()
@@ -132,7 +132,7 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     return text
 
 
-def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> int | None:
+def find_short_rank(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> int | None:
     """Returns the rank whose input ended while other ranks continued, if this made the job fail; else None.
 
     Args:
@@ -145,15 +145,15 @@ def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> i
         return None
     if not is_own and cause.rank in input_ends:
         return None
-    return first_short(input_ends)
+    return earliest_input_end(input_ends)
 
 
-def first_short(input_ends: Mapping[int, InputEnd]) -> int:
+def earliest_input_end(input_ends: Mapping[int, InputEnd]) -> int:
     """Returns the rank whose input ended after the fewest steps."""
     return min(input_ends, key=lambda rank: (input_ends[rank].steps or 0, rank))
 
 
-def describe_short(rank: int, input_ends: Mapping[int, InputEnd], size: int, code: int) -> str:
+def describe_input_end(rank: int, input_ends: Mapping[int, InputEnd], size: int, code: int) -> str:
     """Returns a line of text: which rank's input ended, when, which ranks continued, and the cure."""
     others = name_ranks(sorted(set(range(size)) - set(input_ends)))
     steps = input_ends[rank].steps
@@ -164,7 +164,7 @@ def describe_short(rank: int, input_ends: Mapping[int, InputEnd], size: int, cod
     )
 
 
-def _how(ending: Ending) -> str:
+def _describe_ending(ending: Ending) -> str:
     if ending.signal_number is not None:
         by_whom = (
             " (by hand, or by the system because memory ran out)" if ending.signal_number == signal.SIGKILL else ""
@@ -196,7 +196,7 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
                 reason, dot, _ = _SOURCE.sub("", ending.summary).partition(". ")
                 where = f" (in {ending.tensor})" if dot and ending.tensor else ""
                 ending = ending._replace(summary=f"{reason}{where}")
-            ranks_by_words.setdefault(_how(ending), []).append(ending.rank)
+            ranks_by_words.setdefault(_describe_ending(ending), []).append(ending.rank)
     lines = []
     for words, ranks in list(ranks_by_words.items())[:_MOST_WAYS]:
         words = re.sub("^was ", "were ", words) if len(ranks) > 1 else words
@@ -226,5 +226,5 @@ def is_consequence(ending: Ending) -> bool:
     return ending.is_secondary or ending.signal_number == signal.SIGABRT
 
 
-def _time_of(ending: Ending) -> float:
+def _corrected_time(ending: Ending) -> float:
     return ending.when - (_SIGNAL_LEAD_SECS if ending.signal_number is not None else 0.0)

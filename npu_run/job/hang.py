@@ -84,7 +84,7 @@ class HangDetector:
           calls, stopped, endings, input_ends: arguments of `describe_hang`.
           now: seconds on the monotonic clock.
         """
-        if self._limit_secs != 0 and not endings and is_certain(calls, stopped):
+        if self._limit_secs != 0 and not endings and is_deadlock(calls, stopped):
             return True
         since = waiting_since(calls)
         if since is None:
@@ -100,7 +100,7 @@ class HangDetector:
             is_over = idle is not None and now - idle >= IDLE_LIMIT_SECS
         else:
             is_over = self._limit_secs > 0 and now - since >= self._limit_secs
-        short = short_since(calls, stopped, input_ends or {})
+        short = uneven_wait_since(calls, stopped, input_ends or {})
         if self._limit_secs != 0 and short is not None:
             is_over |= now - short >= SHORT_LIMIT_SECS
         # A rank that waits for a stopped process waits for ever.
@@ -135,12 +135,12 @@ def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) ->
     return since or None
 
 
-def is_certain(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> bool:
+def is_deadlock(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> bool:
     """Returns whether it is certain that no rank can continue: every process is blocked, and Horovod moves no data."""
     return not stopped and bool(calls) and all(call is not None and call.is_blocked for call in calls.values())
 
 
-def short_since(
+def uneven_wait_since(
     calls: Mapping[int, StuckCall | None], stopped: Sequence[int], input_ends: Mapping[int, InputEnd]
 ) -> float | None:
     """Returns the time since which all ranks have waited, if the input has ended on some ranks but not on others.
@@ -173,16 +173,16 @@ def describe_hang(
     ended, halted = {ending.rank: ending for ending in endings}, set(stopped)
     ranks_by_words: dict[str, list[int]] = {}
     for rank in sorted({*calls, *ended}):
-        words = _words(calls.get(rank), ended.get(rank), rank in halted, (positions or {}).get(rank))
+        words = _describe_rank(calls.get(rank), ended.get(rank), rank in halted, (positions or {}).get(rank))
         input_end = (input_ends or {}).get(rank)
         words = words if input_end is None else f"{input_end}, and is {words}"
         ranks_by_words.setdefault(words, []).append(rank)
     parts = [f"{name_ranks(ranks)} {words}" for words, ranks in ranks_by_words.items()]
-    cure = _CERTAIN if is_certain(calls, stopped) else _CAUSES
+    cure = _CERTAIN if is_deadlock(calls, stopped) else _CAUSES
     return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {cure}"
 
 
-def _words(call: StuckCall | None, ending: Ending | None, is_stopped: bool, position: Position | None) -> str:
+def _describe_rank(call: StuckCall | None, ending: Ending | None, is_stopped: bool, position: Position | None) -> str:
     if is_stopped:
         return "missing, its process is stopped"
     where = call.where if call is not None else position.where if position is not None else ""

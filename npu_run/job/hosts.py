@@ -66,9 +66,9 @@ def plan_job(
     if len(named) > 1:
         raise LaunchError(f"{' and '.join(named)} exclude each other. Name the hosts in one way.")
     if rank_table:
-        plan = _plan_of_table(size, rank_table)
+        plan = _plan_from_table(size, rank_table)
     else:
-        slots = _slots_of_file(hostfile) if hostfile else _slots(hosts)
+        slots = _read_hostfile(hostfile) if hostfile else _parse_slots(hosts)
         plan = Plan(size or sum(slots.values()) or 1, slots)
     _check_bounds(plan)
     if plan.slots and plan.size > sum(plan.slots.values()):
@@ -118,7 +118,7 @@ def has_address_here(host: str) -> bool:
     return False
 
 
-def _slots(hosts: str | None) -> dict[str, int]:
+def _parse_slots(hosts: str | None) -> dict[str, int]:
     if hosts is None:
         return {}
     if not _HOSTS.fullmatch(hosts):
@@ -131,7 +131,7 @@ def _slots(hosts: str | None) -> dict[str, int]:
     return {host: int(slots) for host, slots in pairs}
 
 
-def _slots_of_file(path: str) -> dict[str, int]:
+def _read_hostfile(path: str) -> dict[str, int]:
     try:
         lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -168,7 +168,7 @@ def read_hosts(lines: Sequence[str], source: str) -> dict[str, int]:
     return slots
 
 
-def _plan_of_table(size: int | None, path: str) -> Plan:
+def _plan_from_table(size: int | None, path: str) -> Plan:
     try:
         table = read_rank_table(path)
     except ValueError as error:

@@ -26,14 +26,14 @@ class OrderedStop:
         self._last: int | None = None
 
     @property
-    def has_told(self) -> bool:
+    def is_announced(self) -> bool:
         """Whether the ranks have been told after which run to end."""
         return self._last is not None
 
     @property
     def is_possible(self) -> bool:
         """Whether all ranks are in a training that can end after a step; otherwise there is nothing to save."""
-        return bool(self._ranks) and all(rank.is_running and rank.heeds for rank in self._ranks)
+        return bool(self._ranks) and all(rank.is_running and rank.can_stop_after_step for rank in self._ranks)
 
     def ask(self, now: float) -> None:
         """Asks all ranks to begin no further training run, and to report how many runs they have begun."""
@@ -41,7 +41,7 @@ class OrderedStop:
         for rank in self._ranks:
             rank.process.ask("hold")
 
-    def turn(self, now: float) -> bool:
+    def announce_if_ready(self, now: float) -> bool:
         """Tells the ranks after which run to end, as soon as all ranks have answered; call it repeatedly.
 
         Returns:

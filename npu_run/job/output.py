@@ -113,31 +113,31 @@ class RankOutput:
         *lines, rest = text.split(b"\n")
         for line in lines:
             self._held += line
-            self._pass_on(self._take_held_text())
+            self._pass_line_on(self._clear_held_text())
         self._held += rest
         if b"\r" in rest and self._prefix:
-            self._held += _last_state(self._take_held_text())
+            self._held += _last_state(self._clear_held_text())
         elif b"\r" in rest:
-            shown, carriage_return, unfinished = self._take_held_text().rpartition(b"\r")
+            shown, carriage_return, unfinished = self._clear_held_text().rpartition(b"\r")
             self._joint.write(shown + carriage_return)
             self._held += unfinished
 
     def release(self, now: float) -> None:
         """Passes on an unfinished line of rank 0 (a prompt, dots of progress) if the rest does not follow soon."""
         if self._held and not self._prefix and now - self._held_since >= _PARTIAL_LINE_SECS:
-            self._joint.write(self._take_held_text())
+            self._joint.write(self._clear_held_text())
 
     def close(self) -> None:
         """Passes on the text held back; called when the rank has ended."""
         if self._held:
-            self._pass_on(self._take_held_text())
+            self._pass_line_on(self._clear_held_text())
 
-    def _take_held_text(self) -> bytes:
+    def _clear_held_text(self) -> bytes:
         held = bytes(self._held)
         self._held.clear()
         return held
 
-    def _pass_on(self, line: bytes) -> None:
+    def _pass_line_on(self, line: bytes) -> None:
         final = _last_state(line).rstrip(b"\r")
         self.tail.append(final[-_TAIL_LINE_BYTES:].decode(errors="replace"))
         goes_on = self._has_left_out and final.startswith(_THEIR_OPERATOR)

@@ -70,7 +70,7 @@ def open_slots(plan: Plan, tasks: Tasks | None = None) -> Iterator[tuple[list[Sl
         slots: list[Slot] = []
         name = socket.gethostname()
         ways = [] if tasks is None else tasks.network_places(plan.size)
-        way_to = functools.cache(functools.partial(_way_of, plan))
+        way_to = functools.cache(functools.partial(_route_to_host, plan))
         has_address = functools.cache(has_address_here)
         for slot in assigned:
             host, address, interface = ways[slot.rank] if ways else way_to(slot.hostname)
@@ -104,7 +104,7 @@ def _local_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer]]:
         server.stop()
 
 
-def _way_of(plan: Plan, name: str) -> tuple[str, str, str]:
+def _route_to_host(plan: Plan, name: str) -> tuple[str, str, str]:
     """Returns a host ("": this machine), the server's address for ranks there ("" if unknown), and their interface."""
     if not plan.is_local and not is_this_machine(name):
         return name, address_towards(name), ""

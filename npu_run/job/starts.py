@@ -10,7 +10,7 @@ from typing import Any
 from npu_bridge.base import environment
 from npu_bridge.base.lock_owners import Starts
 from npu_bridge.base.terminal import echo
-from npu_run.job.elastic import Bounds, HostsFrom, Members, run_elastic
+from npu_run.job.elastic import AvailableSlots, Bounds, HostsFrom, run_elastic
 from npu_run.job.hosts import Plan
 from npu_run.job.supervisor import Outcome, run_ranks
 from npu_run.remote.tasks import Tasks
@@ -55,7 +55,7 @@ class RestartableJob:
 
         if self.elastic is None:
             return run_again(lambda: start(self.tasks.plan() if self.tasks else self.plan), self.restarts)
-        members = Members(self._find_slots(), self.elastic)
+        members = AvailableSlots(self._find_slots(), self.elastic)
         return run_elastic(
             lambda plan, why: start(plan, is_out_of_date=why), members, self.elastic, self.restarts, self.say
         )

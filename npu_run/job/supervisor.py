@@ -25,23 +25,23 @@ from npu_run.job.first_failure import (
     Ending,
     InputEnd,
     choose_exit_code,
-    describe,
-    describe_short,
+    describe_failure_of_job,
+    describe_input_end,
     describe_survivors,
+    earliest_input_end,
+    find_short_rank,
     first_failure,
-    first_short,
     is_consequence,
     is_decided,
     name_ranks,
-    ran_short,
 )
 from npu_run.job.hang import (
     HANG_EXIT_CODE,
     HangDetector,
     StuckCall,
     describe_hang,
-    is_certain,
-    short_since,
+    is_deadlock,
+    uneven_wait_since,
     waiting_since,
 )
 from npu_run.job.hosts import Plan
@@ -116,18 +116,18 @@ def run_ranks(
         thread, or a system limit does not allow so many ranks.
     """
     job = _Job(stall_secs, is_out_of_date, tasks)
-    with open_slots(plan, tasks) as (slots, server), allow_files(slots, log_dir) as limit, job.heeding_signals():
+    with open_slots(plan, tasks) as (slots, server), allow_files(slots, log_dir) as limit, job.collecting_signals():
         try:
             job.server, job.open_files = server, limit
             title = f"of {plan.size}: {script}"
             logs = [log_dir and RankLog(log_dir, rank, f"rank {rank} {title}", job.say) for rank in range(plan.size)]
             for host in dict.fromkeys(slot.host for slot in slots):
                 own = [slot for slot in slots if slot.host == host]
-                start = functools.partial(job.start_there, host) if host else job.start_here
+                start = functools.partial(job.start_remote_ranks, host) if host else job.start_local_ranks
                 start(own, script, arguments, plan, logs)
             outcome = job.run()
             lost, may_go_on = tuple(slots[rank].host for rank in job.lost), any(host.loss for host in job.hosts)
-            has_trained = any(rank.has_heeded for rank in job.ranks)
+            has_trained = any(rank.could_stop_after_step for rank in job.ranks)
             outcome = outcome._replace(lost=lost, has_trained=has_trained, may_go_on=may_go_on)
             if lost or outcome.was_torn or outcome.was_resized:
                 for host in job.hosts:
@@ -165,7 +165,9 @@ class _Job:
         self._is_told = False
         self._ordered_stop = OrderedStop(self.ranks)
 
-    def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
+    def start_local_ranks(
+        self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list
+    ) -> None:
         """Starts the ranks on this machine."""
         sharing = len(slots) if self._tasks is None else self._tasks.count_sharing_tasks("")
         defaults = {**rank_defaults(sharing), **os.environ}
@@ -177,7 +179,7 @@ class _Job:
             self.ranks.append(rank)
             self._watch.add(rank.process)
 
-    def start_there(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
+    def start_remote_ranks(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
         """Starts the ranks on another host or in another task."""
         connect = RemoteHost if self._tasks is None else self._tasks.open
         connection = connect(host, self._streams["stderr"])
@@ -191,17 +193,17 @@ class _Job:
         connection.start(ranks, [slot.variables for slot in slots], script, arguments, plan.devices, peer)
 
     @contextlib.contextmanager
-    def heeding_signals(self) -> Iterator[None]:
+    def collecting_signals(self) -> Iterator[None]:
         """Collects stop signals for the loop during a block, so that the signals do not kill the launcher."""
         check_thread()
         before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
         # An ignored signal stays ignored: `nohup npu-run` outlives its terminal.
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
         for number in heeded:
-            signal.signal(number, self._note_signal)
+            signal.signal(number, self._store_signal)
         if self._tasks is not None:  # Open MPI's mpirun passes this signal on and waits
             heeded.append(signal.SIGUSR1)
-            before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: self._note_signal(signal.SIGTERM, None))
+            before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: self._store_signal(signal.SIGTERM, None))
         try:
             yield
         finally:
@@ -210,33 +212,33 @@ class _Job:
 
     def run(self) -> Outcome:
         """Watches until all ranks have ended, one has failed, they hang, or a signal arrives; returns the outcome."""
-        while not self._ends_at_once():
+        while not self._must_stop_at_once():
             endings = self._turn()
             if is_decided(endings, time.monotonic()):
                 break
             if len(endings) == len(self.ranks) and not first_failure(endings):
                 self._drain()
-                self._say_who_was_refused()
-                return self._stopped_as_asked() if any(ending.is_stopped for ending in endings) else Outcome(0, False)
-            is_leaving = self._ordered_stop.has_told
+                self._report_refused_requests()
+                return self._outcome_of_stop() if any(ending.is_stopped for ending in endings) else Outcome(0, False)
+            is_leaving = self._ordered_stop.is_announced
             if (is_leaving or len(self.ranks) > 1) and not first_failure(endings) and self._is_hung(endings):
-                code = self._end_hung()
+                code = self._end_hung_job()
                 # The ranks have made all requested steps; the next start resumes from their checkpoint.
-                return self._stopped_as_asked() if is_leaving else Outcome(code, has_failed=True)
+                return self._outcome_of_stop() if is_leaving else Outcome(code, has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
         self.lost = [ending.rank for ending in endings if ending.is_lost]
         self._stop(signal.SIGTERM)
         was_torn = is_consequence(cause)
-        return Outcome(self._tell(cause, endings), has_failed=True, was_torn=was_torn)
+        return Outcome(self._report_failure(cause, endings), has_failed=True, was_torn=was_torn)
 
-    def _ends_at_once(self) -> bool:
+    def _must_stop_at_once(self) -> bool:
         """Returns whether a signal must stop the ranks at once. A first SIGTERM or a resize only asks them to end after
         a step.
         """
         if not self._ordered_stop.is_asked and self._ordered_stop.is_possible:
-            told = [rank.rank for rank in self.ranks if rank.was_told]
+            told = [rank.rank for rank in self.ranks if rank.received_signal]
             if self._signals == [signal.SIGTERM] or (told and not self._signals):
                 self._is_told = not self._signals
                 by = f" (rank {told[0]} received it)" if self._is_told else ""
@@ -248,13 +250,13 @@ class _Job:
                 if self._resize:
                     self.say(f"{self._resize}; the ranks end after this step and save")
                     self._ordered_stop.ask(time.monotonic())
-        if not self._ordered_stop.turn(time.monotonic()):
+        if not self._ordered_stop.announce_if_ready(time.monotonic()):
             silent = [rank.rank for rank in self.ranks if rank.begun is None]
             self.say(f"{name_ranks(silent)} did not answer")
             self._signals.append(signal.SIGTERM)
         return bool(self._signals)
 
-    def _stopped_as_asked(self) -> Outcome:
+    def _outcome_of_stop(self) -> Outcome:
         if not self._resize:
             told = (f" after step {rank.stopped_after}" for rank in self.ranks if rank.stopped_after is not None)
             self.say(f"ended{next(told, '')}; exit code {STOPPED_EXIT_CODE}. The same command resumes from there.")
@@ -291,16 +293,16 @@ class _Job:
             return False
         self._hang_look_at = now + _HANG_LOOK_SECS
         calls = self._stuck_calls()
-        stopped = self._stopped() if any(calls.values()) else []
+        stopped = self._stopped_ranks() if any(calls.values()) else []
         return self._hang_detector.is_hung(calls, stopped, endings, now, self._input_ends())
 
-    def _end_hung(self) -> int:
+    def _end_hung_job(self) -> int:
         """Ends a job that hangs and describes the hang: the exceptions of the waiting ranks name their tensors."""
-        calls, stopped, input_ends = self._stuck_calls(), self._stopped(), self._input_ends()
-        certain = is_certain(calls, stopped) and len(calls) == len(self.ranks)
+        calls, stopped, input_ends = self._stuck_calls(), self._stopped_ranks(), self._input_ends()
+        certain = is_deadlock(calls, stopped) and len(calls) == len(self.ranks)
         short = ""
-        if short_since(calls, stopped, input_ends) is not None:
-            short = describe_short(first_short(input_ends), input_ends, len(self.ranks), 1)
+        if uneven_wait_since(calls, stopped, input_ends) is not None:
+            short = describe_input_end(earliest_input_end(input_ends), input_ends, len(self.ranks), 1)
             if not certain:
                 self._stop(signal.SIGTERM)
                 self.say(short)
@@ -318,7 +320,7 @@ class _Job:
         self._stop(signal.SIGTERM)
         positions = {rank.rank: rank.position for rank in self.ranks}
         text = describe_hang(calls, endings, stopped, secs, positions, self._input_ends())
-        self._say_who_was_refused()
+        self._report_refused_requests()
         self.say(f"{text} {f'Likely cause: {short}' if short else 'All ranks were stopped.'}")
         return 1 if certain else HANG_EXIT_CODE
 
@@ -328,7 +330,7 @@ class _Job:
     def _input_ends(self) -> dict[int, InputEnd]:
         return {rank.rank: rank.input_end for rank in self.ranks if rank.input_end is not None}
 
-    def _stopped(self) -> list[int]:
+    def _stopped_ranks(self) -> list[int]:
         return [rank.rank for rank in self.ranks if rank.is_running and rank.process.is_stopped]
 
     def _stop_by_signal(self) -> int:
@@ -336,7 +338,7 @@ class _Job:
         name = signal.Signals(number).name
         self.say(f"{name}, stopping {len(self.ranks)} ranks")
         self._stop(number)
-        self._say_who_was_refused()
+        self._report_refused_requests()
         self.say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
         return 128 + number
 
@@ -344,7 +346,7 @@ class _Job:
         """Sends the ranks a signal to end, kills ranks that do not end, and passes on their last output."""
         already = len(self._signals)
         for rank in self.ranks:
-            if rank.is_running and rank.heeds and number == signal.SIGTERM:
+            if rank.is_running and rank.can_stop_after_step and number == signal.SIGTERM:
                 rank.process.ask("end")  # the rank would take the signal for a request to stop after a step
             elif rank.is_running:
                 rank.process.send_signal(number)
@@ -361,26 +363,26 @@ class _Job:
         for rank in self.ranks:
             rank.drain()
 
-    def _tell(self, cause: Ending, endings: list[Ending]) -> int:
+    def _report_failure(self, cause: Ending, endings: list[Ending]) -> int:
         input_ends, size = self._input_ends(), len(self.ranks)
         # Secondary failures are expected, and shown only if verbose.
         told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]
-        short = ran_short(cause, input_ends, size)
+        short = find_short_rank(cause, input_ends, size)
         # Where a rank ran short, the other ranks did nothing wrong where their exceptions were raised.
         for line in describe_survivors(cause if short is None else cause._replace(rank=short), told):
             self.say(line)
         if short is not None:
-            self.say(describe_short(short, input_ends, size, choose_exit_code(cause)))
+            self.say(describe_input_end(short, input_ends, size, choose_exit_code(cause)))
             return choose_exit_code(cause)
         lines = cause.trace.splitlines()[0 if is_flag_on(VERBOSE) else -_TRACE_LINES :]
         if lines:
             kind = "traceback" if cause.summary else "last output"
             self.say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
-        self._say_who_was_refused()
-        self.say(describe(cause, endings, len(self.ranks)))
+        self._report_refused_requests()
+        self.say(describe_failure_of_job(cause, endings, len(self.ranks)))
         return choose_exit_code(cause)
 
-    def _say_who_was_refused(self) -> None:
+    def _report_refused_requests(self) -> None:
         count = self.server.refused if self.server is not None else 0
         if count:
             self.say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
@@ -389,7 +391,7 @@ class _Job:
         """Prints a text on a new line, even if a rank was stopped in the middle of a line."""
         self._streams["stderr"].write_line(visible(f"npu-run: {text}").encode())
 
-    def _note_signal(self, number: int, frame: object) -> None:
+    def _store_signal(self, number: int, frame: object) -> None:
         if self._is_told and number == signal.SIGTERM:
             self._is_told = False  # a scheduler signals all processes, and another one got the signal first
         else:

@@ -67,9 +67,9 @@ class WatchedRank:
       stuck: the reported call in which the rank's main thread is stuck, or None.
       position: the position of the rank's main thread when the rank was last asked.
       input_end: where the rank's input ended; None while the rank trains.
-      heeds: whether the rank would end after a whole step on request.
-      has_heeded: whether `heeds` was ever True.
-      was_told: name of the signal to end that the rank has received from another process; "" without one.
+      can_stop_after_step: whether the rank would end after a whole step on request.
+      could_stop_after_step: whether `can_stop_after_step` was ever True.
+      received_signal: name of the signal to end that the rank has received from another process; "" without one.
       begun: number of training runs that the rank had begun when it was asked to begin no more; None until it answers.
       stopped_after: the global step after which the rank ended on request, if known.
     """
@@ -81,8 +81,8 @@ class WatchedRank:
         self.stuck: StuckCall | None = None
         self.position: Position | None = None
         self.input_end: InputEnd | None = None
-        self.heeds = self.has_heeded = False
-        self.was_told = ""
+        self.can_stop_after_step = self.could_stop_after_step = False
+        self.received_signal = ""
         self.begun: int | None = None
         self.stopped_after: int | None = None
         self._has_finished = self._has_stopped = False
@@ -119,13 +119,13 @@ class WatchedRank:
                 self.position = Position(**message["position"])
             elif "input_end" in message:
                 self.input_end = InputEnd(**message["input_end"]) if message["input_end"] else None
-            elif "heeds" in message:
-                self.heeds = message["heeds"]
-                self.has_heeded |= self.heeds
+            elif "can_stop_after_step" in message:
+                self.can_stop_after_step = message["can_stop_after_step"]
+                self.could_stop_after_step |= self.can_stop_after_step
             elif "begun" in message:
                 self.begun = message["begun"]
-            elif "was_told" in message:
-                self.was_told = message["was_told"]
+            elif "received_signal" in message:
+                self.received_signal = message["received_signal"]
             elif "stopped_after" in message:
                 self._has_stopped, self.stopped_after = True, message["stopped_after"]
             elif "finished" in message:

@@ -11,7 +11,7 @@ from npu_bridge.base.arguments import is_number
 from npu_bridge.base.reading import read_json
 from npu_bridge.collective.cost_model import Link, Prediction, Training, predict
 from npu_bridge.reporting.picture_style import PLAN_FILES
-from npu_run.command_line import Command, ending_on, json_option, print_json
+from npu_run.command_line import Command, exit_on, json_option, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
 from npu_run.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
@@ -56,7 +56,7 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
     Every rank trains its own batch, so n ranks do n times the work of one. docs/plan.md explains the numbers and their
     accuracy.
     """
-    with ending_on(LaunchError):
+    with exit_on(LaunchError):
         training = Training(
             parse_count(params, "--params") * _VALUE_BYTES,
             _compute_secs(**step_time),
@@ -91,11 +91,11 @@ def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
     if compute_secs is not None and from_summary is not None:
         raise LaunchError("--compute-secs and --from-summary exclude each other. Give one of them.")
     if from_summary is not None:
-        return _secs_of_summary(from_summary)
+        return _read_step_secs(from_summary)
     return parse_secs(compute_secs, "--compute-secs") if compute_secs is not None else 0.0
 
 
-def _secs_of_summary(path: str) -> float:
+def _read_step_secs(path: str) -> float:
     """Returns the step time in `summary.json` of a run on one rank, which includes no waiting for other ranks."""
     try:
         facts = read_json(path)
@@ -141,7 +141,7 @@ def print_plan(predictions: Sequence[Prediction], training: Training, link: Link
     console = PlainConsole()
     rows = [_row(prediction, training) for prediction in predictions]
     print_table(rows, console, headings=_HEADINGS, right=len(_HEADINGS) - 1)
-    print_text(console, _foot(predictions, training, link))
+    print_text(console, _assumptions(predictions, training, link))
 
 
 def format_secs(secs: float) -> str:
@@ -161,11 +161,11 @@ def _row(prediction: Prediction, training: Training) -> tuple[str, ...]:
         format_secs(prediction.exposed_secs),
         f"{100 * _efficiency(prediction, training):.0f} %" if training.compute_secs else "-",
         "-" if prediction.overlapped_secs is None else format_secs(prediction.overlapped_secs),
-        _shares(prediction) if prediction.ranks > 1 else "-",
+        _format_shares(prediction) if prediction.ranks > 1 else "-",
     )
 
 
-def _shares(prediction: Prediction) -> str:
+def _format_shares(prediction: Prediction) -> str:
     return ", ".join(f"{share:g}" for share in prediction.percentages)
 
 
@@ -174,7 +174,7 @@ def _efficiency(prediction: Prediction, training: Training) -> float:
     return training.compute_secs / prediction.step_secs if prediction.step_secs else 1.0
 
 
-def _about_overlap(predictions):
+def _describe_overlap(predictions):
     others = [prediction for prediction in predictions if prediction.ranks > 1]
     gains = {
         prediction.ranks: 1 - prediction.overlapped_secs / prediction.default_step_secs
@@ -192,7 +192,7 @@ def _about_overlap(predictions):
     )
 
 
-def _foot(predictions: Sequence[Prediction], training: Training, link: Link) -> str:
+def _assumptions(predictions: Sequence[Prediction], training: Training, link: Link) -> str:
     lines = [
         f"{training.gradient_bytes * training.wire_share / 1e6:.4g} MB of gradients on the wire, "
         f"{format_secs(training.compute_secs)} of computation, links of {link.bytes_per_sec * 8e-9:.4g} Gbit/s with "
@@ -201,10 +201,10 @@ def _foot(predictions: Sequence[Prediction], training: Training, link: Link) -> 
     if not training.compute_secs:
         lines.append("Without a step time all communication counts as exposed: give --compute-secs or --from-summary.")
     elif any(prediction.ranks > 1 for prediction in predictions):
-        lines.append(_about_overlap(predictions))
+        lines.append(_describe_overlap(predictions))
     for prediction in reversed(predictions):
         if len(prediction.percentages) > 1:
-            call = f"set_split_strategy_by_size([{_shares(prediction)}])"
+            call = f"set_split_strategy_by_size([{_format_shares(prediction)}])"
             lines.append(f"For {prediction.ranks} ranks, before compute_gradients: {call}")
             break
     return "\n".join(lines)

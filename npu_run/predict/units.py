@@ -22,7 +22,7 @@ def parse_count(text: str, name: str, most: float = 1e15) -> int:
     found = _COUNT.fullmatch(text)
     count = float(found[1]) * _FACTORS[found[2]] if found else 0.0
     if not 1 <= count <= most:
-        raise _error(name, f"a number from 1 to {most:.0e}, such as 25600000, 110M or 1.3B", text)
+        raise _option_error(name, f"a number from 1 to {most:.0e}, such as 25600000, 110M or 1.3B", text)
     return round(count)
 
 
@@ -31,7 +31,7 @@ def parse_bytes_per_sec(text: str, name: str) -> float:
     found = _RATE.fullmatch(text)
     rate = float(found[1]) * _FACTORS[found[2]] if found else 0.0
     if not 0 < rate < math.inf:
-        raise _error(name, "bits or bytes per second, such as 1Gbit, 300Mbit/s or 125MB/s", text)
+        raise _option_error(name, "bits or bytes per second, such as 1Gbit, 300Mbit/s or 125MB/s", text)
     return rate if found[3].startswith("B") else rate / 8.0
 
 
@@ -39,7 +39,7 @@ def parse_secs(text: str, name: str) -> float:
     """Parses a time such as 50us, 0.2ms, 1.5s or 0.2 to seconds; errors name the option."""
     found = _SECS.fullmatch(text)
     if not found or math.isinf(float(found[1])):
-        raise _error(name, "a time such as 50us, 0.2ms or 1.5s", text)
+        raise _option_error(name, "a time such as 50us, 0.2ms or 1.5s", text)
     return float(found[1]) * _SECS_OF[found[2]]
 
 
@@ -56,9 +56,9 @@ def parse_ranks(text: str, name: str) -> list[int]:
             is_understood = part.strip().isdecimal() and len(part) < 20
             numbers |= {int(part)} if is_understood else set()
         if not is_understood or min(numbers) < 1 or max(numbers) > _MOST_RANKS:
-            raise _error(name, f"numbers of ranks from 1 to {_MOST_RANKS}, such as 1,2,6 or 1..4096", text)
+            raise _option_error(name, f"numbers of ranks from 1 to {_MOST_RANKS}, such as 1,2,6 or 1..4096", text)
     return sorted(numbers)
 
 
-def _error(name: str, expected: str, text: str) -> LaunchError:
+def _option_error(name: str, expected: str, text: str) -> LaunchError:
     return LaunchError(f"{name} is not understood. Expected {expected}; got {text[:60]!r}.")

@@ -28,8 +28,8 @@ def watch_input(send: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
     watch = _InputWatch(send)
     add_engine(None, watch)
     for name in KERAS_MODEL_MODULES:
-        when_loaded(name, watch.change_fit)
-    return watch.tell_exit
+        when_loaded(name, watch.watch_fit)
+    return watch.report_exit
 
 
 class _InputWatch(SessionEngine):
@@ -47,51 +47,51 @@ class _InputWatch(SessionEngine):
             results = self.inner.execute(session, request)
         except Exception as error:
             if type(error).__name__ == _END:
-                self._note_run(session, request.asked, kind)
+                self._report_training_run(session, request.asked, kind)
             raise
         self._counts[kind] = self._counts.get(kind, 0) + 1
         if self._session() is not session:
-            self._note_session(session)
+            self._remember_session(session)
         if kind not in self._asked:
             self._asked[kind] = [element.name for element in request.asked]
-        self._take_back(kind)
+        self._withdraw_report(kind)
         return results
 
-    def change_fit(self, module: types.ModuleType) -> None:
+    def watch_fit(self, module: types.ModuleType) -> None:
         """Wraps `fit` of a module's `Model` class to watch it."""
 
         def watched(fit, model, *arguments, **keywords):
-            self._take_back(self._ended)
+            self._withdraw_report(self._ended)
             result = fit(model, *arguments, **keywords)
             steps = None
             with contextlib.suppress(Exception):  # without an optimizer, or with an unusual one
                 import tensorflow as tf
 
                 steps = int(tf.keras.backend.get_value(model.optimizer.iterations))
-            self._tell(model, steps, of_fit=True)
+            self._report_end(model, steps, of_fit=True)
             return result
 
         put_around(module.Model, "fit", watched)
 
-    def _note_run(self, session, asked, kind):
+    def _report_training_run(self, session, asked, kind):
         from npu_bridge.graph.run import run_of
 
         if run_of(session.graph, asked).trains:
-            self._tell(kind, _global_step(session, self._counts.get(kind, 0)), of_fit=False)
+            self._report_end(kind, _global_step(session, self._counts.get(kind, 0)), of_fit=False)
 
-    def tell_exit(self) -> None:
+    def report_exit(self) -> None:
         """Reports the number of steps of a script that ends now, if it is known and no end of input was reported."""
         with contextlib.suppress(Exception):  # the graph can be gone
-            steps = self._steps() if self._ended is None else 0
+            steps = self._count_training_runs() if self._ended is None else 0
             if steps:
-                self._tell("exit", steps, of_fit=False, of_script=True)
+                self._report_end("exit", steps, of_fit=False, of_script=True)
 
-    def _note_session(self, session):
+    def _remember_session(self, session):
         if self._graph() is not session.graph:
             self._graph, self._asked = weakref.ref(session.graph), {}
         self._session = weakref.ref(session)
 
-    def _steps(self):
+    def _count_training_runs(self):
         """Counts the training runs of the latest graph; of several trainings in the graph, counts the longest."""
         graph, counts = self._graph(), {}
         if graph is None:
@@ -105,11 +105,11 @@ class _InputWatch(SessionEngine):
         most = max(counts.values(), default=0)
         return _global_step(self._session(), most) if most else 0
 
-    def _tell(self, what, steps, **of):
+    def _report_end(self, what, steps, **of):
         self._ended = what
         self._send({"input_end": {"steps": steps, **of}})
 
-    def _take_back(self, what):
+    def _withdraw_report(self, what):
         if self._ended is not None and what == self._ended:
             self._ended = None
             self._send({"input_end": None})

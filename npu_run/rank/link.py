@@ -47,7 +47,7 @@ class RankLink:
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
         atexit.register(self._sampler.end)  # registered first, so it runs after the exit handlers that wait for ranks
         name_horovods_threads()
-        threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
+        threading.Thread(target=self._serve, name="npu-run link", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message to the launcher. If the launcher is gone, the thread that serves the link ends this process.
@@ -60,7 +60,7 @@ class RankLink:
         with contextlib.suppress(OSError):
             os.write(self._file, json.dumps(message).encode() + b"\n")
 
-    def _orders(self) -> list[list[str]]:
+    def _read_orders(self) -> list[list[str]]:
         """Returns the launcher's orders as lists of words; if the launcher is gone, the order to end."""
         with contextlib.suppress(ConnectionResetError):
             text = os.read(self._file, _CHUNK_BYTES)
@@ -69,7 +69,7 @@ class RankLink:
                 return [line.decode().split() for line in lines]
         return [["end"]]
 
-    def _obey(self, order: str, *words: str) -> None:
+    def _execute_order(self, order: str, *words: str) -> None:
         if order == "leave":
             self.send({"position": self._sampler.position()})
             self.has_left_horovod = True
@@ -81,11 +81,11 @@ class RankLink:
         else:
             self._stop_request.end_at_once()
 
-    def _attend(self) -> None:
+    def _serve(self) -> None:
         while True:
             if select.select([self._file], [], [], _SAMPLE_SECS)[0]:
-                for order in self._orders():
-                    self._obey(*order)
+                for order in self._read_orders():
+                    self._execute_order(*order)
             news = self._sampler.sample(time.monotonic())
             if news is not None:
                 self.send(news)

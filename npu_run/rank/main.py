@@ -55,13 +55,13 @@ def main(arguments: list[str]) -> None:
         arguments = arguments[2:]
     place = launched() or _ALONE
     if arguments[0] == "--devices":
-        _take_device(arguments[1].split(",")[place.rank])
+        _set_device(arguments[1].split(",")[place.rank])
         arguments = arguments[2:]
     fill_rank_variables(place)
-    _take_gpu(place, arguments[0])
-    tell_exit = watch_input(link.send) if link is not None and place.size > 1 else None
+    _show_only_own_gpu(place, arguments[0])
+    report_exit = watch_input(link.send) if link is not None and place.size > 1 else None
     if "tensorflow" not in sys.modules:
-        after_import("tensorflow", lambda module: None, _without_collections)
+        after_import("tensorflow", lambda module: None, _without_garbage_collection)
     if place.rank == 0 and place.size > 1:
         when_loaded("tensorflow", _watch_updates)
     recording = take_recording()
@@ -73,25 +73,25 @@ def main(arguments: list[str]) -> None:
     try:
         tensorflow_server.prepare()
         _run_script(arguments[0], arguments, choice, place.rank)
-        _tell_unread_settings()
-        _finish(link, tell_exit)
+        _warn_about_unread_settings()
+        _report_finish(link, report_exit)
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            _report(link, stop, arguments[0], stop.code & 0xFF if isinstance(stop.code, int) else 1)
+            _report_error(link, stop, arguments[0], stop.code & 0xFF if isinstance(stop.code, int) else 1)
         else:
-            _tell_unread_settings()
-            _finish(link, tell_exit)
+            _warn_about_unread_settings()
+            _report_finish(link, report_exit)
         raise
     except KeyboardInterrupt as interrupt:
         # One rank's stack is enough to show where an interrupted job was.
         if place.rank == 0:
-            _show(interrupt, arguments[0])
+            _print_exception(interrupt, arguments[0])
         sys.exit(_INTERRUPTED)
     except BaseException as error:
-        _report(link, error, arguments[0], 1)
+        _report_error(link, error, arguments[0], 1)
         # The launcher shows the traceback of the first rank to fail, and one line about the others.
         if link is None or sys.excepthook is not sys.__excepthook__:
-            _show(error, arguments[0])
+            _print_exception(error, arguments[0])
         sys.exit(1)
     finally:
         if end_trial is not None:
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> None:
         choice.conclude(arguments[0], place.rank)
 
 
-def _tell_unread_settings() -> None:
+def _warn_about_unread_settings() -> None:
     """Warns about `--set` options that the script, now finished, has never read."""
     if given_settings():
         from npu_bridge.options.from_shell import tell_unread
@@ -108,7 +108,7 @@ def _tell_unread_settings() -> None:
 
 
 @contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Switches garbage collection off while TensorFlow is loaded: its objects all stay, and collections take 0.4 s."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -131,13 +131,13 @@ def _watch_updates(tensorflow: types.ModuleType) -> None:
         watch_updates()
 
 
-def _take_device(device: str) -> None:
+def _set_device(device: str) -> None:
     """Sets the device of a rank table in the environment variables, in place of their values."""
     for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
         write_variable(name, device)
 
 
-def _take_gpu(place: Launched, script: str) -> None:
+def _show_only_own_gpu(place: Launched, script: str) -> None:
     """Makes only this rank's GPU visible, so that children and other libraries use no other rank's GPU."""
     gpu = gpu_of_rank(declared_device(), place.local_size, script)
     if gpu is not None:
@@ -170,7 +170,7 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: i
     exec(code, module.__dict__)
 
 
-def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> None:
+def _report_error(link: RankLink | None, error: BaseException, script: str, code: int) -> None:
     """Reports to the launcher how and when this rank ends; called before other code can fail."""
     if link is not None:
         facts = report_of(error, script, code)
@@ -179,15 +179,15 @@ def _report(link: RankLink | None, error: BaseException, script: str, code: int)
         link.send({"ending": facts})
 
 
-def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None:
+def _report_finish(link: RankLink | None, report_exit: Callable[[], None] | None) -> None:
     """Reports to the launcher that the script has finished; exit code 0 alone does not prove this."""
-    if tell_exit is not None:
-        tell_exit()
+    if report_exit is not None:
+        report_exit()
     if link is not None:
         link.send({"finished": True})
 
 
-def _show(error: BaseException, script: str) -> None:
+def _print_exception(error: BaseException, script: str) -> None:
     """Prints an exception in short form, or through the script's own excepthook."""
     if sys.excepthook is not sys.__excepthook__:
         frames = script_frames(error, script)

@@ -40,7 +40,7 @@ def name_horovods_threads() -> None:
     def naming_threads(init: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(init)
         def init_with_named_threads(*arguments: Any, **settings: Any) -> Any:
-            with _named():
+            with _horovods_thread_name():
                 return init(*arguments, **settings)
 
         return init_with_named_threads
@@ -54,7 +54,7 @@ def processor_secs() -> float | None:
     try:
         for thread in os.listdir(_TASKS):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
-                name, _, fields = _read(thread, "stat").partition("(")[2].rpartition(")")
+                name, _, fields = _read_thread_file(thread, "stat").partition("(")[2].rpartition(")")
                 if name != _NAME or thread not in _horovods:
                     user, system = fields.split()[11:13]
                     ticks += int(user) + int(system)
@@ -88,7 +88,7 @@ def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.F
         return False
 
     def is_waiting(thread):
-        call = _call(thread)
+        call = _system_call(thread)
         if call[0] != wait:
             return call[0] in sleeps and thread not in of_python and _has_always_slept(thread)
         return thread not in of_python or call[_TIME_LIMIT] == "0x0"
@@ -97,7 +97,7 @@ def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.F
         threads = [thread for thread in os.listdir(_TASKS) if thread not in left_out]
         horovods = _horovods.intersection(_threads_named(_NAME))
         others = set(threads).difference(horovods)
-        if any(_read(thread, "children") for thread in threads):
+        if any(_read_thread_file(thread, "children") for thread in threads):
             return False
         moves, is_seen_asleep = 0, False
         for glance in range(_MOST_GLANCES):
@@ -105,7 +105,7 @@ def is_blocked(frames: Mapping[int, types.FrameType], is_wait: Callable[[types.F
             # A thread that waits with a time limit wakes up now and then.
             if moves > _MOST_MOVES:
                 return False
-            is_seen_asleep |= any(_call(thread)[0] in sleeps for thread in horovods)
+            is_seen_asleep |= any(_system_call(thread)[0] in sleeps for thread in horovods)
             if is_seen_asleep and glance >= _LEAST_GLANCES:
                 return True
             time.sleep(_GLANCE_SECS)
@@ -118,28 +118,28 @@ def _threads_named(name):
     found = set()
     for thread in os.listdir(_TASKS):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
-            found |= {thread} if _read(thread, "comm").rstrip() == name else set()
+            found |= {thread} if _read_thread_file(thread, "comm").rstrip() == name else set()
     return found
 
 
 def _has_always_slept(thread):
     """Returns whether a thread has slept since it began; TensorFlow 2.21 has a thread that works much later."""
-    switches = _read(thread, "status").rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]
+    switches = _read_thread_file(thread, "status").rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]
     return int(switches) <= _FIRST_SWITCHES
 
 
-def _call(thread):
+def _system_call(thread):
     """Returns the number and arguments of a thread's current system call; "running" if it is in no system call."""
-    return _read(thread, "syscall").split()
+    return _read_thread_file(thread, "syscall").split()
 
 
-def _read(thread, name):
+def _read_thread_file(thread, name):
     with open(f"{_TASKS}/{thread}/{name}", encoding="utf-8", errors="replace") as file:
         return file.read()
 
 
 @contextlib.contextmanager
-def _named() -> Iterator[None]:
+def _horovods_thread_name() -> Iterator[None]:
     """Gives this thread, during a block, the name of Horovod's threads, if the system has thread names."""
     path = "/proc/thread-self/comm"
     before = ""

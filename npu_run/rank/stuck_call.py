@@ -55,7 +55,7 @@ class MainThreadSampler:
         self._since = self._busy_at = self._sampled_at = 0.0
         self._processor_secs: float | None = None
         self._blocked = 0
-        self._told: dict[str, Any] | None = None
+        self._last_report: dict[str, Any] | None = None
         self._is_over = False
         self._is_collecting = False
         gc.callbacks.append(self._note_collection)
@@ -83,39 +83,41 @@ class MainThreadSampler:
         if frame is None or self._is_over:
             return None
         if frame is not self._frame or frame.f_lasti != self._instruction:
-            was_told, self._told = self._told is not None, None
+            was_told, self._last_report = self._last_report is not None, None
             self._frame, self._instruction, self._since = frame, frame.f_lasti, now
             return {"stuck": None} if was_told else None
-        began, enough_secs = (self._since, _NOTICE_SECS) if self._told is None else (self._sampled_at, _AGAIN_SECS)
+        began, enough_secs = (
+            (self._since, _NOTICE_SECS) if self._last_report is None else (self._sampled_at, _AGAIN_SECS)
+        )
         if now - began < enough_secs:
             return None
         busy_at = self._last_busy(now)
-        is_idle = busy_at < now and self._told is not None and not self._is_collecting
-        self._blocked = self._blocked + 1 if is_idle and is_blocked(frames, _is_wait) else 0
+        is_idle = busy_at < now and self._last_report is not None and not self._is_collecting
+        self._blocked = self._blocked + 1 if is_idle and is_blocked(frames, _waits_for_thread_or_operators) else 0
         self._processor_secs = processor_secs()  # read again: sampling itself takes some processor time
         stuck = {
             "since": self._since,
-            "where": _position(frame),
+            "where": _describe_position(frame),
             "waits": _waits_for_ranks(frame),
             "busy_at": busy_at,
             "pipeline": _pipeline(frames, self._thread),
             "is_blocked": self._blocked >= _BLOCKED_SAMPLES,
         }
-        is_new, self._told = stuck != self._told, stuck
+        is_new, self._last_report = stuck != self._last_report, stuck
         return {"stuck": stuck} if is_new else None
 
     def position(self) -> dict[str, str]:
         """Returns the thread's current position: a dict of `where` and `pipeline`, as in `StuckCall`."""
         frames = frames_of_threads()
         frame = frames.get(self._thread)
-        where = "" if frame is None else _position(frame)
+        where = "" if frame is None else _describe_position(frame)
         return {"where": where, "pipeline": _pipeline(frames, self._thread)}
 
     def _last_busy(self, now: float) -> float:
         """Returns the time of the last sample in which this process computed, or else the time when the call began."""
         before, before_at = self._processor_secs, self._sampled_at
         self._processor_secs, self._sampled_at = processor_secs(), now
-        if self._told is None:
+        if self._last_report is None:
             self._busy_at = self._since
         elif self._processor_secs is None or before is None:
             self._busy_at = now  # without a measurement the process counts as busy
@@ -149,7 +151,7 @@ def _waits_for_ranks(innermost: types.FrameType) -> bool:
     return any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost))
 
 
-def _is_wait(innermost: types.FrameType) -> bool:
+def _waits_for_thread_or_operators(innermost: types.FrameType) -> bool:
     """Returns whether the thread of a frame waits for another Python thread or for operators."""
     module, code = _module_of(innermost), innermost.f_code
     is_horovod = code.co_filename == _GENERATED or module.partition(".")[0] == "horovod"
@@ -160,7 +162,7 @@ def _module_of(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _position(innermost: types.FrameType) -> str:
+def _describe_position(innermost: types.FrameType) -> str:
     """Returns file, line and code of the innermost frame outside installed packages, or else of the innermost frame."""
     frame = _own_frame(innermost) or innermost
     file, line = frame.f_code.co_filename, frame.f_lineno

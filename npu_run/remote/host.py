@@ -204,9 +204,9 @@ class RemoteHost:
         for event in map(json.loads, lines):
             if "stopped" in event:
                 self.stopped = event["stopped"]
-            elif "was_told" in event:
+            elif "received_signal" in event:
                 for rank in self._ranks.values():
-                    rank.was_told = event["was_told"]
+                    rank.received_signal = event["received_signal"]
             elif "code" in event:
                 self.codes[event["rank"]] = event["code"]
             else:

@@ -103,7 +103,7 @@ def _report_ranks(
             _write_event(rank=rank, code=code)
         if signals:
             signals.clear()
-            _write_event(was_told="SIGTERM")
+            _write_event(received_signal="SIGTERM")
         if time.monotonic() - reported_at >= LIFE_SIGN_SECS:
             reported_at = time.monotonic()
             _write_event(stopped=[rank for rank, process in ranks.items() if process.is_stopped])

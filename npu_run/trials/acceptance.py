@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from npu_run.compare.band import judge, measure_band
+from npu_run.compare.band import judge_losses, measure_band
 from npu_run.compare.losses import read_losses
 from npu_run.compare.verdict import CannotTell
 
@@ -30,7 +30,7 @@ class Float32Band:
         except CannotTell:  # the repeats are identical
             self._band = None
 
-    def judge(self, folder: str) -> tuple[bool, str]:
+    def judge_losses(self, folder: str) -> tuple[bool, str]:
         """Returns whether a run stays inside the band, and the reason in a few words."""
         try:
             run = read_losses(folder)
@@ -47,7 +47,7 @@ class Float32Band:
         said = f"at most {off[worst]:.2g} of the loss off, at step {steps[worst]}"
         if off[worst] <= self._tolerance:
             return True, said
-        return self._band is not None and bool(judge(self._band, [run]).is_inside), said
+        return self._band is not None and bool(judge_losses(self._band, [run]).is_inside), said
 
     def __str__(self) -> str:
         return f"loss {self._losses[0]:.5g} at step {self._steps[0]}, {self._losses[-1]:.5g} at step {self._steps[-1]}"

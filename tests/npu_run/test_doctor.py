@@ -396,7 +396,7 @@ def test_headers_that_are_elsewhere_are_led_to(tmp_path, is_there):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho {include}\n")
     python.chmod(0o755)
-    folders = Installer(str(python), tmp_path / "log", print)._headers(built)
+    folders = Installer(str(python), tmp_path / "log", print)._extra_header_folders(built)
     if is_there:
         assert folders == []
     else:

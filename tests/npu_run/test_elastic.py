@@ -16,7 +16,7 @@ from npu_bridge.session import GlobalBatches
 from npu_bridge.session.elastic.stop_request import StopRequest
 from npu_run.errors import LaunchError
 from npu_run.job import elastic
-from npu_run.job.elastic import Bounds, HostsFrom, Members, check_numbers, run_elastic
+from npu_run.job.elastic import AvailableSlots, Bounds, HostsFrom, check_numbers, run_elastic
 from npu_run.job.hosts import Plan
 from npu_run.job.ordered_stop import OrderedStop
 from npu_run.job.supervisor import Outcome
@@ -39,36 +39,36 @@ TWO_TO_FOUR = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=10.0)
 
 
 def test_a_slot_that_lost_its_rank_is_left_out_for_a_while():
-    members = Members(lambda: {"a": 2, "b": 2}, TWO_TO_FOUR)
+    members = AvailableSlots(lambda: {"a": 2, "b": 2}, TWO_TO_FOUR)
     assert members.plan(0.0) == Plan(4, {"a": 2, "b": 2})
-    members.note_lost(("b",), 1.0)
+    members.avoid_lost_slots(("b",), 1.0)
     assert members.plan(2.0) == Plan(3, {"a": 2, "b": 1})
-    members.note_lost(("b",), 3.0)  # the second time there: twice as long
+    members.avoid_lost_slots(("b",), 3.0)  # the second time there: twice as long
     assert members.plan(4.0) == Plan(2, {"a": 2})
     assert members.plan(12.0) == Plan(3, {"a": 2, "b": 1})
     assert members.plan(24.0) == Plan(4, {"a": 2, "b": 2})
 
 
 def test_too_few_slots_are_no_job():
-    assert Members(lambda: {"": 1}, TWO_TO_FOUR).plan(0.0) is None
-    assert Members(lambda: {"": 9}, TWO_TO_FOUR).plan(0.0) == Plan(4, {})
+    assert AvailableSlots(lambda: {"": 1}, TWO_TO_FOUR).plan(0.0) is None
+    assert AvailableSlots(lambda: {"": 9}, TWO_TO_FOUR).plan(0.0) == Plan(4, {})
 
 
 def test_a_job_is_stopped_only_for_slots_that_stay():
     there = {"a": 2}
-    members = Members(lambda: there, TWO_TO_FOUR)
+    members = AvailableSlots(lambda: there, TWO_TO_FOUR)
     members.plan(0.0)
     for now in range(1, 39):  # comes and goes every second
         there["b"] = now % 2
-        assert members.why_out_of_date(float(now)) == ""
+        assert members.reason_to_resize(float(now)) == ""
     there["b"] = 2
-    assert members.why_out_of_date(50.0) == ""
-    assert members.why_out_of_date(50.0 + elastic.STEADY_SECS) == "there are slots for 4 ranks in place of 2"
+    assert members.reason_to_resize(50.0) == ""
+    assert members.reason_to_resize(50.0 + elastic.STEADY_SECS) == "there are slots for 4 ranks in place of 2"
 
 
 def test_hosts_that_had_ranks_come_first():
     there = {}
-    members = Members(lambda: there, TWO_TO_FOUR)
+    members = AvailableSlots(lambda: there, TWO_TO_FOUR)
 
     def order(now, **slots):
         there.clear()
@@ -84,10 +84,10 @@ def test_hosts_that_had_ranks_come_first():
 
 def test_hosts_that_go_do_not_stop_ranks_that_run():
     there = {"a": 4}
-    members = Members(lambda: there, TWO_TO_FOUR)
+    members = AvailableSlots(lambda: there, TWO_TO_FOUR)
     members.plan(0.0)
     there.clear()
-    assert members.why_out_of_date(100.0) == ""
+    assert members.reason_to_resize(100.0) == ""
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ BOUNDS = Bounds(least=2, most=4, wait_secs=0.0, cool_down_secs=1000.0)
 def run_here(*each, restarts=0, bounds=BOUNDS):
     run, sizes = outcomes(*each)
     told: list[str] = []
-    code = run_elastic(run, Members(lambda: {"": 4}, bounds), bounds, restarts, told.append)
+    code = run_elastic(run, AvailableSlots(lambda: {"": 4}, bounds), bounds, restarts, told.append)
     return code, sizes, told
 
 
@@ -229,7 +229,7 @@ def test_options_that_do_not_fit_start_nothing(tmp_path, options, says):
 class Thread:
     """A rank whose steps are turns of a barrier; the link is a pair of method calls. Used as `WatchedRank` is."""
 
-    is_running = heeds = True
+    is_running = can_stop_after_step = True
 
     def __init__(self, barrier, pause):
         self.request, self.begun, self.process, self.steps = StopRequest(), None, self, 0

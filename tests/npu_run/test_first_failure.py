@@ -12,13 +12,13 @@ from npu_run.job.first_failure import (
     Ending,
     InputEnd,
     choose_exit_code,
-    describe,
-    describe_short,
+    describe_failure_of_job,
+    describe_input_end,
     describe_survivors,
+    find_short_rank,
     first_failure,
     is_decided,
     name_ranks,
-    ran_short,
 )
 
 SECONDARY = Ending(rank=0, when=10.0, exit_code=1, summary="UnknownError: shut down", is_secondary=True)
@@ -60,34 +60,36 @@ def test_a_cause_is_awaited_while_only_secondary_failures_are_seen():
 
 
 def test_description_names_rank_and_end():
-    assert describe(RAISED, [RAISED, SECONDARY], 4) == (
+    assert describe_failure_of_job(RAISED, [RAISED, SECONDARY], 4) == (
         "rank 1 of 4 ended with ValueError: boom; exit code 1. The other ranks were stopped."
     )
-    assert "rank 2 of 4 was killed by SIGKILL" in describe(KILLED, [KILLED], 4)
-    assert "ended without an exception; exit code 3" in describe(Ending(0, 1.0, 3), [], 2)
+    assert "rank 2 of 4 was killed by SIGKILL" in describe_failure_of_job(KILLED, [KILLED], 4)
+    assert "ended without an exception; exit code 3" in describe_failure_of_job(Ending(0, 1.0, 3), [], 2)
 
 
 def test_a_reason_that_is_a_sentence_ends_once():
     sentence = RAISED._replace(summary="ValueError: wrong. Fix it.")
-    assert "wrong. Fix it; exit code 1." in describe(sentence, [sentence], 2)
+    assert "wrong. Fix it; exit code 1." in describe_failure_of_job(sentence, [sentence], 2)
 
 
 def test_description_of_a_secondary_failure_names_the_ranks_that_had_finished():
-    text = describe(SECONDARY, [SECONDARY, DONE], 5)
+    text = describe_failure_of_job(SECONDARY, [SECONDARY, DONE], 5)
     assert "Rank 4 had ended normally by then" in text and "Give all ranks the same number of batches" in text
 
 
 def test_description_of_a_secondary_failure_names_the_ranks_that_are_silent():
-    assert "Ranks 1, 2 did not answer: look at what they were doing." in describe(SECONDARY, [SECONDARY], 3)
+    assert "Ranks 1, 2 did not answer: look at what they were doing." in describe_failure_of_job(
+        SECONDARY, [SECONDARY], 3
+    )
 
 
 def test_description_of_ranks_that_disagree():
     mismatch = RAISED._replace(summary="UnknownError: Mismatched data types: One rank had type float32 (in grad_w)")
-    assert "(in grad_w); exit code 1. The ranks disagree" in describe(mismatch, [mismatch], 2)
+    assert "(in grad_w); exit code 1. The ranks disagree" in describe_failure_of_job(mismatch, [mismatch], 2)
 
 
 def test_description_stays_one_readable_line():
-    assert len(describe(RAISED._replace(summary="E" * 5000), [], 2)) < 400
+    assert len(describe_failure_of_job(RAISED._replace(summary="E" * 5000), [], 2)) < 400
 
 
 GONE = Ending(rank=5, when=9.5, exit_code=0, is_unfinished=True)
@@ -99,7 +101,7 @@ def test_a_rank_that_was_gone_without_a_word_is_the_cause_of_what_others_noticed
     assert first_failure([GONE]) is None  # a script may end so
     assert first_failure([RAISED, GONE]) == RAISED
     assert is_decided([SECONDARY, GONE], now=GONE.when + SETTLE_SECS)
-    assert describe(GONE, [SECONDARY, GONE], 6) == (
+    assert describe_failure_of_job(GONE, [SECONDARY, GONE], 6) == (
         "rank 5 of 6 was gone before the end of its script, without an exception, as after os._exit(0); exit code "
         "1. The other ranks were stopped."
     )
@@ -153,8 +155,8 @@ def test_a_thousand_deaths_are_told_in_few_lines():
     assert len(lines) == 6 and fifth == "rank 5 ended with ValueError: rank 5 after that"
     assert rest == "ranks 6-999 failed in other words after that"
     secondary = [SECONDARY, *(DONE._replace(rank=rank) for rank in range(1, 999))]
-    assert "Ranks 1-998 had ended normally by then" in describe(SECONDARY, secondary, 1000)
-    assert len(describe(SECONDARY, [SECONDARY], 1000)) < 200
+    assert "Ranks 1-998 had ended normally by then" in describe_failure_of_job(SECONDARY, secondary, 1000)
+    assert len(describe_failure_of_job(SECONDARY, [SECONDARY], 1000)) < 200
 
 
 OWN_END = Ending(rank=1, when=10.5, exit_code=1, summary="OutOfRangeError: End of sequence")
@@ -175,11 +177,11 @@ AFTER_37, AFTER_50 = InputEnd(37, False), InputEnd(50, False)
     ],
 )
 def test_a_rank_that_runs_out_of_input_is_the_story_when_others_wait_for_it(cause, input_ends, short):
-    assert ran_short(cause, input_ends, 3) == short
+    assert find_short_rank(cause, input_ends, 3) == short
 
 
 def test_the_end_of_an_input_is_told_with_its_step_and_what_to_do():
-    text = describe_short(1, {1: AFTER_37}, 3, 1)
+    text = describe_input_end(1, {1: AFTER_37}, 3, 1)
     assert text.startswith(
         "rank 1 of 3 came to the end of its input after 37 steps, and ranks 0, 2 continued to step 38, which needs "
         "every rank; exit code 1. Give all ranks the same number of batches"

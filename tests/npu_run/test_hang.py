@@ -27,7 +27,7 @@ from npu_run.job.hang import (
     idle_since,
     waiting_since,
 )
-from npu_run.rank.processor_time import _named, processor_secs
+from npu_run.rank.processor_time import _horovods_thread_name, processor_secs
 from npu_run.rank.stuck_call import MainThreadSampler, frames_of_threads
 from tests.npu_run.launching import LIMIT_SECS, ROOT
 
@@ -324,7 +324,7 @@ def test_a_rank_that_is_looked_at_while_it_has_garbage_does_not_wait_for_itself(
 
 BLOCKED = """
 import subprocess, sys, threading, time
-from npu_run.rank.processor_time import _named, is_blocked
+from npu_run.rank.processor_time import _horovods_thread_name, is_blocked
 
 def cycle():
     while True:
@@ -359,7 +359,7 @@ others = {
 }
 held = threading.Lock()
 held.acquire()
-with _named():
+with _horovods_thread_name():
     threading.Thread(target=cycle, daemon=True).start()
 threading.Thread(target=others[sys.argv[1]], daemon=True).start()
 
@@ -420,7 +420,7 @@ def test_processor_time_is_that_of_all_threads_but_horovods():
         done.set()
         stop.wait()
 
-    for named, least, most in ((contextlib.nullcontext, 0.25, 9.0), (_named, -9.0, 0.15)):
+    for named, least, most in ((contextlib.nullcontext, 0.25, 9.0), (_horovods_thread_name, -9.0, 0.15)):
         done, stop = threading.Event(), threading.Event()
         before = processor_secs()
         with named():

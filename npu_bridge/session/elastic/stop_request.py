@@ -101,16 +101,16 @@ class StopRequest:
             os.killpg(0, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _report_handling(self, heeds: bool) -> None:
-        self._handles_requests = heeds
+    def _report_handling(self, can_stop_after_step: bool) -> None:
+        self._handles_requests = can_stop_after_step
         if self._send is not None:
-            self._send({"heeds": heeds})
+            self._send({"can_stop_after_step": can_stop_after_step})
 
     def _on_sigterm(self) -> None:
         if self._send is None:
             self.end_after(self._begun)
         else:
-            self._send({"was_told": "SIGTERM"})
+            self._send({"received_signal": "SIGTERM"})
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npu_run.compare import arrays
-from npu_run.compare.arrays import Stored, compare_arrays, in_pieces, open_npy
+from npu_run.compare.arrays import StoredArray, compare_arrays, open_npy, read_pieces
 from npu_run.compare.verdict import CannotTell
 
 
@@ -76,7 +76,7 @@ def test_nan_and_infinity_are_counted_and_equal_to_themselves(tmp_path):
 def test_bfloat16_of_checkpoints_is_read_bit_by_bit(tmp_path):
     values = np.array([1.5, -2.0, 3.140625], np.float32)
     (tmp_path / "data").write_bytes(b"....." + (values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
-    (piece,) = in_pieces(Stored(str(tmp_path / "data"), 5, "bfloat16", (3,)))
+    (piece,) = read_pieces(StoredArray(str(tmp_path / "data"), 5, "bfloat16", (3,)))
     np.testing.assert_array_equal(piece, values)
 
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from npu_run.compare.band import compare_losses, judge, measure_band
+from npu_run.compare.band import compare_losses, judge_losses, measure_band
 from npu_run.compare.losses import Losses, read_losses, read_repeats
 from npu_run.compare.spread import t_quantile
 from npu_run.compare.verdict import CannotTell
@@ -54,7 +54,7 @@ def test_repeats_raise_no_alarm(noise, count):
     alarms = 0
     for _ in range(60):
         runs = [run_of(curve(count) + NOISES[noise](rng, count)) for _ in range(4)]
-        alarms += judge(measure_band(runs[:3]), runs[3:]).is_inside is False
+        alarms += judge_losses(measure_band(runs[:3]), runs[3:]).is_inside is False
     assert alarms == 0
 
 
@@ -63,7 +63,7 @@ def test_a_shift_is_found_where_it_begins():
     for _ in range(20):
         runs = [run_of(curve() + white(rng)) for _ in range(5)]
         other = run_of(curve() + white(rng) + np.where(np.arange(STEPS) >= 50, 0.4, 0.0))
-        verdict = judge(measure_band(runs), [other])
+        verdict = judge_losses(measure_band(runs), [other])
         assert verdict.is_inside is False and "and never came back: loss " in verdict.sentence
         found.append(verdict.facts["step"])
     assert np.median(found) == 51 and min(found) > 45 and max(found) < 57
@@ -73,7 +73,7 @@ def test_a_departure_of_rounding_is_found_at_its_step():
     rng = np.random.default_rng(3)
     runs = [run_of(curve() + growing(rng)) for _ in range(3)]
     other = run_of(curve() + growing(rng) + np.where(np.arange(STEPS) >= 50, 0.01, 0.0))
-    verdict = judge(measure_band(runs), [other])
+    verdict = judge_losses(measure_band(runs), [other])
     assert verdict.facts["step"] == 51
     assert verdict.sentence.startswith("B left the band of A at step 51 and was inside again after step 8")
 
@@ -83,9 +83,9 @@ def test_spikes_of_single_steps_are_no_departure_and_a_return_is_told():
     band = measure_band([run_of(curve() + white(rng)) for _ in range(4)])
     spiked = curve() + white(rng)
     spiked[[10, 60, 90]] += 30
-    assert judge(band, [run_of(spiked)]).is_inside
+    assert judge_losses(band, [run_of(spiked)]).is_inside
     away = curve() + white(rng) + np.where(abs(np.arange(STEPS) - 40) < 15, 1.0, 0.0)
-    verdict = judge(band, [run_of(away)])
+    verdict = judge_losses(band, [run_of(away)])
     assert 24 <= verdict.facts["step"] <= 28 and 52 <= verdict.facts["back"] <= 60
     assert "and was inside again after step" in verdict.sentence
 
@@ -95,7 +95,7 @@ def test_losses_that_are_no_numbers_leave_the_band_at_once():
     band = measure_band([run_of(curve() + white(rng)) for _ in range(3)])
     broken = curve()
     broken[70:] = np.nan
-    verdict = judge(band, [run_of(broken)])
+    verdict = judge_losses(band, [run_of(broken)])
     assert (verdict.is_inside, verdict.facts["step"]) == (False, 71)
     assert verdict.sentence.startswith("The loss of B is not finite at step 71: nan")
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.reporting.tensorboard import TensorBoardWriter
-from npu_run.compare.arrays import in_pieces
+from npu_run.compare.arrays import read_pieces
 from npu_run.compare.checkpoint_files import checkpoints_in, read_checkpoint
 from npu_run.compare.events import read_scalars
 from npu_run.compare.losses import read_losses
@@ -77,7 +77,7 @@ def test_a_checkpoint_is_what_tensorflow_reads(tmp_path):
     reader = tf.train.load_checkpoint(prefix)
     assert set(tensors) == set(reader.get_variable_to_shape_map())
     for name, array in tensors.items():
-        (values,) = in_pieces(array)
+        (values,) = read_pieces(array)
         expected = np.asarray(reader.get_tensor(name), np.float64)
         np.testing.assert_array_equal(values.reshape(array.shape).astype(np.float64), expected, name)
     assert checkpoints_in(str(tmp_path)) == {3: prefix} and checkpoints_in(prefix) == {3: prefix}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_run.compare.dumps import Key, read_dumps, read_pairs, write_named
+from npu_run.compare.dumps import DumpKey, read_dumps, read_pairs, write_named
 from npu_run.compare.tensors import compare_dumps
 from npu_run.compare.verdict import CannotTell
 from tests.session.models import session_config
@@ -205,10 +205,10 @@ def test_other_shapes_and_ranks_and_damaged_files_are_told(base, tmp_path):
     assert verdict.exit_code == 0
     (note,) = (note for note in verdict.notes if note.startswith("Tensors that could not be compared: 2, "))
     assert "'two/relu' has the shape [4, 6] in A and [4, 7] in B" in note and "is not an array of numpy" in note
-    others = [one._replace(key=Key(9, 3, "")) for one in base]
+    others = [one._replace(key=DumpKey(9, 3, "")) for one in base]
     assert compare_dumps(base[:1], others[:1])[0].notes[0] == "Step 0 of A is compared with step 9 of B."
     with pytest.raises(CannotTell, match=r"no step in common: A has \[0, 1\], B has \[9, 10\]"):
-        compare_dumps(base, [others[0], others[1]._replace(key=Key(10, 3, ""))])
+        compare_dumps(base, [others[0], others[1]._replace(key=DumpKey(10, 3, ""))])
 
 
 @pytest.mark.parametrize(
