@@ -59,7 +59,7 @@ def from_config(config: Mapping[str, Any]) -> list[Stage]:
       config: `{"stages": [{"stage": "Accumulate", "steps": 4}, ...]}`: the name of each class, and its arguments. A
         class of your own can be named once it is defined.
     Raises:
-      TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message names a similar one.
+      TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message suggests a similar name.
     """
     classes = [each for each in map(globals().get, __all__) if isinstance(each, type) and issubclass(each, Stage)]
     return make_stages(config, [made_by for made_by in classes if made_by is not Stage])

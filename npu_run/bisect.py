@@ -203,7 +203,7 @@ class Bisection:
         folder = os.path.join(self.folder, self._next_run_name())
         trial = Trial(folder=folder, seed=0, steps=self._steps)
         code = self._train(trial, {"precision_mode": self._low, "precision_mode_v2": None, **options})
-        passes, why = (False, f"exit code {code}") if code else self._band.judge(folder)
+        passes, why = (False, f"exit code {code}") if code else self._band.judge_run(folder)
         what = what or f"{len(kept)} operator{'' if len(kept) == 1 else 's'} in float32"
         self._say(f"run {len(self._runs) + _REFERENCES + 1}: {what}: {'inside' if passes else 'outside'} ({why})")
         self._runs.append({"kept": kept, "passes": passes, "why": why})

@@ -158,7 +158,7 @@ def say(text: str) -> None:
 
 
 def json_option(command: Callable) -> Callable:
-    """Adds the option `--json` to a command, which gets it as the argument `as_json`."""
+    """Adds the option `--json` to a command, which gets the argument `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/commands.md lists its keys.")(command)
 
 
@@ -279,7 +279,10 @@ def announce_settings(settings: Sequence[str]) -> None:
 
 
 def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:
-    """Adds SCRIPT and its arguments to a command, which gets `script` and `arguments`; shells complete `endings`."""
+    """Adds SCRIPT and its arguments to a command, which gets `script` and `arguments`.
+
+    Shells complete paths with one of the endings.
+    """
 
     def complete_script(context: click.Context, parameter: click.Parameter, incomplete: str) -> list:
         return scripts_like(incomplete, endings)

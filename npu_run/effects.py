@@ -165,7 +165,7 @@ def _rows_of_training(folder: str) -> Iterator[Row]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchError(
             f"{os.path.join(folder, FACTS_FILE)} does not hold a training's options ({error}). Expected the folder of "
-            f"a training of NPUEstimator; name that, its script, or its configuration file."
+            f"a training of NPUEstimator; name this folder, the script, or the configuration file."
         ) from error
     for name, value, default, said in rows:
         level, _, note = said.partition(": ")

@@ -1,4 +1,4 @@
-"""`npu-run explain`: lists the stages that a configuration file adds to the gradients."""
+"""`npu-run explain`: lists the stages that a configuration file adds between backward pass and update."""
 
 from __future__ import annotations
 

@@ -69,7 +69,12 @@ class Values:
     """
 
     def __init__(self, facts: FileFacts, make: Callable[[str, ast.Call], Any]):
-        """Args: facts: facts about the file. make: returns the result of calling a dotted name, or an `Unknown`."""
+        """Finds the names that the file binds.
+
+        Args:
+          facts: facts about the file.
+          make: returns the result of calling a dotted name, or an `Unknown`.
+        """
         self._facts = facts
         self._make = make
         self._made: dict[ast.Call, Any] = {}

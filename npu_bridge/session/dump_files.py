@@ -124,7 +124,7 @@ def file_name(text: str) -> str:
 
 
 def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) -> None:
-    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` that lists them beside `about`.
+    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` with their list and `about`.
 
     Tensors of dtypes that numpy does not know, such as bfloat16, are written as float32 without loss.
     """
@@ -166,7 +166,7 @@ def write_statistics(folder: str, tensors: Iterable[DumpedTensor]) -> None:
 
 
 def compute_statistics(value: np.ndarray) -> dict[str, Any]:
-    """Computes the `STATISTICS` of an array; of magnitudes for complex numbers.
+    """Computes the `STATISTICS` of an array; complex numbers count by their magnitude.
 
     Minimum, maximum and mean are "" if no element is finite.
     """

@@ -72,7 +72,7 @@ class EndTogether(tf.estimator.SessionRunHook):
             raise ValueError(
                 message(
                     _OWNER,
-                    "it was not given the input",
+                    "no input was taken from it",
                     f"the batches to come from {_NEXT}, or an NPUEstimator with an input_fn that returns a data set",
                     "another input",
                     "Take the batches from there: an iterator of your own cannot be looked ahead.",

@@ -20,10 +20,11 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
     """A callback that ends each epoch on all ranks after the last step of the rank that has fewest batches.
 
     Pass `fit` the dataset that `look_ahead` returns. With `steps_per_epoch` the data continue from epoch to epoch, so
-    the whole training ends there. All ranks make the same number of steps, so other callbacks save the same step at the
-    end of an epoch. With one rank nothing changes. A rank that has no batch at all fails.
+    the end of a rank's data ends the whole training. All ranks make the same number of steps, so other callbacks save
+    the same step at the end of an epoch. With one rank nothing changes. A rank that has no batch at all fails.
 
-    Cost: the memory of one more batch, and an all-reduce of one number after each step, which waits for the step.
+    Cost: the memory of one more batch and, after each step, an all-reduce of one number, which waits until the step is
+    complete.
 
     Raises:
       ValueError: at the start in a TF 1 graph or with several steps in one execution; after the first batch if the
@@ -76,7 +77,7 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         key = (self._latest_pass, self._batch_key[1] + 1 if self._batch_key[0] == self._latest_pass else 0)
         if key not in self._follows:
             expected, fix = "fit(callback.look_ahead(dataset), ...)", "Give fit the data set that look_ahead returns."
-            raise _value_error("fit does not train on what look_ahead returned", expected, "other data", fix)
+            raise _value_error("fit does not train on the dataset of look_ahead", expected, "other data", fix)
         follows = self._follows.pop(key)
         self._batch_key = key
         if not bool(collective.current().all_true(tf.constant(follows), "end_together_callback")):

@@ -14,8 +14,8 @@ def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
     """Builds the operators of a host call, and returns the operator that runs them all.
 
     Args:
-      function: called once, now; returns an operator, a tensor, or a structure of them. The `tf.summary` operators it
-        makes need not be returned.
+      function: called once, immediately; returns an operator, a tensor, or a structure of them. The `tf.summary`
+        operators it makes need not be returned.
       tensors: list or tuple of the function's arguments, or a dict of keyword arguments.
       after: operator or tensor that is computed before the arguments, including variables, are read.
     Graph: an identity of each argument, the operators of `function`, and a group.
@@ -64,7 +64,7 @@ def check_host_call(host_call: Any) -> None:
 
 
 class HostCallHook(tf.estimator.SessionRunHook):
-    """A hook that opens the graph's summary writers when a session is created, and flushes them when it ends.
+    """A hook that opens the graph's summary writers in a new session, and flushes the writers when the session ends.
 
     Ranks: local.
     """

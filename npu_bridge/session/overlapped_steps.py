@@ -1,4 +1,4 @@
-"""Trains several steps in a row on several ranks: one by one, or so that a step begins while gradients are all-reduced.
+"""Trains several steps in a row on several ranks: one by one, or overlapping with the all-reduce of the step before.
 
 Overlapping hides the forward pass behind the all-reduce, which saves time if the network is slow. So overlapping is
 tried if ranks wait for the network after the backward pass, and all ranks keep the faster of the two ways. The results
@@ -56,7 +56,8 @@ class OverlappedSteps:
     Args:
       step: the operators that make up a training step.
       fed: names of the tensors fed to the run.
-      one_by_one: function that trains steps one by one, from the session, its engine, the number of steps and feeds.
+      one_by_one: function that trains steps one by one; called with the session, the session's engine, the number of
+        steps and the feeds.
       make_loop: function that makes the loop, or returns the loop of an earlier session, and whether the loop is new.
         Its argument is the control dependencies that order the all-reduces.
     """

@@ -12,7 +12,7 @@ from npu_bridge.graph.variables import global_step_of
 
 
 class StopTogether(tf.estimator.SessionRunHook):
-    """A hook that calls other hooks. If one of them requests a stop on any rank, it ends the training on all ranks.
+    """A hook that calls other hooks. If one of them requests a stop on any rank, the training ends on all ranks.
 
     A rank that stops alone leaves the other ranks waiting for its gradients. So with several ranks a request does not
     stop the rank at once: the next training step passes the request on, and then all ranks stop. A single rank stops at

@@ -101,7 +101,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
 
 
 def find_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
-    """Yields (operator, side, slot, tensor) for each input and output of operators whose tensor name is in `names`."""
+    """Yields (operator, side, slot, tensor) for inputs and outputs of operators, if the tensor's name is in `names`."""
     for op in ops:
         for side in sides:
             for slot, tensor in enumerate(op.inputs if side == "input" else op.outputs):

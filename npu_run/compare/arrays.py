@@ -38,10 +38,10 @@ class StoredArray(NamedTuple):
     Attributes:
       path: path of the file.
       offset: bytes before its first element.
-      dtype: the stored dtype, then `|` and the original dtype.
+      dtype: the dtype in the file, `|`, and the dtype in which the numbers were computed.
       shape: the dimensions of the array.
       is_fortran: whether the first dimension varies fastest (Fortran order).
-      folder: the folder that names the file, and that the path must not leave; None if the user gave the path.
+      folder: the folder whose index names the file, and in which the file must be; None if the user gave the path.
     """
 
     path: str
@@ -73,7 +73,7 @@ class Agreement(NamedTuple):
       largest_relative: largest relative error: divided by the element of A, or by the root mean square of A if it is
         larger.
       mismatches: share of elements whose relative error is above the tolerance.
-      not_finite: numbers of NaN and infinities in A and in B, and of places where A and B differ in them.
+      not_finite: three counts: NaN and infinities in A, those in B, and the places at which A and B differ in them.
       distance: norm of the difference, divided by the norm of A.
       tolerance: the allowed relative error.
       is_inside: whether the arrays agree within the tolerance.
@@ -102,7 +102,7 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
     Args:
       path: path of the file.
       dtype: the dtype in which the numbers were computed; None means the dtype of the file.
-      folder: the folder that names the file, and that the path must not leave.
+      folder: the folder whose index names the file, and in which the file must be.
     Raises:
       CannotTell: the file cannot be read, is not a `.npy` file, or is shorter than its header says.
     """
@@ -120,7 +120,7 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
     if any(dimension < 0 for dimension in shape):
         raise CannotTell(f"{path} is not a valid numpy file: its header has the shape {shape}.")
     if kind.hasobject or kind.kind not in "biufc":
-        raise CannotTell(f"{path} holds no numbers but {kind}.")
+        raise CannotTell(f"{path} holds {kind} instead of numbers.")
     needed = offset + math.prod(shape) * kind.itemsize
     if there < needed:
         raise CannotTell(f"{path} is truncated: by its header it needs {needed} bytes, but it has {there}.")

@@ -89,7 +89,7 @@ def measure_band(runs: Sequence[Losses]) -> Band:
         raise CannotTell(f"The repeats in {_parent(runs)} have no step with a finite loss in common.")
     if (losses == losses[0]).all():
         raise _IdenticalRepeats(
-            f"The {len(runs)} repeats in {_parent(runs)} are identical and measure no band; "
+            f"The {len(runs)} repeats in {_parent(runs)} are identical, so there is no band; "
             f"vary something else: npu-run --repeat {len(runs)} --vary rounding, seed or order."
         )
     return _compute_band(steps, losses)

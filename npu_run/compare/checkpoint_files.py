@@ -21,7 +21,7 @@ _OTHERS = re.compile(r"eval.*|export|variables|assets|repeat-\d+|\..*")
 
 
 def checkpoints_in(path: str) -> dict[int, str]:
-    """Finds checkpoints; returns their paths by the number at the end of the name (mostly the global step), or -1.
+    """Returns the paths of checkpoints by the number that ends their names (mostly the global step); -1 without one.
 
     Args:
       path: a folder, whose subfolders are searched too, or a checkpoint, without `.index`.

@@ -111,7 +111,7 @@ def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
 
     Args:
       path: the file.
-      folder: the folder that holds the file, and that the path must not leave; None if the user gave the path.
+      folder: the folder in which the file must be; None if the user gave the path.
 
     Raises:
       CannotTell: the file cannot be read, or no line has two columns.

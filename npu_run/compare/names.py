@@ -16,7 +16,7 @@ class Matching(NamedTuple):
     Attributes:
       pairs: dict from names in A to names in B.
       how: for pairs with different names, the rule that matched them: "given", "renamed", "fused" or "scope".
-      inside: dict from operators of A that are part of a fused operator of B to this operator.
+      inside: dict from each operator of A inside a fused operator of B to the fused operator.
       only_a, only_b: unmatched operators, in the order of execution.
     """
 

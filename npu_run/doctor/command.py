@@ -178,7 +178,7 @@ def versions_section() -> tuple[Section, list[Problem]]:
     numpy = installed_version("numpy")
     if tensorflow and numpy and numpy_problem(tensorflow, numpy):
         problems.append(
-            Problem(f"numpy is {numpy}; TensorFlow {tensorflow} is made for one before 2", "pip install 'numpy<2'")
+            Problem(f"numpy is {numpy}; TensorFlow {tensorflow} needs a version before 2", "pip install 'numpy<2'")
         )
     if horovod and not f"{horovod}.".startswith(f"{_HOROVOD}."):
         fix = f"pip install 'horovod=={_HOROVOD}.*'"

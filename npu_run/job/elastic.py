@@ -80,12 +80,12 @@ def check_numbers(
     for name, number in (("--max-np", most), *(() if named is None else (("the hosts", named),))):
         if least > number:
             where = f"{name} offer {number}" if name == "the hosts" else f"{name} is {number}"
-            raise LaunchError(f"--min-np {least} cannot be reached, as {where}. Lower --min-np, or raise the other.")
+            raise LaunchError(f"--min-np {least} cannot be reached, as {where}. Lower --min-np, or allow more ranks.")
     return least, most
 
 
 class HostsFrom:
-    """Returns the slots of hosts that a command prints periodically, like Horovod's discovery scripts.
+    """Returns, when called, the slots of hosts that a command last printed, like Horovod's discovery scripts.
 
     Args:
       command: a shell command line, which prints a line such as host1:4 for each host that is up.
@@ -174,7 +174,7 @@ class AvailableSlots:
         return Plan(size, {} if list(slots) == [""] else slots)
 
     def avoid_lost_slots(self, hosts: tuple[str, ...], now: float) -> None:
-        """Avoids slots for a while: on each host as many as it is named in `hosts`; "" is this machine."""
+        """Avoids slots for a while: on each host as many slots as `hosts` names the host; "" is this machine."""
         here = next(filter(is_this_machine, filter(None, self._slots())), "")
         hosts = tuple(host or here for host in hosts)
         for host in set(hosts):

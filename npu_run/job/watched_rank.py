@@ -175,9 +175,7 @@ class WatchedRank:
             self._log.close()
 
     def open_channel(self, name: str) -> tuple[int, int] | None:
-        """Opens a pipe for `RankProcess`. Rank 0 keeps its terminal, for progress bars; with a log it gets a copy of
-        the terminal.
-        """
+        """Opens a pipe for `RankProcess`; rank 0 keeps its terminal, for progress bars, or with a log gets a copy."""
         stream = getattr(sys, name)
         if self.rank > 0 or not stream.isatty():
             return os.pipe()

@@ -130,7 +130,7 @@ def frames_of_threads() -> dict[int, types.FrameType]:
     """Returns the innermost frame of each thread.
 
     Garbage collection is switched off meanwhile: Python 3.11 before 3.11.8 can collect garbage here while it holds a
-    lock. To delete an object tied to threads (such as a `threading.local`, which every TensorFlow graph has) needs this
+    lock. Deleting an object tied to threads (such as a `threading.local`, which every TensorFlow graph has) needs this
     lock, so the process would deadlock (gh-106883).
     """
     is_collecting = gc.isenabled()

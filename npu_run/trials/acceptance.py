@@ -30,7 +30,7 @@ class Float32Band:
         except CannotTell:  # the repeats are identical
             self._band = None
 
-    def judge_losses(self, folder: str) -> tuple[bool, str]:
+    def judge_run(self, folder: str) -> tuple[bool, str]:
         """Returns whether a run stays inside the band, and the reason in a few words."""
         try:
             run = read_losses(folder)

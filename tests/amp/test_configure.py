@@ -221,7 +221,7 @@ def test_a_checkpoint_of_16_bits_is_written_in_float32(tmp_path):
     assert reader.get_tensor("kernel").tolist() == [1.5, 2.25]
     with pytest.raises(ValueError, match="no checkpoint"):
         amp.export_float32(str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="nowhere to write"):
+    with pytest.raises(ValueError, match="path is missing, or the same as source"):
         amp.export_float32(path)
 
 

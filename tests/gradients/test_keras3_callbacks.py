@@ -84,7 +84,7 @@ def test_epochs_end_with_the_data(has_steps):
     other.compile(dynamic(sgd()), "mse")
     other.fit(data, epochs=3, verbose=0, **steps)
     assert_same_bits(state_of(model), state_of(other))
-    with pytest.raises(ValueError, match="fit does not train on what look_ahead returned"):
+    with pytest.raises(ValueError, match="fit does not train on the dataset of look_ahead"):
         model.fit(data, verbose=0, callbacks=[EndTogetherCallback()], **steps)
 
 

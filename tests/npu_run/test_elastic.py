@@ -242,7 +242,7 @@ class Thread:
 
     def ask(self, order):
         name, *words = order.split()
-        getattr(self.request, name)(*map(int, words))
+        {"hold": self.request.hold_runs, "end_after": self.request.end_after}[name](*map(int, words))
 
     def has_ended(self):
         self._thread.join(20)
@@ -267,8 +267,8 @@ def test_ranks_that_are_in_different_places_end_after_the_same_step(seed):
         rank.start()
     time.sleep(random.random() / 50)
     stop.ask(time.monotonic())
-    while not stop.has_told:
-        assert stop.turn(time.monotonic())
+    while not stop.is_announced:
+        assert stop.announce_if_ready(time.monotonic())
     assert all(rank.has_ended() for rank in ranks)
     assert len({rank.steps for rank in ranks}) == 1
 

@@ -1,7 +1,7 @@
 """Keeps a copy of the newest state of a training in a folder in memory, which outlives the process.
 
-A restarted job resumes from this copy if it is newer than the checkpoint on the disk. A save in the background copies
-the copy to the disk.
+A restarted job resumes from this copy if it is newer than the checkpoint on the disk. A save in the background writes
+this copy to the disk.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class MemoryCheckpoints:
                 _remove_copy(self._folder)
 
     def _remove_if(self, is_outdated, except_place=""):
-        """Removes copies whose step and process `is_outdated`; another rank of this machine can write here too."""
+        """Removes the copies for whose step and process `is_outdated` returns True; other ranks can write here too."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 place, (step, _, process) = os.path.join(self._folder, name), name.rpartition("-")
@@ -173,7 +173,7 @@ def memory_checkpoints(model_dir: str, only_of_job: bool = False) -> MemoryCheck
 
 
 def take_memory_checkpoint(model_dir: str | None) -> None:
-    """Copies the state that an earlier start of this job left in memory to the disk, if the latest checkpoint is older.
+    """Copies to the disk the state that an earlier start of this job left in memory, if the latest checkpoint is older.
 
     A damaged checkpoint on the disk is ignored.
 

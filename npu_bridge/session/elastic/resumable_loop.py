@@ -28,11 +28,11 @@ _KEPT = 2  # checkpoints
 class ResumableLoop:
     """A custom training loop that saves model and optimizer; a later run resumes from the latest checkpoint.
 
-    Its constructor loads the latest checkpoint, if any, on rank 0, and gives all ranks its values. Rank 0 saves. When a
-    scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their update, rank 0
-    saves, and the process ends with exit code 75. With several ranks this needs `npu-run`. In a job that `npu-run`
-    restarts (`--min-np`, `--restarts`), rank 0 also keeps a copy in memory every N updates; N is chosen so that copies
-    take 0.5 % of the time. In such a job a damaged checkpoint is passed over, with a line in the log.
+    The constructor loads the latest checkpoint, if any, on rank 0, and sends the loaded values to all ranks. Rank 0
+    saves. When a scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their
+    update, rank 0 saves, and the process ends with exit code 75. With several ranks this needs `npu-run`. In a job that
+    `npu-run` restarts (`--min-np`, `--restarts`), rank 0 also keeps a copy in memory every N updates; N is chosen so
+    that copies take 0.5 % of the time. In such a job a damaged checkpoint is passed over, with a line in the log.
 
     Args:
       folder: folder of the checkpoints.
@@ -57,7 +57,9 @@ class ResumableLoop:
             every_n_steps = check_count(_OWNER, "every_n_steps", every_n_steps, "Leave it out to save at the end.")
         if not tf.executing_eagerly():
             fix = "Use MonitoredTrainingSession with StopHook() in a TF 1 graph."
-            raise ValueError(message(_OWNER, "a TF 1 graph has no loop to resume", "eager execution", "a graph", fix))
+            raise ValueError(
+                message(_OWNER, "a loop in a TF 1 graph cannot be resumed", "eager execution", "a graph", fix)
+            )
         if not getattr(model, "built", True):
             fix = "Begin the model with an Input, or call model.build(shape)."
             got = "a model without an input shape"

@@ -36,11 +36,11 @@ class ResumeCallback(tf.keras.callbacks.Callback):
 
     Rank 0 saves with `model.save`, and replaces the old file in one move: a job that is killed leaves a complete file.
     `restore` loads weights, optimizer, counters and loss scale into rank 0's model; `npu_callbacks_append` sends them
-    to the other ranks. Hyperparameters that callbacks such as `LearningRateScheduler` have set in the optimizer are set
-    again. `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` keep their counters. At the end
-    of an epoch the model is saved after all other callbacks, wherever in the list this callback is. When a scheduler
-    reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their step, the model is saved, and
-    the process ends with exit code 75. With several ranks this needs `npu-run`.
+    to the other ranks. Hyperparameters that callbacks such as `LearningRateScheduler` had set in the optimizer are
+    restored. `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` in the same `fit` keep their counters. At the
+    end of an epoch the model is saved after all other callbacks, wherever in the list this callback is. When a
+    scheduler reclaims the machine (SIGTERM), or the job changes its size, all ranks complete their step, the model is
+    saved, and the process ends with exit code 75. With several ranks this needs `npu-run`.
 
     The model is saved to memory, and copied to the disk in the background; the new file is read back before it replaces
     the old file. In a job that `npu-run` restarts (`--min-np`, `--restarts`), rank 0 also keeps a copy in memory every
@@ -63,7 +63,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._path = os.fspath(path)
         if not self._path.endswith(".keras"):
             fix = "Use such a name: the other formats of Keras leave parts of the optimizer out."
-            raise ValueError(message("ResumeCallback", "path names no saved model", "a .keras file", self._path, fix))
+            raise ValueError(
+                message("ResumeCallback", "path is not the name of a saved model", "a .keras file", self._path, fix)
+            )
         if every_n_steps is not None:
             every_n_steps = check_count("ResumeCallback", "every_n_steps", every_n_steps, "Leave it out for epochs.")
         self._every_n_steps = every_n_steps
@@ -183,9 +185,9 @@ class ResumeCallback(tf.keras.callbacks.Callback):
             self._copies.remove_copies()
 
     def _find_newest_save(self):
-        """Returns path and batches of the newest saved model.
+        """Returns the path of the newest saved model, and the number of batches on which it was trained.
 
-        The path can be None; batches are None if the file does not hold them.
+        The path is None if there is no saved model. The number is None if the file does not hold it.
         """
         found = [(_read_batches_done(self._path), self._path)] if os.path.exists(self._path) else []
         copies = memory_checkpoints(self._path, only_of_job=True)

@@ -1,4 +1,4 @@
-"""Receives requests to end this process after a whole step, the same one on every rank.
+"""Receives requests to end this process after a whole step, which is the same step on every rank.
 
 A scheduler that is about to reclaim a machine first sends SIGTERM. A single rank handles the signal itself. Several
 ranks can be in different steps, and a rank that ended too early would leave the others waiting for its gradients. So

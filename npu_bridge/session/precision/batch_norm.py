@@ -19,7 +19,8 @@ class BatchNormalizationIn16Bits(tf.keras.layers.BatchNormalization):
     For images (four axes, channels last) the layer is one fused kernel with 16-bit inputs, which sums in float32.
 
     Args:
-      **arguments: arguments of Keras' layer. Raises:
+      **arguments: arguments of Keras' layer.
+    Raises:
       ValueError: `renorm`, `virtual_batch_size`, `adjustment` or `synchronized` is set.
     """
 
@@ -105,7 +106,8 @@ class BatchNormalizationInFloat32(tf.keras.layers.BatchNormalization):
     """`tf.keras.layers.BatchNormalization` that computes in float32 and casts its result to another dtype.
 
     Args:
-      output_dtype: the dtype of the layer's output, such as "float16", for next layers that do not cast their inputs.
+      output_dtype: the dtype of the layer's output, such as "float16", for following layers that do not cast their
+        inputs.
       **arguments: arguments of Keras' layer, whose policy must be float32.
     """
 

@@ -34,7 +34,7 @@ def export_float32(source: Any, path: str | None = None) -> Any:
         raise ValueError(message(_OWNER, "there is no checkpoint", "one", repr(source), fix))
     if path is None or path == found:
         fix = "Pass path=... of the new one."
-        raise ValueError(message(_OWNER, "there is nowhere to write to", "another path", repr(path), fix))
+        raise ValueError(message(_OWNER, "path is missing, or the same as source", "another path", repr(path), fix))
     reader = tf.train.load_checkpoint(found)
     dtypes = dict(sorted(reader.get_variable_to_dtype_map().items()))
     values = [np.asarray(reader.get_tensor(name), _WRITTEN_AS.get(dtype)) for name, dtype in dtypes.items()]

@@ -64,7 +64,7 @@ def make_model_follow(model: Any, precision: Precision) -> None:
 
 
 def _with_policy_applied(make: Callable, precision: Precision, trains: bool) -> Callable:
-    """Wraps Keras' `make_train_function` or a sibling, so that the function made follows the configured policy."""
+    """Wraps a Keras method such as `make_train_function`: the function that it makes follows the configured policy."""
 
     @functools.wraps(make)
     def make_following(*arguments, **keywords):

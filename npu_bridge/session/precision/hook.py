@@ -1,4 +1,4 @@
-"""Session hooks that apply mixed precision to sessions made by others, and write for TensorBoard when it is on."""
+"""Session hooks that apply mixed precision to sessions made by others, and record for TensorBoard when it is active."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class PrecisionHook(tf.estimator.SessionRunHook):
       precision: the precision of the training; give the same object to every loop of the training.
       is_training: whether the loop trains. Only runs of such a loop count as steps; an evaluation can come in the
         middle of the training.
-      steps, max_steps: the last step of the loop, counted from its start or from 0. With either argument, a step
-        trigger needs no environment variables: if neither `STEP_NOW` nor `TOTAL_STEP` is set, the global step is used.
+      steps, max_steps: the number of steps of the loop, or the global step at which the loop ends. With either
+        argument, a step trigger needs no environment variables: if neither `STEP_NOW` nor `TOTAL_STEP` is set, the
+        global step is used.
     Ranks: local, except that the ranks of an accelerated training decide together when to switch.
     """
 

@@ -193,7 +193,9 @@ def _change_in_place(model, dtypes, owner):
     if model.built or model.weights:
         problem = f"the model {model.name!r} is subclassed and has its variables already"
         fix = "Call this before the model sees its first batch."
-        raise ValueError(message(owner, problem, "a model that is not built, or a functional one", "a built one", fix))
+        raise ValueError(
+            message(owner, problem, "a model that is not built, or a functional model", "a built one", fix)
+        )
     for layer in _list_layers(model):
         is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
         set_dtype_policy(layer, dtypes.policy_name(layer.name, type(layer).__name__, is_batchnorm))
@@ -225,7 +227,7 @@ def _warn_about_other_dtypes(model, dtypes, owner):
     others = [
         variable.name
         for layer in model.submodules
-        if isinstance(layer, tf.keras.layers.Layer) and _is_meant(layer, dtypes)
+        if isinstance(layer, tf.keras.layers.Layer) and _should_have_dtype(layer, dtypes)
         for variable in layer.weights
         if variable.dtype.is_floating and variable.dtype != dtypes.variables
     ]
@@ -238,7 +240,7 @@ def _warn_about_other_dtypes(model, dtypes, owner):
         )
 
 
-def _is_meant(layer, dtypes):
+def _should_have_dtype(layer, dtypes):
     is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
     is_excepted = dtypes.of_layers.keys() & {layer.name, type(layer).__name__}
     return not (is_excepted or layer.submodules or (is_batchnorm and dtypes.keeps_batchnorm))

@@ -1,8 +1,8 @@
 """Makes a live session build each of its executors in the current precision.
 
-TensorFlow keeps one executor for each set of fetches and targets, and builds it at the first run that asks for it. So
-the executor of a set is built ahead of its first run in a precision; during this time only, the rewriter's lists are in
-the environment. To build the executor of a set again in another precision, an operator that does nothing is added to
+TensorFlow keeps one executor for each set of fetches and targets, and builds the executor at the first run of the set.
+So the executor of a set is built ahead of its first run in a precision; during this time only, the rewriter's lists are
+in the environment. To build the executor of a set again in another precision, an operator that does nothing is added to
 the set. For an imitated dtype one more value is fed to the run, which also makes another set. Nothing else changes in
 the session, which keeps its variables, its iterators and the state of its random operators.
 """
@@ -101,7 +101,7 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_last_step(session: tf.compat.v1.Session) -> Iterator[None]:
-    """Applies the policy of the session's latest training run to the runs in a block that do not train."""
+    """In a block, makes runs that do not train follow the policy of the session's latest training run."""
     executors = find_engine(session, _Executors)
     if executors is None:
         yield

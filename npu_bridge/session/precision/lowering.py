@@ -23,7 +23,7 @@ _VARIABLES = ("VariableV2", "Variable", "TemporaryVariable")
 
 
 class Node(NamedTuple):
-    """One operator.
+    """An operator of a graph or function.
 
     Attributes:
       type: the operator type.

@@ -6,7 +6,7 @@
       "white-list": {"to-add": ["AddV2"], "to-remove": ["Conv2D"]}
     }
 
-A type is *allowed* (may be reduced), *denied* (never is) or *following* (follows the operators before it).
+A type is *allowed* (may be reduced), *denied* (is never reduced) or *following* (follows the operators before it).
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _lowers_bfloat16() -> bool:
 
 
 def switch_on(session_config: Any, low_dtype: str) -> None:
-    """Changes session settings so that the rewriter runs for a dtype, to which it can lower on this machine."""
+    """Turns the rewriter on in session settings, for a dtype to which it can lower on this machine."""
     rewrites = session_config.graph_options.rewrite_options
     name = _SWITCHES[device_kind(), low_dtype]
     setattr(rewrites, name, RewriterConfig.ON)

@@ -28,7 +28,7 @@ _IMPLEMENTATION = ("api_implements", "api_preferred_device")
 
 
 def calls_of(op: tf.Operation) -> list[str]:
-    """Returns the names of the functions that an operator runs as a part of its step."""
+    """Returns the names of the functions that an operator runs within a step; none for operators of datasets."""
     return called_functions(op.node_def) if op.type in _CALLING else []
 
 

@@ -143,7 +143,7 @@ class RoundingLayer:
             self._redirect(tensor, self._add_casts(tensor, dtype, op, f"output_{position}"), consumers)
 
     def _redirect(self, tensor, replacement, consumers):
-        """Makes present and future consumers of a tensor read another one."""
+        """Makes present and future consumers of a tensor read another tensor."""
         self.replaced[tensor.ref()] = replacement
         for consumer in consumers:
             for place, taken in enumerate(consumer.inputs):

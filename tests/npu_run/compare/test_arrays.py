@@ -105,7 +105,7 @@ def damaged(path, kind):
         ("noise", "is not an array of numpy: "),
         ("in its header", "is not an array of numpy: "),
         ("cut off", r"is truncated: by its header it needs 528 bytes, but it has 478\.$"),
-        ("object", "holds no numbers but object"),
+        ("object", "holds object instead of numbers"),
     ],
 )
 def test_damaged_files_are_one_sentence(tmp_path, kind, said):

@@ -157,7 +157,7 @@ def test_a_loss_that_stands_still_proves_nothing():
 
 def test_repeats_that_do_not_differ_are_no_band():
     base = curve()
-    with pytest.raises(CannotTell, match="are identical and measure no band; vary something else"):
+    with pytest.raises(CannotTell, match="are identical, so there is no band; vary something else"):
         measure_band([run_of(base)] * 3)
     verdict, _ = compare_losses([run_of(base)] * 3, [run_of(base * (1 + 1e-6))])
     assert verdict.exit_code == 2 and "identical" in verdict.notes[0]

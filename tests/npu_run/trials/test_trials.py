@@ -150,5 +150,5 @@ def test_a_run_that_ends_early_is_not_judged_by_the_steps_that_it_has(tmp_path):
         write_history(tmp_path / name, losses)
     write_history(tmp_path / "short", [5.0, 4.0])
     band = Float32Band([str(tmp_path / "first"), str(tmp_path / "second")], 0.01)
-    assert band.judge(str(tmp_path / "whole"))[0]
-    assert band.judge(str(tmp_path / "short")) == (False, "it trained 2 of 3 steps")
+    assert band.judge_run(str(tmp_path / "whole"))[0]
+    assert band.judge_run(str(tmp_path / "short")) == (False, "it trained 2 of 3 steps")
