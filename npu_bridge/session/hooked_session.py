@@ -47,7 +47,7 @@ class TrainingHookEngine(SessionEngine):
     def __init__(self, hooks: Sequence[TrainingHook]):
         self._hooks = tuple(hooks)
         self._begun_sessions: weakref.WeakSet = weakref.WeakSet()
-        self._in_hooked_run = threading.local()  # runs of hooks are their own
+        self._in_hooked_run = threading.local()  # hooks are not called around runs that hooks make
 
     def run(self, session, fetches, feed_dict, options, run_metadata):
         is_idle = hasattr(self._in_hooked_run, "session") or all(hook.is_over for hook in self._hooks)

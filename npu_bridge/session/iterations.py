@@ -42,7 +42,7 @@ _LOG = logger(__name__)
 _KEY = ("npu_bridge", "iteration_ops")  # TensorFlow exports collections with text keys only
 _LOOPS_KEY = ("npu_bridge", "iteration_loops")
 ITERATION_OP = "IterationOp"
-# Ours: Python hears of a signal between two calls of the session.
+# Ours: Python handles a signal only between two calls of the session.
 _LONGEST_CALL_SECS = 1.0
 _FIRST_STEPS = 8
 POOL, CALLER = 0, -1  # as RunOptions.inter_op_thread_pool names them

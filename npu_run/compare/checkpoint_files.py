@@ -76,7 +76,7 @@ def read_checkpoint(prefix: str) -> dict[str, SavedTensor]:
     for path in (f"{prefix}.index", *glob.glob(f"{glob.escape(prefix)}.data-*")):
         with contextlib.suppress(FileNotFoundError), open_file(path, "rb", os.path.dirname(path)):
             pass  # only regular files of this folder are read
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow greets where it is loaded
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow logs when it is loaded
     import tensorflow as tf
 
     with _damage_as_cannot_tell(prefix):

@@ -41,7 +41,7 @@ def read_scalars(folder: str) -> dict[str, dict[int, float]]:
 
 
 def _read_file(path: str) -> Iterator[tuple[int, str, float]]:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow greets where it is loaded
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow logs when it is loaded
     import tensorflow as tf
 
     # A record is its length, a checksum of that, an event, and a checksum. TensorFlow's reader would start its devices.

@@ -99,7 +99,7 @@ def t_quantile(chance: float, freedom: float) -> float:
       chance: between 0 and 1, exclusive; for both sides together.
       freedom: degrees of freedom, at least 1; need not be a whole number.
     """
-    freedom = min(freedom, 1000.0)  # the numbers for more are up to 1 % smaller
+    freedom = min(freedom, 1000.0)  # for more degrees of freedom the numbers are up to 1 % smaller
     # The chance beyond sqrt(freedom) / tan(angle) is the integral of sin(angle) ** (freedom - 1) up to this angle.
     angles = np.geomspace(1e-15, math.pi / 2, 20_000)
     heights = np.sin(angles) ** (freedom - 1)

@@ -367,7 +367,7 @@ class _Job:
         # Secondary failures are expected, and shown only if verbose.
         told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]
         short = find_short_rank(cause, input_ends, size)
-        # Where a rank ran short, the other ranks did nothing wrong where their exceptions were raised.
+        # If a rank's input ended early, the other ranks did nothing wrong at the places of their exceptions.
         for line in describe_survivors(cause if short is None else cause._replace(rank=short), told):
             self.say(line)
         if short is not None:

@@ -20,7 +20,7 @@ _SECONDARY = (
     "Connection reset by peer",
     "Timed out waiting",
     "gloo/transport/tcp",
-    "Collective ops is aborted",  # those of TensorFlow 2.15, as the next two
+    "Collective ops is aborted",  # a phrase of TensorFlow 2.15, as the next two
     "collective ops already aborted",
     "Socket closed",
 )

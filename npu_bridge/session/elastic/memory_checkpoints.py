@@ -31,7 +31,7 @@ from npu_bridge.session.damaged_checkpoints import go_on_from_copy
 
 _LOG = logger(__name__)
 _NAME = "model.ckpt"
-# Free memory needed, in sizes of a copy: an old copy, a new one, and as much for others.
+# Free memory needed, as a multiple of a copy's size: the old copy, the new copy, and as much again for other uses.
 _TIMES_FREE = 3
 # Share of a training's time for copies. A checkpoint costs as much again, and the sum is to stay below 1 %.
 _SHARE = 0.005
@@ -47,7 +47,7 @@ class CopyInterval:
     def __init__(self):
         ranks = collective.current()
         self._agreed = GraphApart(lambda own: ranks.broadcast(own, 0, "memory_checkpoint_runs"), np.int64(0))
-        self._costs: collections.deque[float] = collections.deque(maxlen=3)  # the first one builds an executor
+        self._costs: collections.deque[float] = collections.deque(maxlen=3)  # the first copy builds an executor
         self.runs = _FIRST_AFTER_RUNS
         self.begin()
 

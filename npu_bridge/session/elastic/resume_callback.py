@@ -27,7 +27,7 @@ from npu_bridge.session.optimizer_numbers import optimizer_numbers
 _DONE = "batches_done.txt"  # in the file of the model
 _NUMBERS = "optimizer_numbers.json"  # likewise
 _COUNTERS, _BEST_WEIGHTS = "counters_of_callbacks.json", "best_weights/{}/{}"  # likewise
-# Keras' callbacks decide by these; all but ModelCheckpoint reset them when a fit begins.
+# Attributes by which Keras' callbacks decide; all but ModelCheckpoint reset them when a fit begins.
 _COUNTED = ("best", "wait", "cooldown_counter", "best_epoch")
 
 
@@ -273,7 +273,7 @@ def _callbacks_with_counters(callbacks):
 
 def _read_best_weights(path, key, model):
     """Reads the best weights that a callback had kept, on rank 0, and returns them on every rank."""
-    weights = model.get_weights()  # of the same dtypes and shapes
+    weights = model.get_weights()  # with the dtypes and shapes of the saved weights
     if path is not None:
         with zipfile.ZipFile(path) as saved:
             texts = [saved.read(_BEST_WEIGHTS.format(key, number)) for number in range(len(weights))]

@@ -21,7 +21,7 @@ from npu_bridge.base.tf_internals.sessions import (
     run_options_buffer,
 )
 
-# They have one dtype, but compute nothing.
+# Operator types that have a dtype but compute nothing.
 PASSING_TYPES = frozenset(
     {"Cast", "Const", "Identity", "IdentityN", "_Arg", "_Retval", "_Recv", "_Send", "Switch", "Merge"}
 )

@@ -21,7 +21,7 @@ from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.policy import Precision
 
-_FOLLOWS = "_npu_bridge_precision"  # of a function, the precision it follows
+_FOLLOWS = "_npu_bridge_precision"  # attribute of a function: the precision that it follows
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from npu_bridge.session.precision.rounded_functions import RoundedFunctions
 from npu_bridge.session.precision.type_lists import TypeLists, lists_under
 
 _numbers = itertools.count()
-# Operators of loops and conditions, between which nothing may be inserted. The operators after them round.
+# Operators of loops and conditions. No casts can be inserted between these; the operators after them round instead.
 _FRAMES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
 
 

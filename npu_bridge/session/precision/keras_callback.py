@@ -127,7 +127,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
 
     def _train(self, iterator):
         """Calls the model's train function, in low precision until the switch."""
-        if not self._is_own_step:  # left by a fit that failed; the present one has no such callback
+        if not self._is_own_step:  # left by a fit that failed; the present fit has no such callback
             return self._original(iterator)
         self._is_own_step = False
         had_happened = self._precision.switch.has_happened

@@ -23,7 +23,7 @@ from npu_bridge.session.precision.batch_norm import BatchNormalizationIn16Bits, 
 
 _BATCH_NORMALIZATION = tf.keras.layers.BatchNormalization
 _OURS = (BatchNormalizationIn16Bits, BatchNormalizationInFloat32)
-# Layers that look their inputs up in a table, so these must not be rounded before.
+# Layers that look their inputs up in a table, so that the inputs must not be rounded.
 _LOOKING_UP = ("Embedding", "Hashing", "CategoryEncoding", "IntegerLookup", "StringLookup", "Discretization")
 
 

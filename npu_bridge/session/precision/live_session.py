@@ -128,7 +128,7 @@ class _Executors(SessionEngine):
         self._unscaled: Policy | None = None  # of a training without loss scaling, until the warning
         self._marker = _find_or_make_marker(graph) if precision.switch is not None else None
         self._kinds: dict[tuple, Run] = {}
-        self._built: set[tuple] = set()  # runs of a session that only builds executors in runs
+        self._built: set[tuple] = set()  # runs with an executor, if the session builds executors only in runs
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
     def execute(self, session, request):

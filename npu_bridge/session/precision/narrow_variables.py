@@ -55,7 +55,7 @@ def _with_rounding(initializer: Any, shape: Any, dtype: str) -> Any:
         initializer = initializer()
     if not callable(initializer):
         return tf.cast(initializer, dtype)
-    if shape is None:  # then TensorFlow calls it without
+    if shape is None:  # then TensorFlow calls the initializer without a shape
         return lambda: tf.cast(initializer(), dtype)
     return lambda shape, dtype=dtype, partition_info=None: tf.cast(initializer(shape, dtype=tf.float32), dtype)
 

@@ -139,7 +139,7 @@ def switch_on(session_config: Any, low_dtype: str) -> None:
     name = _SWITCHES[device_kind(), low_dtype]
     setattr(rewrites, name, RewriterConfig.ON)
     if rewrites.optimizers and name not in rewrites.optimizers:
-        rewrites.optimizers.append(name)  # with a list of passes only those listed run, whatever is on
+        rewrites.optimizers.append(name)  # if passes are listed, only the listed passes run
     if rewrites.disable_meta_optimizer:
         problem, got = f"nothing will run in {low_dtype}", "disable_meta_optimizer is set"
         say_once(logging.WARNING, message("precision_mode", problem, "TensorFlow's rewriter on", got, "Unset it."))

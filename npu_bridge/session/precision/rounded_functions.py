@@ -23,7 +23,7 @@ _CALLING = frozenset(
     {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"}
 ) | frozenset({"StatelessWhile", "While"})
 _COMPILED = ("_XlaMustCompile", "_tf_compile")
-# With these TensorFlow finds another implementation of the same layer, which would not be rounded.
+# With these attributes TensorFlow finds another implementation of the same layer, which would not be rounded.
 _IMPLEMENTATION = ("api_implements", "api_preferred_device")
 
 
