@@ -36,7 +36,7 @@ def check(
                 "--json cannot be used with --run: SCRIPT prints to the same output. Use --run --out FILE."
             )
         choice._replace(report=os.path.abspath(out) if out else "").announce()
-        _run([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
+        _run_script([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
     found = choice.survey(script)
     facts = findings_as_facts(script, found)
     if out is not None:
@@ -45,7 +45,7 @@ def check(
     return int(is_fatal), facts, lambda: echo(format_findings(script, found))
 
 
-def _run(words: list[str]) -> None:
+def _run_script(words: list[str]) -> None:
     """Runs the script with `npu-run`, then ends the process."""
     from npu_run.cli import run_script
 

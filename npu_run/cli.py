@@ -217,8 +217,8 @@ def run_script(
             tasks_wait_secs = WAIT_SECS if wait_secs is None else wait_secs
             task = None if any((size, hosts, hostfile, rank_table, hosts_from)) else find_task(sys.argv[1:])
             if task is not None and task.number > 0:
-                serve_task_0(task, tasks_wait_secs, _tell)
-            tasks = task and outputs.enter_context(lead_tasks(task, tasks_wait_secs, _tell))
+                serve_task_0(task, tasks_wait_secs, _print_progress)
+            tasks = task and outputs.enter_context(lead_tasks(task, tasks_wait_secs, _print_progress))
             if not os.path.isfile(script):
                 raise LaunchError(missing_script(script))
             announce_settings(settings)
@@ -241,9 +241,11 @@ def run_script(
             _announce_start(script, plan, elastic)
             sys.stdout.flush()
             given = list(arguments)
-            job = RestartableJob(script, plan, log_dir, stall_secs, restarts, tasks, elastic, hosts_from, _tell)
+            job = RestartableJob(
+                script, plan, log_dir, stall_secs, restarts, tasks, elastic, hosts_from, _print_progress
+            )
             if repeats is not None:
-                sys.exit(repeats.run(given, job.run, _tell))
+                sys.exit(repeats.run(given, job.run, _print_progress))
             supervised = log_dir is not None or restarts or recording is not None or elastic is not None
             if plan.is_local and plan.size == 1 and not supervised:
                 _run_alone(script, given, plan)
@@ -308,7 +310,7 @@ def _reserve_outputs(
         reserve(recording.folder).clear(*FILES)
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     say(f"npu-run: {in_line(text)}")
 
 

@@ -98,7 +98,7 @@ class Values:
         alias = self._facts.aliases.get(node.id) if isinstance(node, ast.Name) else None
         return alias and ".".join([alias, *parts])
 
-    def of(self, node: ast.expr) -> Any:
+    def value_of(self, node: ast.expr) -> Any:
         """Returns the value of an expression, or an `Unknown`."""
         try:
             return self._evaluate(node)
@@ -112,14 +112,14 @@ class Values:
         is_open = False
         for argument in call.args:
             if not isinstance(argument, ast.Starred):
-                positional.append(self.of(argument))
-            elif is_known(values := self.of(argument.value)) and isinstance(values, (list, tuple)):
+                positional.append(self.value_of(argument))
+            elif is_known(values := self.value_of(argument.value)) and isinstance(values, (list, tuple)):
                 positional += values
             else:
                 positional, is_open = [], True
                 break
         for keyword in call.keywords:
-            value = self.of(keyword.value)
+            value = self.value_of(keyword.value)
             if keyword.arg is not None:
                 named[keyword.arg] = value
             elif is_known(value) and isinstance(value, dict) and all(isinstance(key, str) for key in value):
@@ -132,13 +132,13 @@ class Values:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
-            return self.of(self._bound[node.id]) if node.id in self._bound else Unknown()
+            return self.value_of(self._bound[node.id]) if node.id in self._bound else Unknown()
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-            values = [self.of(each) for each in node.elts]
+            values = [self.value_of(each) for each in node.elts]
             kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
             return kind(values) if all(map(is_known, values)) else Unknown()
         if isinstance(node, ast.Dict):
-            values = [self.of(each) if each else Unknown() for each in (*node.keys, *node.values)]
+            values = [self.value_of(each) if each else Unknown() for each in (*node.keys, *node.values)]
             return dict(zip(values, values[len(node.keys) :])) if all(map(is_known, values)) else Unknown()
         if isinstance(node, (ast.BinOp, ast.UnaryOp)):
             return self._evaluate_arithmetic(node)
@@ -146,10 +146,10 @@ class Values:
 
     def _evaluate_arithmetic(self, node: ast.BinOp | ast.UnaryOp) -> Any:
         if isinstance(node, ast.UnaryOp):
-            value = self.of(node.operand)
+            value = self.value_of(node.operand)
             is_number = is_known(value) and isinstance(value, (int, float))
             return -value if is_number and isinstance(node.op, ast.USub) else Unknown()
-        pair, compute = (self.of(node.left), self.of(node.right)), _OPERATORS.get(type(node.op))
+        pair, compute = (self.value_of(node.left), self.value_of(node.right)), _OPERATORS.get(type(node.op))
         return compute(*pair) if compute and all(map(_is_small, pair)) else Unknown()
 
     def _evaluate_call(self, node: ast.Call) -> Any:
@@ -167,9 +167,9 @@ class Values:
     def _call_result(self, node: ast.Call) -> Any:
         name = self.name_of(node.func)
         if name is not None and name.rpartition(".")[2] in _ENCODED and len(node.args) == 1:
-            return _encode_or_decode(self.of(node.args[0]), name)
+            return _encode_or_decode(self.value_of(node.args[0]), name)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "encode" and not node.args:
-            return _encode_or_decode(self.of(node.func.value), "encode")
+            return _encode_or_decode(self.value_of(node.func.value), "encode")
         return self._make(name, node) if name else Unknown()
 
 

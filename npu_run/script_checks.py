@@ -113,7 +113,7 @@ def _find_refusals(facts: FileFacts) -> Iterator[Finding]:
         if error is not None:
             yield _make_finding(error, ast.unparse(setting.target), place)
     for settings in sessions.values():
-        certain = [each for each in settings if each.is_certain and is_known(values.of(each.value))]
+        certain = [each for each in settings if each.is_certain and is_known(values.value_of(each.value))]
         error = _find_session_error(certain, values) if len(certain) > 1 else None
         if error is not None and not any(_find_session_error([each], values) for each in certain):
             yield _make_finding(error, "parameter_map", Place(facts.path, certain[-1].target.lineno))
@@ -152,7 +152,7 @@ def _find_session_error(settings: Iterable[_Setting], values: Values) -> Excepti
     config = ConfigProto()
     entry = config.graph_options.rewrite_options.custom_optimizers.add(name=ENTRY_NAME)
     for setting in settings:
-        value = values.of(setting.value)
+        value = values.value_of(setting.value)
         if setting.key is not None and is_known(value):
             error = real_checks.error_of_call(setattr, entry.parameter_map[setting.key], setting.target.attr, value)
             if error is not None:
@@ -173,12 +173,12 @@ def _find_attribute_error(setting: _Setting, values: Values) -> Exception | None
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)
         node = node.value
-    options = values.of(node)
+    options = values.value_of(node)
     if not is_known(options) or type(options).__name__ != "NpuConfig":
         return None
     for name in names[:-1]:
         options = getattr(options, name, None)
-    return real_checks.error_of_call(setattr, options, names[-1], values.of(setting.value))
+    return real_checks.error_of_call(setattr, options, names[-1], values.value_of(setting.value))
 
 
 def _all_settings(facts: FileFacts) -> Iterator[_Setting]:

@@ -20,7 +20,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManage
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_entry
-from npu_bridge.session.precision.functions import low_precision, make_model_follow
+from npu_bridge.session.precision.functions import make_model_follow, policy_applied
 from npu_bridge.session.precision.keras_models import ModelDtypes, change_dtypes
 from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, level_properties, read_low_dtype
 from npu_bridge.session.precision.narrow_variables import get_variable_stored_in
@@ -143,7 +143,7 @@ class Configuration:
         if not self.properties.patch_functions or precision.low_dtype is None:
             yield
             return
-        with low_precision(precision, precision.configured):
+        with policy_applied(precision, precision.configured):
             yield
 
     def cast(self, model: Any) -> Any:

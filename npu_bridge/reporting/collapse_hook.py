@@ -18,7 +18,7 @@ from npu_bridge.graph.run import run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session import precision
-from npu_bridge.session.overflow_hook import describe, find_first_non_finite
+from npu_bridge.session.overflow_hook import describe_operator, find_first_non_finite
 
 _LOWEST_USEFUL_SCALE = 1.0
 _TRANSFERS = ("Horovod", "Collective")
@@ -89,9 +89,9 @@ class LossScaleCollapseHook(StepHook):
             elsewhere = "They come from another rank, or only" if collective.current().size > 1 else "Only"
             return f"{what}. The next batch has no NaN or Inf on this rank. {elsewhere} some batches cause one."
         return (
-            f"{what}. {_state_of(look.loss)}The first NaN or Inf comes from {describe(origin.origin)}. No loss "
-            f"scale helps against that: keep what goes into this operator where it is finite, or, if it computes in 16 "
-            f"bits, keep it in float32 with keep_dtype_scope()."
+            f"{what}. {_state_of(look.loss)}The first NaN or Inf comes from {describe_operator(origin.origin)}. No "
+            f"loss scale helps against that: keep what goes into this operator where it is finite, or, if it computes "
+            f"in 16 bits, keep it in float32 with keep_dtype_scope()."
         )
 
     def _look(self, session):

@@ -90,7 +90,7 @@ class StepHook(tf.estimator.SessionRunHook):
             loss_scale=float(results["loss_scale"]) if "loss_scale" in results else None,
             skipped=bool(results.get("skipped", False)),
             learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
-            precision=None if policy is None else policy.dtype_words,
+            precision=None if policy is None else policy.dtype_description,
         )
         self._skips.add(observation.skipped, observation.loss_scale, observation.loss)
         self.on_step(run_context.session, observation)

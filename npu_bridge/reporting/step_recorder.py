@@ -23,7 +23,7 @@ from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_reading import read_overlapping_steps, read_step
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.hooked_session import TrainingHook
-from npu_bridge.session.iterations import take_record
+from npu_bridge.session.iterations import take_run_metadata
 
 
 class StepRecorder(TrainingHook):
@@ -67,7 +67,7 @@ class StepRecorder(TrainingHook):
         if self._step in self._steps:
             # A skipped step comes again; the last one counts.
             self._recorded[self._step] = run_values.run_metadata
-            overlapping = take_record(run_context.session)
+            overlapping = take_run_metadata(run_context.session)
             if overlapping is not None:
                 self._overlapping = (self._step - 1, overlapping)
         self._runs += 1

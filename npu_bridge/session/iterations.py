@@ -85,10 +85,10 @@ def steps_per_run(session: Any) -> int:
     return loops.steps_per_run if loops is not None else 1
 
 
-def take_record(session: Any) -> config_pb2.RunMetadata | None:
+def take_run_metadata(session: Any) -> config_pb2.RunMetadata | None:
     """Returns the RunMetadata of the last overlapping steps of a run with a trace level; None without such steps."""
     loops = find_engine(session, _LoopEngine)
-    return loops.take_record() if loops is not None else None
+    return loops.take_run_metadata() if loops is not None else None
 
 
 class _LoopEngine(SessionEngine):
@@ -111,7 +111,7 @@ class _LoopEngine(SessionEngine):
             earlier.train(session, self.inner, self.steps_per_run - 1, request.feeds)
             return self.inner.execute(session, request)
 
-    def take_record(self):
+    def take_run_metadata(self):
         """Returns the RunMetadata of the first kind of steps that has one, and drops it here."""
         for steps in self._earlier_steps.values():
             if isinstance(steps, OverlappedSteps) and steps.record is not None:

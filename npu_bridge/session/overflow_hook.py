@@ -24,7 +24,7 @@ _LOG = logger(__name__)
 MOST_REPORTS = 20
 
 
-class Finding(NamedTuple):
+class NonFiniteOrigin(NamedTuple):
     """The operator at which the non-finite values of a step begin, and the operators that have such values.
 
     Attributes:
@@ -78,13 +78,15 @@ class OverflowHook(TensorWatch):
             self._rank,
             step,
             name,
-            describe(op),
+            describe_operator(op),
             len(finding.non_finite_ops),
             folder,
         )
 
 
-def find_first_non_finite(ops: Sequence[tf.Operation], fed: Iterable[tf.Tensor], values: dict) -> Finding | None:
+def find_first_non_finite(
+    ops: Sequence[tf.Operation], fed: Iterable[tf.Tensor], values: dict
+) -> NonFiniteOrigin | None:
     """Returns the operator that made the first NaN or Inf of a step; None when every number is finite.
 
     If a constant or variable holds Inf, as a mask can, it is possible that no operator made NaN or Inf from finite
@@ -99,13 +101,13 @@ def find_first_non_finite(ops: Sequence[tf.Operation], fed: Iterable[tf.Tensor],
     non_finite_ops = [op for op in ops if op.type != "Const" and _worst_kind(op.outputs, state)]
     for tensor in fed:
         if _worst_kind([tensor], state):
-            return Finding(tensor.op, [tensor.op.name, *(op.name for op in non_finite_ops)])
+            return NonFiniteOrigin(tensor.op, [tensor.op.name, *(op.name for op in non_finite_ops)])
     for op in non_finite_ops:
         if not _worst_kind(op.inputs, state):
-            return Finding(op, [other.name for other in non_finite_ops])
+            return NonFiniteOrigin(op, [other.name for other in non_finite_ops])
     for op in non_finite_ops:
         if _worst_kind(op.outputs, state) == _NAN and _worst_kind(op.inputs, state) != _NAN:
-            return Finding(op, [other.name for other in non_finite_ops])
+            return NonFiniteOrigin(op, [other.name for other in non_finite_ops])
     return None
 
 
@@ -123,7 +125,7 @@ def _worst_kind(tensors, state):
     return max((state.get(tensor.name, _FINITE) for tensor in tensors), default=_FINITE)
 
 
-def describe(op: tf.Operation) -> str:
+def describe_operator(op: tf.Operation) -> str:
     """Returns type, name and line of an operator as text.
 
     For an operator that rounds, describes the operator whose values it rounds.

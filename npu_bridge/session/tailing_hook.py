@@ -67,7 +67,7 @@ def _write(path: str, text: str) -> None:
     write_whole(path, text, _FILES)
 
 
-def report_of(graph: tf.Graph) -> TailingReport | None:
+def tailing_report_of(graph: tf.Graph) -> TailingReport | None:
     """Returns the report of the changes that `TailingHook` has made to a graph; None if it has not seen the graph."""
     reports = graph.get_collection(_KEY)
     return reports[0] if reports else None

@@ -91,7 +91,7 @@ class Agreement(NamedTuple):
     tolerance: float
     is_inside: bool
 
-    def plain(self) -> dict[str, Any]:
+    def as_json_facts(self) -> dict[str, Any]:
         """Returns the fields for JSON, with a replacement for NaN and infinities."""
         return {name: for_json(value) for name, value in self._asdict().items()}
 

@@ -86,10 +86,10 @@ def measure_band(runs: Sequence[Losses]) -> Band:
     known = np.isfinite(losses).all(axis=0)
     steps, losses = steps[known], losses[:, known]
     if not len(steps):
-        raise CannotTell(f"The repeats in {_parent(runs)} have no step with a finite loss in common.")
+        raise CannotTell(f"The repeats in {_folder_of_repeats(runs)} have no step with a finite loss in common.")
     if (losses == losses[0]).all():
         raise _IdenticalRepeats(
-            f"The {len(runs)} repeats in {_parent(runs)} are identical, so there is no band; "
+            f"The {len(runs)} repeats in {_folder_of_repeats(runs)} are identical, so there is no band; "
             f"vary something else: npu-run --repeat {len(runs)} --vary rounding, seed or order."
         )
     return _compute_band(steps, losses)
@@ -128,7 +128,7 @@ def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, B
     Raises:
       CannotTell: the trainings have no step in common, or the repeats give no band.
     """
-    notes = _notes(a, b)
+    notes = _comparison_notes(a, b)
     band = None
     if max(len(a), len(b)) > 1:
         of_a = len(a) > 1
@@ -142,7 +142,7 @@ def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, B
     return _compare_without_band(a[0], b[0])._replace(notes=tuple(notes)), band
 
 
-def _notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
+def _comparison_notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
     notes = []
     if a[0].ranks and b[0].ranks and a[0].ranks != b[0].ranks:
         notes.append(
@@ -335,15 +335,15 @@ def _is_beyond_rounding(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: n
 
 
 def _no_step_in_common(of_a: np.ndarray, of_b: Sequence[Losses]) -> CannotTell:
-    ranges = " and ".join(dict.fromkeys(_first_to_last(run.steps) for run in of_b))
+    ranges = " and ".join(dict.fromkeys(_format_range(run.steps) for run in of_b))
     return CannotTell(
-        f"A and B have no step in common: A has losses of the steps {_first_to_last(of_a)}, B of {ranges}."
+        f"A and B have no step in common: A has losses of the steps {_format_range(of_a)}, B of {ranges}."
     )
 
 
-def _first_to_last(steps: np.ndarray) -> str:
+def _format_range(steps: np.ndarray) -> str:
     return f"{steps[0]} to {steps[-1]}" if len(steps) else "none"
 
 
-def _parent(runs: Sequence[Losses]) -> str:
+def _folder_of_repeats(runs: Sequence[Losses]) -> str:
     return runs[0].path.rpartition("/repeat-")[0] or runs[0].path

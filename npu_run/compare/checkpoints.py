@@ -98,7 +98,7 @@ def _judge_steps(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool |
         found = [_compare_variable(name, other, step, files, before) for name, other in names.items()]
         found.sort(key=lambda one: (-one.not_finite, -(one.distance if one.z is None else one.z)))
         outside = [one for one in found if one.not_finite or (one.z is not None and one.z > limit)]
-        if limit == math.inf and step == steps[0] and _is_another_start(found):
+        if limit == math.inf and step == steps[0] and _starts_differ(found):
             outside = [one for one in found if one.distance > 0]
         if outside:
             break
@@ -110,7 +110,7 @@ def _judge_steps(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool |
     if limit < math.inf and len(steps) > 1:
         stretch = max(zip(steps, steps[1:]), key=lambda pair: pair[1] - pair[0])
         sizes = _compare_update_sizes(a, b, stretch, names)
-        facts.update(sizes=None if sizes is None else sizes.plain())
+        facts.update(sizes=None if sizes is None else sizes.as_json_facts())
         if sizes is not None and not sizes.is_inside:
             facts.update(step=stretch[1])
             return False, _describe_sizes(sizes, stretch), found
@@ -238,7 +238,7 @@ def _safe_ratio(number: float, other: float) -> float:
     return number / other if other else math.inf if number else 0.0
 
 
-def _is_another_start(found: Sequence[Variable]) -> bool:
+def _starts_differ(found: Sequence[Variable]) -> bool:
     """Returns whether most variables are equal bit for bit but some are not."""
     differ = sum(one.distance > _AS_GOOD_AS_EQUAL for one in found)
     return 0 < differ < len(found) / 2 and all(one.distance == 0 or one.distance > _AS_GOOD_AS_EQUAL for one in found)

@@ -46,7 +46,7 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
     The exit code is 0 if B agrees with A, 1 if it does not, and 2 if they cannot be compared. docs/compare.md describes
     the comparison.
     """
-    from npu_run.compare.dumps import read_dumps, read_pairs, write_named
+    from npu_run.compare.dumps import read_csv_pairs, read_dumps, write_named_outputs
     from npu_run.compare.folders import compare_folders
     from npu_run.compare.page import render_comparison
     from npu_run.compare.verdict import WORDS, CannotTell
@@ -56,13 +56,13 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
             with own_output(write_names, "--write-names", "npu-run compare") as own:
                 dump = max(read_dumps(a), key=lambda one: len(one.files))
                 own.clear(*MADE_BY["npu-run compare"])
-                count = write_named(dump, write_names)
+                count = write_named_outputs(dump, write_names)
             echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
             return
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
         check_file(out, "--out", PAGE_FILES)
-        found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
+        found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_csv_pairs(names))
     except (CannotTell, LaunchError, OSError) as error:
         if as_json:
             print_json(2, {"inside": None, "problem": str(error)})
@@ -72,7 +72,7 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
     written = Secondary(f"the page {out}", say=found.notes.append)
     is_written = written.attempt(write_whole, out, render_comparison(found), PAGE_FILES)
     if as_json:
-        print_json(found.exit_code, {**found.plain(), "page": os.path.abspath(out) if is_written else None})
+        print_json(found.exit_code, {**found.as_json_facts(), "page": os.path.abspath(out) if is_written else None})
     else:
         for verdict in found.verdicts:
             echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {in_line(verdict.sentence)}")

@@ -106,7 +106,7 @@ def read_dumps(folder: str) -> list[Dump]:
     return list(dumps.values())
 
 
-def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
+def read_csv_pairs(path: str, folder: str | None = None) -> dict[str, str]:
     """Reads a CSV file as a dict from the first to the second column.
 
     Args:
@@ -129,7 +129,7 @@ def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
     return pairs
 
 
-def write_named(dump: Dump, folder: str) -> int:
+def write_named_outputs(dump: Dump, folder: str) -> int:
     """Writes the outputs of a dump as `op_name.output_index.timestamp.npy`; returns their number.
 
     Timestamps ascend in the order of execution. A name that is too long for a file is replaced by a number;
@@ -206,7 +206,7 @@ def _read_named_files(path: str, names: set[str]) -> Dump | None:
     given: dict[str, str] = {}
     for name in sorted(names):
         if name.endswith(".csv") and name != "statistics.csv":
-            given.update(_names_by_file(read_pairs(os.path.join(path, name), path), names))
+            given.update(_names_by_file(read_csv_pairs(os.path.join(path, name), path), names))
     found: list[tuple[int, Place, str]] = []
     types: dict[str, str] = {}
     strange = 0

@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
         """Exit code: 0 for inside, 1 for outside, 2 if it cannot be told."""
         return {True: 0, False: 1, None: 2}[self.is_inside]
 
-    def plain(self) -> dict[str, Any]:
+    def as_json_facts(self) -> dict[str, Any]:
         """Returns the comparison as plain data for JSON."""
         return {
             "a": self.a,

@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
         """Whether the sizes of A's and B's updates agree."""
         return abs(self.apart) <= self.limit
 
-    def plain(self) -> dict[str, Any]:
+    def as_json_facts(self) -> dict[str, Any]:
         """Returns the fields for JSON, with the factor itself in addition to its logarithm."""
         return {**self._asdict(), "factor": math.exp(self.apart)}
 

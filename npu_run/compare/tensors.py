@@ -97,7 +97,7 @@ def compare_dumps(
     Raises:
       CannotTell: there is no common step or operator.
     """
-    pairs, notes = _steps_of_both(a, b)
+    pairs, notes = _pair_dumps(a, b)
     notes += [note for dump in (*a, *b) for note in dump.notes]
     compared, done = 0, None
     for of_a, of_b in pairs:
@@ -123,7 +123,7 @@ def compare_dumps(
     return Verdict("tensors", False, _describe_first(done), facts, tuple(notes)), done
 
 
-def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, Dump]], list[str]]:
+def _pair_dumps(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dump, Dump]], list[str]]:
     """Pairs dumps of the same step, rank and graph.
 
     If there are no such pairs, ignores the graph, then also the rank.
@@ -167,7 +167,7 @@ def _compare_step(
     matching.only_a.extend(wrong)
     matching.only_b.extend(matching.pairs.pop(name) for name in wrong)
     lost = [row for row in rows if row.is_inside is False]
-    first = next((row for row in lost if not _is_read_of_reference(a, row.place.op)), lost[0] if lost else None)
+    first = next((row for row in lost if not _reads_reference_variable(a, row.place.op)), lost[0] if lost else None)
     if first is None:
         return Tensors(a.key, rows, matching, None, {}, {})
     state: dict[str, bool | None] = {}
@@ -218,7 +218,7 @@ def _compare_tensor(
         return row._replace(problem=str(error).rstrip("."))
 
 
-def _is_read_of_reference(dump: Dump, op: str) -> bool:
+def _reads_reference_variable(dump: Dump, op: str) -> bool:
     """Returns whether an operator is a TF 1 reference variable or reads a TF 1 reference variable."""
     read = dump.inputs.get(op, [])[:1] if dump.types.get(op) == "Identity" else [op]
     return any(dump.types.get(name) in _REFERENCES for name in read)
@@ -329,7 +329,7 @@ def _facts(done: Tensors, compared: int) -> dict[str, Any]:
                 "slot": row.place.slot,
                 "matched": row.how or "same name",
                 "problem": row.problem,
-                **({} if row.agreement is None else row.agreement.plain()),
+                **({} if row.agreement is None else row.agreement.as_json_facts()),
             }
             for row in done.rows
         ],

@@ -67,7 +67,7 @@ class RunningTrial:
         script.write_text(_SCRIPT, encoding="utf-8")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "npu_bridge.run", "-np", str(size), str(script), *arguments],
-            env=_environment(),
+            env=_trial_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -105,7 +105,7 @@ class RunningTrial:
         self._note("")
         stage = facts.get("stage", "start")
         failure = f"no end within {self._limit_secs:.0f} s, during: {stage}" if self._is_late else ""
-        failure = failure or _failure(code, lines, facts)
+        failure = failure or _failure_text(code, lines, facts)
         return Trial(self._size, facts, failure, time.monotonic() - self._began)
 
     def _kill_late_trial(self) -> None:
@@ -151,7 +151,7 @@ def horovod_section(one: Trial, two: Trial | None) -> tuple[Section, list[Proble
     else:
         rows.append(("horovod", "not installed" if facts.get("horovod_is_missing") else "cannot be imported"))
     rows += [
-        (f"sum on {trial.size} rank{'s' * (trial.size > 1)}", _result(trial))
+        (f"sum on {trial.size} rank{'s' * (trial.size > 1)}", _result_text(trial))
         for trial in (one, two)
         if trial is not None
     ]
@@ -195,7 +195,7 @@ def lacks_horovod(one: Trial) -> bool:
     return "tensorflow" in one.facts and bool(one.facts.get("horovod_is_missing") or one.failure)
 
 
-def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
+def _failure_text(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
     """Returns why a trial did not finish; "" if it did."""
     if facts.get("size"):
         return ""
@@ -209,12 +209,12 @@ def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
     return f"{stage}: {said[-1].strip() if said else f'exit code {code}'}"
 
 
-def _result(trial: Trial) -> str:
+def _result_text(trial: Trial) -> str:
     if trial.size == 1 and not trial.failure and "controller" not in trial.facts:
         return "nothing to send"
     return f"failed: {trial.failure}" if trial.failure else f"right, after {trial.secs:.1f} s"
 
 
-def _environment() -> dict[str, str]:
+def _trial_environment() -> dict[str, str]:
     dropped = {f"HOROVOD_{name}" for name in _HOROVOD_PLACEMENT}
     return {name: text for name, text in os.environ.items() if name not in dropped and not name.startswith(_PLACEMENT)}

@@ -89,7 +89,7 @@ def _sum_tensor(tf: Any, hvd: Any) -> None:
     if hvd.size() > 1:
         from npu_bridge.collective import current
 
-        _print_fact(millisecs=_measure(tf, current()))
+        _print_fact(millisecs=_measure_sum_times(tf, current()))
 
 
 def _sum_by_tensorflow(tf: Any) -> None:
@@ -100,7 +100,7 @@ def _sum_by_tensorflow(tf: Any) -> None:
         value = tf.compat.v1.placeholder(tf.float32, [])
         total = session.run(ranks.reduce(value, "sum", "doctor"), {value: ranks.rank + 1.0})
     _check_sum(total, ranks.size)
-    _print_fact(size=ranks.size, controller="grpc", millisecs=_measure(tf, ranks))
+    _print_fact(size=ranks.size, controller="grpc", millisecs=_measure_sum_times(tf, ranks))
 
 
 def _check_sum(total: float, size: int) -> None:
@@ -109,7 +109,7 @@ def _check_sum(total: float, size: int) -> None:
         raise ArithmeticError(f"the sum over {size} rank(s) is {total}, not {expected}")
 
 
-def _measure(tf: Any, ranks: Any) -> list[float]:
+def _measure_sum_times(tf: Any, ranks: Any) -> list[float]:
     """Returns median times in milliseconds: for the sum of a single number, and of `_LARGE_BYTES`."""
     found = []
     for name, count in (("number", 1), ("large", _LARGE_BYTES // 4)):

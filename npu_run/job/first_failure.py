@@ -104,7 +104,7 @@ def first_failure(endings: list[Ending]) -> Ending | None:
     return cause
 
 
-def is_decided(endings: list[Ending], now: float) -> bool:
+def is_cause_certain(endings: list[Ending], now: float) -> bool:
     """Returns whether enough time has passed since the first sign of a failure to be sure of its cause."""
     cause = first_failure(endings)
     if cause is None:

@@ -196,7 +196,7 @@ class Watch:
         if isinstance(source, RankProcess):
             self._running[source.pid] = source
 
-    def turn(self, secs: float) -> list[RankProcess]:
+    def wait_for_news(self, secs: float) -> list[RankProcess]:
         """Passes on output that arrives within `secs`; returns the processes that have ended, early if all have."""
         ended: list[RankProcess] = []
         limit = time.monotonic() + secs

@@ -31,8 +31,8 @@ from npu_run.job.first_failure import (
     earliest_input_end,
     find_short_rank,
     first_failure,
+    is_cause_certain,
     is_consequence,
-    is_decided,
     name_ranks,
 )
 from npu_run.job.hang import (
@@ -213,8 +213,8 @@ class _Job:
     def run(self) -> Outcome:
         """Watches until all ranks have ended, one has failed, they hang, or a signal arrives; returns the outcome."""
         while not self._must_stop_at_once():
-            endings = self._turn()
-            if is_decided(endings, time.monotonic()):
+            endings = self._wait_for_output()
+            if is_cause_certain(endings, time.monotonic()):
                 break
             if len(endings) == len(self.ranks) and not first_failure(endings):
                 self._drain()
@@ -279,11 +279,11 @@ class _Job:
         while any(rank.is_running for rank in self.ranks):
             # Their last output is passed on while the reader is there.
             with contextlib.suppress(ReaderGoneError):
-                self._turn(_KILL_TICK_SECS)
+                self._wait_for_output(_KILL_TICK_SECS)
 
-    def _turn(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
+    def _wait_for_output(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
         """Waits a moment for output, passes it on, and returns the ranks that have ended."""
-        self._watch.turn(tick_secs)
+        self._watch.wait_for_news(tick_secs)
         return [ending for ending in (rank.poll() for rank in self.ranks) if ending is not None]
 
     def _is_hung(self, endings: list[Ending]) -> bool:
@@ -313,9 +313,9 @@ class _Job:
         waiting = {rank for rank, call in calls.items() if call is None or call.waits}
         # Horovod cannot be shut down while a rank's process is stopped.
         limit = time.monotonic() + (0.0 if stopped else SECONDARY_GRACE_SECS)
-        endings = self._turn()
+        endings = self._wait_for_output()
         while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
-            endings = self._turn()
+            endings = self._wait_for_output()
         self._stop(signal.SIGTERM)
         positions = {rank.rank: rank.position for rank in self.ranks}
         text = describe_hang(calls, endings, stopped, secs, positions, self._input_ends())
@@ -352,7 +352,7 @@ class _Job:
         limit = time.monotonic() + STOP_SECS
         # A second signal from the user ends the wait.
         while any(rank.is_running for rank in self.ranks) and len(self._signals) == already:
-            self._turn()
+            self._wait_for_output()
             if time.monotonic() >= limit:
                 break
         self.kill()

@@ -34,7 +34,7 @@ from npu_bridge.base.terminal import echo
 from npu_bridge.collective import tensorflow_server
 from npu_run.rank.input_end import watch_input
 from npu_run.rank.link import RankLink
-from npu_run.rank.report import report_of
+from npu_run.rank.report import describe_exception
 from npu_run.rank.trace import format_traceback, script_frames
 from npu_run.source_choice import SourceChoice, take_choice
 from npu_run.timeline import record_sessions, take_recording
@@ -173,7 +173,7 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: i
 def _report_error(link: RankLink | None, error: BaseException, script: str, code: int) -> None:
     """Reports to the launcher how and when this rank ends; called before other code can fail."""
     if link is not None:
-        facts = report_of(error, script, code)
+        facts = describe_exception(error, script, code)
         # A rank that enters a collective after Horovod was shut down finds it not initialized.
         facts["secondary"] |= link.has_left_horovod
         link.send({"ending": facts})

@@ -32,7 +32,7 @@ _IN_FUNCTION = "in user code:"
 _FUNCTION_PREFIX = re.compile(r"^\{\{function_node [^}]*\}\}\s*")
 
 
-def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
+def describe_exception(error: BaseException, script: str, code: int) -> dict[str, Any]:
     """Returns the facts about an exception, ready for JSON.
 
     Args:

@@ -100,7 +100,7 @@ class MainThreadSampler:
             "where": _describe_position(frame),
             "waits": _waits_for_ranks(frame),
             "busy_at": busy_at,
-            "pipeline": _pipeline(frames, self._thread),
+            "pipeline": _find_input_pipeline(frames, self._thread),
             "is_blocked": self._blocked >= _BLOCKED_SAMPLES,
         }
         is_new, self._last_report = stuck != self._last_report, stuck
@@ -111,7 +111,7 @@ class MainThreadSampler:
         frames = frames_of_threads()
         frame = frames.get(self._thread)
         where = "" if frame is None else _describe_position(frame)
-        return {"where": where, "pipeline": _pipeline(frames, self._thread)}
+        return {"where": where, "pipeline": _find_input_pipeline(frames, self._thread)}
 
     def _last_busy(self, now: float) -> float:
         """Returns the time of the last sample in which this process computed, or else the time when the call began."""
@@ -164,21 +164,21 @@ def _module_of(frame: types.FrameType) -> str:
 
 def _describe_position(innermost: types.FrameType) -> str:
     """Returns file, line and code of the innermost frame outside installed packages, or else of the innermost frame."""
-    frame = _own_frame(innermost) or innermost
+    frame = _innermost_script_frame(innermost) or innermost
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
     text = text if len(text) <= _CODE_CHARACTERS else f"{text[:_CODE_CHARACTERS]}..."
     return f"{os.path.basename(file)}:{line}" + (f" ({text})" if text else "")
 
 
-def _own_frame(innermost: types.FrameType) -> types.FrameType | None:
+def _innermost_script_frame(innermost: types.FrameType) -> types.FrameType | None:
     for frame, _ in traceback.walk_stack(innermost):
         if not is_installed(frame.f_code.co_filename):
             return frame
     return None
 
 
-def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
+def _find_input_pipeline(frames: dict[int, types.FrameType], main: int) -> str:
     """Returns file and line of the script's input pipeline if one of the pipeline's functions is running; else ""."""
     for thread, innermost in frames.items():
         codes = [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
@@ -188,7 +188,7 @@ def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
             is_input = any(code.co_filename.endswith(_CALLED_BACK) for code in codes) and any(
                 _OF_DATA in code.co_filename for code in codes
             )
-        own = _own_frame(innermost) if is_input else None
+        own = _innermost_script_frame(innermost) if is_input else None
         if own is not None:
             return f"{os.path.basename(own.f_code.co_filename)}:{own.f_lineno}"
     return ""

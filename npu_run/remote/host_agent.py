@@ -96,7 +96,7 @@ def _report_ranks(
         watch.add(process)
     reported_at = 0.0
     while not is_over.is_set() or len(codes) < len(ranks):
-        for process in watch.turn(_TICK_SECS):
+        for process in watch.wait_for_news(_TICK_SECS):
             process.drain("stdout", "stderr")  # the launcher must get all output before it learns of the end
             rank, code = numbers[process], process.poll()
             codes[rank] = code

@@ -286,7 +286,7 @@ def test_every_row_comes_once_an_epoch_with_any_ranks(seed):
         by_number: dict[int, list[int]] = {}
         for rank in range(size):
             runs = -(-8 // size)
-            shares = itertools.islice(batches.shares(update, rank, size), runs)
+            shares = itertools.islice(batches.row_numbers_of_rank(update, rank, size), runs)
             for own, numbers in enumerate(shares):
                 if own * size + rank < 8:
                     by_number[own * size + rank] = list(numbers)

@@ -125,7 +125,7 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
         import os, pathlib, signal, sys
         import horovod.tensorflow as hvd
         import tensorflow as tf
-        from npu_run.rank.report import report_of
+        from npu_run.rank.report import describe_exception
         hvd.init()
         pathlib.Path(f"pid.{hvd.rank()}").write_text(str(os.getpid()))
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -138,7 +138,7 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
             try:
                 session.run(different)
             except tf.errors.OpError as error:
-                report = report_of(error, __file__, 1)
+                report = describe_exception(error, __file__, 1)
                 # In one piece: parts of lines are shown, too.
                 sys.stdout.write(f"{report['summary']} {report['tensor']} {report['secondary']}\\n")
             session.run(same)

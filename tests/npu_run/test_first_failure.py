@@ -17,7 +17,7 @@ from npu_run.job.first_failure import (
     describe_survivors,
     find_short_rank,
     first_failure,
-    is_decided,
+    is_cause_certain,
     name_ranks,
 )
 
@@ -31,7 +31,7 @@ DONE = Ending(rank=4, when=9.0, exit_code=0)
 def test_nothing_failed():
     assert first_failure([]) is None
     assert first_failure([DONE]) is None
-    assert not is_decided([DONE], now=1e9)
+    assert not is_cause_certain([DONE], now=1e9)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_cause(endings, cause):
 
 
 def test_a_cause_is_awaited_while_only_secondary_failures_are_seen():
-    assert not is_decided([SECONDARY], now=SECONDARY.when + SECONDARY_GRACE_SECS - 0.01)
-    assert is_decided([SECONDARY], now=SECONDARY.when + SECONDARY_GRACE_SECS)
-    assert not is_decided([SECONDARY, RAISED], now=RAISED.when)
-    assert is_decided([SECONDARY, RAISED], now=RAISED.when + SETTLE_SECS)
+    assert not is_cause_certain([SECONDARY], now=SECONDARY.when + SECONDARY_GRACE_SECS - 0.01)
+    assert is_cause_certain([SECONDARY], now=SECONDARY.when + SECONDARY_GRACE_SECS)
+    assert not is_cause_certain([SECONDARY, RAISED], now=RAISED.when)
+    assert is_cause_certain([SECONDARY, RAISED], now=RAISED.when + SETTLE_SECS)
 
 
 def test_description_names_rank_and_end():
@@ -100,7 +100,7 @@ def test_a_rank_that_was_gone_without_a_word_is_the_cause_of_what_others_noticed
     assert first_failure([ABORTED, GONE]) == GONE
     assert first_failure([GONE]) is None  # a script may end so
     assert first_failure([RAISED, GONE]) == RAISED
-    assert is_decided([SECONDARY, GONE], now=GONE.when + SETTLE_SECS)
+    assert is_cause_certain([SECONDARY, GONE], now=GONE.when + SETTLE_SECS)
     assert describe_failure_of_job(GONE, [SECONDARY, GONE], 6) == (
         "rank 5 of 6 was gone before the end of its script, without an exception, as after os._exit(0); exit code "
         "1. The other ranks were stopped."
@@ -144,7 +144,7 @@ def test_many_ranks_are_named_in_few_words(ranks, words):
 def test_a_thousand_deaths_are_told_in_few_lines():
     killed = [KILLED._replace(rank=rank, when=KILLED.when + rank / 1000) for rank in range(1000)]
     cause = first_failure(killed)
-    assert cause == killed[0] and is_decided(killed, cause.when + SETTLE_SECS)
+    assert cause == killed[0] and is_cause_certain(killed, cause.when + SETTLE_SECS)
     assert describe_survivors(cause, killed) == [
         "ranks 1-999 were killed by SIGKILL (by hand, or by the system because memory ran out) after that"
     ]

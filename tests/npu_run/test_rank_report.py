@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from npu_run.rank.report import report_of
+from npu_run.rank.report import describe_exception
 from npu_run.rank.trace import format_traceback
 
 IN_GRAPH = """Graph execution error:
@@ -64,7 +64,7 @@ def report(error):
     try:
         raise error
     except BaseException as raised:
-        return report_of(raised, __file__, 1)
+        return describe_exception(raised, __file__, 1)
 
 
 @pytest.mark.parametrize(

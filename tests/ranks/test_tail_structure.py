@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.session.tailing_hook import report_of
+from npu_bridge.session.tailing_hook import tailing_report_of
 from tests.goldens.two_layers import OPTIMIZERS, TwoLayers, in_graph
 from tests.gradients.tailing.waiting import (
     computed_from,
@@ -161,7 +161,7 @@ def superfluous_waits_when_freed(model, way, is_classic):
     with open_session(is_tailing=True) as session:
         session.run(start)
         session.run([train_op, loss], words, options=options, run_metadata=metadata)
-    report = report_of(graph)
+    report = tailing_report_of(graph)
     return superfluous_waits(nodes_of_run(metadata), [loss.op.name]), report.kept, list(report.freed)
 
 

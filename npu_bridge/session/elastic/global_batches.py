@@ -90,7 +90,9 @@ class GlobalBatches:
         """
         start, ranks = 0 if after is None else updates_dealt(after), collective.current()
         spec = tf.TensorSpec([self.micro], tf.int64)
-        return tf.data.Dataset.from_generator(lambda: self.shares(start, ranks.rank, ranks.size), output_signature=spec)
+        return tf.data.Dataset.from_generator(
+            lambda: self.row_numbers_of_rank(start, ranks.rank, ranks.size), output_signature=spec
+        )
 
     def dataset(self, arrays: Any, after: Any = None) -> tf.data.Dataset:
         """Returns an endless dataset of batches for this rank.
@@ -111,7 +113,7 @@ class GlobalBatches:
                 raise ValueError(message(_OWNER, "an array has another number of rows", expected, got, "Correct rows."))
         return self.indices(after).map(lambda numbers: tf.nest.map_structure(lambda a: tf.gather(a, numbers), arrays))
 
-    def shares(self, start: int, rank: int, size: int) -> Iterator[np.ndarray]:
+    def row_numbers_of_rank(self, start: int, rank: int, size: int) -> Iterator[np.ndarray]:
         """Yields the row numbers of each micro-batch of a rank, without end.
 
         Args:

@@ -118,7 +118,7 @@ class MemoryCheckpoints:
         self._remove_if(lambda number, process: process == own or 0 <= number < step, except_place=place)
         return path
 
-    def newest(self) -> tuple[int, str] | None:
+    def find_newest(self) -> tuple[int, str] | None:
         """Returns the global step and the path of the newest copy that another process of this job has made."""
         found = []
         with contextlib.suppress(OSError):
@@ -182,7 +182,7 @@ def take_memory_checkpoint(model_dir: str | None) -> None:
     if not model_dir or folder_of_job() is None or collective.current().rank > 0:
         return
     copies = memory_checkpoints(model_dir, only_of_job=True)
-    found = copies and copies.newest()
+    found = copies and copies.find_newest()
     if not found:
         return
     step, path = found

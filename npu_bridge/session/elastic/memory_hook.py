@@ -82,7 +82,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
     def after_run(self, run_context, run_values):
         if self._interval is not None and self._is_training and self._interval.count_run():
             with self._interval.measured_copy():
-                self._copy(run_context.session)
+                self._copy_to_memory(run_context.session)
 
     def end(self, session):
         if self._copies is not None:
@@ -90,7 +90,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
         if self._interval is not None:
             self._interval.close()
 
-    def _copy(self, session):
+    def _copy_to_memory(self, session):
         if self._sync is not None:
             self._sync.bring_together(session)
         if self._copies is not None:

@@ -191,7 +191,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         """
         found = [(_read_batches_done(self._path), self._path)] if os.path.exists(self._path) else []
         copies = memory_checkpoints(self._path, only_of_job=True)
-        kept = copies and copies.newest()
+        kept = copies and copies.find_newest()
         if kept:
             path = f"{kept[1]}.keras"
             is_newer = not found or (found[0][0] is not None and kept[0] > found[0][0])

@@ -66,13 +66,13 @@ def ops_keeping_dtype(
             kept.append(op)
     if policy.reach == "nothing" or not ops:
         return kept
-    states = _ops_of_updates(ops) if policy.reach == "all" else _ops_of_starting_types(_ops_of_updates(ops), allowed)
+    states = _ops_of_updates(ops) if policy.reach == "all" else _ops_that_start_lowering(_ops_of_updates(ops), allowed)
     if policy.reach == "all":
         states |= _ops_of_loss_scale(ops)
     return [*kept, *sorted(states - set(kept), key=lambda op: op.name)]
 
 
-def _ops_of_starting_types(ops: set[tf.Operation], allowed: Collection[str]) -> set[tf.Operation]:
+def _ops_that_start_lowering(ops: set[tf.Operation], allowed: Collection[str]) -> set[tf.Operation]:
     """Selects the operators of the types with which lowering starts: matrix products, and the `allowed` types."""
     return {op for op in ops if op.type in MATRIX_TYPES or op.type in allowed}
 
@@ -82,10 +82,10 @@ def _ops_of_updates(ops: list[tf.Operation]) -> set[tf.Operation]:
     own = set(ops)
     noted = own.intersection(ops[0].graph.get_collection(UPDATES))
 
-    def numbers_before(op):
+    def scalar_inputs(op):
         return [value.op for value in op.inputs if value.dtype == tf.float32 and value.shape.rank == 0]
 
-    numbers = search([op for start in noted for op in numbers_before(start)], numbers_before)
+    numbers = search([op for start in noted for op in scalar_inputs(start)], scalar_inputs)
     return {op for op in own.intersection(noted.union(numbers)) if _computes_in_float32(op)}
 
 

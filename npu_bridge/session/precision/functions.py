@@ -25,7 +25,7 @@ _FOLLOWS = "_npu_bridge_precision"  # attribute of a function: the precision tha
 
 
 @contextlib.contextmanager
-def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
+def policy_applied(precision: Precision, policy: Policy) -> Iterator[None]:
     """Applies a policy (`precision.configured` or `precision.low`) to functions that this thread calls in a block."""
     if precision.imitation is not None:
         with renamed_calls(functools.partial(precision.imitation.rounded_function_name, policy)):
@@ -41,9 +41,11 @@ def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
             set_settings_of_functions(before)
 
 
-def call_low(precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True) -> Any:
+def call_under_policy(
+    precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True
+) -> Any:
     """Calls a function under a policy of the training; counts the lowered operators in the first call that trains."""
-    with low_precision(precision, policy):
+    with policy_applied(precision, policy):
         if not trains or not precision.needs_count(policy):
             precision.log_plan()
             return function(*inputs)
@@ -72,11 +74,11 @@ def _with_policy_applied(make: Callable, precision: Precision, trains: bool) -> 
         if getattr(function, _FOLLOWS, None) is precision:  # made before: Keras keeps the function
             return function
 
-        def call_under_policy(*inputs):
-            return call_low(precision, precision.configured, function, *inputs, trains=trains)
+        def call_with_policy(*inputs):
+            return call_under_policy(precision, precision.configured, function, *inputs, trains=trains)
 
-        setattr(call_under_policy, _FOLLOWS, precision)
-        return call_under_policy
+        setattr(call_with_policy, _FOLLOWS, precision)
+        return call_with_policy
 
     return make_following
 

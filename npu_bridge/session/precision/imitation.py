@@ -88,7 +88,7 @@ class Imitation:
         computing = [op for op in ops if op.type not in PASSING_TYPES and any(map(_is_float32, op.inputs))]
         total = OperatorCounts(sum(op.name in layer.found for op in ops), len(computing))
         for op in ops:
-            for name in rounding.calls_of(op):
+            for name in rounding.functions_run_by(op):
                 total = total.add(self._functions_of_graph(policy, op.graph).count(name))
         return total
 

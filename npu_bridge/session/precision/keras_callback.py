@@ -19,7 +19,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.options import parse_accelerate_train_mode, read_session_config, with_entry
-from npu_bridge.session.precision.functions import call_low
+from npu_bridge.session.precision.functions import call_under_policy
 from npu_bridge.session.precision.live_session import precision_of_session
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.policy import Precision
@@ -133,7 +133,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         had_happened = self._precision.switch.has_happened
         self._policy = self._precision.policy_of_run(_TRAINED)
         if self._policy is self._precision.low:
-            return call_low(self._precision, self._precision.low, self._original, iterator)
+            return call_under_policy(self._precision, self._precision.low, self._original, iterator)
         start = time.perf_counter()
         logs = self._original(iterator)
         if not had_happened and not self._precision.has_no_effect:

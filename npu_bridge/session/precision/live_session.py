@@ -208,11 +208,11 @@ class _Executors(SessionEngine):
             elements = [self.graph.as_graph_element(name) for name in names]
             names[:] = [element.name for element in self._replace_elements(policy, elements)]
 
-        def make_with(more_targets):
+        def prepare_with(more_targets):
             options.target.extend(op.name for op in more_targets)
             return self.inner.prepare_call(session, options)
 
-        call, values = self.build(kind, policy, make_with), list(feeds.values())
+        call, values = self.build(kind, policy, prepare_with), list(feeds.values())
         return lambda *arguments, **keywords: call(*arguments, *values, **keywords)
 
     def _adapt_request(self, session, request):

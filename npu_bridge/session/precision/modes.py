@@ -11,7 +11,7 @@ BFLOAT16 = "bfloat16"
 _IMITATED = ", imitated"
 
 
-def dtype_words(low_dtype: str | None, is_imitated: bool) -> str:
+def describe_dtype(low_dtype: str | None, is_imitated: bool) -> str:
     """Returns a description of a dtype: "float32", "bfloat16" or "bfloat16, imitated", for example."""
     return f"{low_dtype or 'float32'}{_IMITATED if is_imitated else ''}"
 
@@ -34,9 +34,9 @@ class Policy(NamedTuple):
     is_imitated: bool = False
 
     @property
-    def dtype_words(self) -> str:
+    def dtype_description(self) -> str:
         """A description of the dtype: "float32", "bfloat16" or "bfloat16, imitated", for example."""
-        return dtype_words(self.low_dtype, self.is_imitated)
+        return describe_dtype(self.low_dtype, self.is_imitated)
 
     def __str__(self) -> str:
         words = {

@@ -108,18 +108,18 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
     of_level = {name: value for name, value in given.items() if name in Properties._fields}
     properties = level_properties(_OWNER, level, of_level)
     mode = properties.precision_mode(read_low_dtype(_OWNER, level, properties, given.get("low_dtype")))
-    return OptLevel(level, mode, _op_lists(level, properties, given), _loss_scale(properties.loss_scale))
+    return OptLevel(level, mode, _op_lists(level, properties, given), _choose_loss_scale(properties.loss_scale))
 
 
 def _op_lists(level: str, properties: Properties, given: dict[str, Any]) -> OpLists:
     for name in _TYPES:
         if name in given and level != "O1":
             raise contradiction_error(_OWNER, name, given, level, "its operators are not chosen by type", "O1")
-    half, floats, promote = (_types(given, name) for name in _TYPES)
+    half, floats, promote = (_read_types(given, name) for name in _TYPES)
     return properties.op_lists().with_half(*half).with_float(*floats).with_promote(*promote)
 
 
-def _types(given: dict[str, Any], name: str) -> Iterable[str]:
+def _read_types(given: dict[str, Any], name: str) -> Iterable[str]:
     value = given.get(name, ())
     if isinstance(value, str) or not isinstance(value, Iterable):
         fix = f"Pass {name}=[...]."
@@ -133,7 +133,7 @@ def _types(given: dict[str, Any], name: str) -> Iterable[str]:
     return value
 
 
-def _loss_scale(scale: float | str) -> LossScale:
+def _choose_loss_scale(scale: float | str) -> LossScale:
     if scale == DYNAMIC:
         return LossScale("ExponentialUpdateLossScaleManager", dict(_DYNAMIC))
     return LossScale(None, {}) if scale == 1.0 else LossScale("FixedLossScaleManager", {"loss_scale": scale})

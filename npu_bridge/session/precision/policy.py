@@ -76,7 +76,7 @@ class Precision:
         self.imitation = self._make_imitation()
         if plan is not None:
             words = "float32" if self.configured == ORIGINAL else str(self.configured)
-            self.switch = Switch(plan, options.iterations_per_loop, words, self.low.dtype_words)
+            self.switch = Switch(plan, options.iterations_per_loop, words, self.low.dtype_description)
 
     @property
     def is_active(self) -> bool:

@@ -27,7 +27,7 @@ _COMPILED = ("_XlaMustCompile", "_tf_compile")
 _IMPLEMENTATION = ("api_implements", "api_preferred_device")
 
 
-def calls_of(op: tf.Operation) -> list[str]:
+def functions_run_by(op: tf.Operation) -> list[str]:
     """Returns the names of the functions that an operator runs within a step; none for operators of datasets."""
     return called_functions(op.node_def) if op.type in _CALLING else []
 
@@ -82,7 +82,7 @@ class RoundedFunctions:
         new, self._new = self._new, []
         return new
 
-    def add_to(self, graph: tf.Graph) -> None:
+    def add_definitions_to(self, graph: tf.Graph) -> None:
         """Adds the copies made since the last call to the function library of a graph."""
         new = self.take_new_definitions()
         if new:

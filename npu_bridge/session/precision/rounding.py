@@ -28,7 +28,7 @@ from npu_bridge.base.tf_internals.graphs import (
     update_input,
 )
 from npu_bridge.session.precision.operator_dtypes import OperatorDtypes, Rounding
-from npu_bridge.session.precision.rounded_functions import RoundedFunctions, calls_of
+from npu_bridge.session.precision.rounded_functions import RoundedFunctions, functions_run_by
 from npu_bridge.session.precision.type_lists import EXACT
 
 _KEY = ("npu_bridge", "rounded_values")  # TensorFlow exports collections with text keys only
@@ -240,9 +240,9 @@ def unrounded(tensor: tf.Tensor) -> tf.Tensor:
 def round_calls(functions: RoundedFunctions, layer: RoundingLayer, ops: Iterable[tf.Operation]) -> None:
     """Makes operators call rounded copies of their functions if the guard of a rounding layer is True."""
     for op in ops:
-        names = {} if is_rounding_op(op) else {name: functions.rounded_name(name) for name in calls_of(op)}
+        names = {} if is_rounding_op(op) else {name: functions.rounded_name(name) for name in functions_run_by(op)}
         if any(name != other for name, other in names.items()):
-            functions.add_to(op.graph)
+            functions.add_definitions_to(op.graph)
             layer.replace_calls(op, names)
 
 

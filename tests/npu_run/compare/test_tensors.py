@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_run.compare.dumps import DumpKey, read_dumps, read_pairs, write_named
+from npu_run.compare.dumps import DumpKey, read_csv_pairs, read_dumps, write_named_outputs
 from npu_run.compare.tensors import compare_dumps
 from npu_run.compare.verdict import CannotTell
 from tests.session.models import session_config
@@ -135,7 +135,7 @@ def test_a_later_step_is_told(base, tmp_path):
 
 
 def test_names_of_the_toolchain_there_and_back(base, tmp_path):
-    count = write_named(base[0], str(tmp_path / "named"))
+    count = write_named_outputs(base[0], str(tmp_path / "named"))
     names = sorted(path.name for path in (tmp_path / "named").iterdir())
     assert count == len(names) and any(name.startswith("two_relu.0.") for name in names)
     (named,) = read_dumps(str(tmp_path / "named"))
@@ -190,12 +190,12 @@ def test_names_that_are_given(base, tmp_path):
         path.rename(path.with_name(path.name.replace("two_relu", "activation_7")))
     assert "two/relu" in compare_dumps(base, read_dumps(str(tmp_path / "npu")))[1].matching.only_a
     (tmp_path / "names.csv").write_text("two/relu,activation_7\n")
-    done = compare_dumps(base, read_dumps(str(tmp_path / "npu")), given=read_pairs(str(tmp_path / "names.csv")))[1]
+    done = compare_dumps(base, read_dumps(str(tmp_path / "npu")), given=read_csv_pairs(str(tmp_path / "names.csv")))[1]
     assert done.matching.pairs["two/relu"] == "activation_7" and not done.matching.only_a
 
 
 def test_other_shapes_and_ranks_and_damaged_files_are_told(base, tmp_path):
-    write_named(base[0], str(tmp_path / "named"))
+    write_named_outputs(base[0], str(tmp_path / "named"))
     folder = tmp_path / "named"
     paths = {path.name.split(".")[0]: path for path in folder.iterdir()}
     for name, content in (("two_relu", np.ones((4, 7), np.float32)), ("two_square", None)):
