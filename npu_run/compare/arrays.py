@@ -41,7 +41,7 @@ class StoredArray(NamedTuple):
       dtype: the dtype in the file, `|`, and the dtype in which the numbers were computed.
       shape: the dimensions of the array.
       is_fortran: whether the first dimension varies fastest (Fortran order).
-      folder: the folder whose index names the file, and in which the file must be; None if the user gave the path.
+      folder: the folder in which the file must be; None if the user gave the path.
     """
 
     path: str
@@ -102,7 +102,7 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
     Args:
       path: path of the file.
       dtype: the dtype in which the numbers were computed; None means the dtype of the file.
-      folder: the folder whose index names the file, and in which the file must be.
+      folder: the folder in which the file must be; None if the user gave the path.
     Raises:
       CannotTell: the file cannot be read, is not a `.npy` file, or is shorter than its header says.
     """

@@ -124,7 +124,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _watch_updates(tensorflow: types.ModuleType) -> None:
-    """Watches updates of Keras optimizers. This loads npu_bridge, so a later import in the script is fast."""
+    """Watches updates of Keras optimizers. This loads npu_bridge before the script imports it."""
     with contextlib.suppress(ImportError):  # an unsupported TensorFlow
         from npu_bridge.collective.exchanges import watch_updates
 
