@@ -61,7 +61,7 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
 
 
 class _TrialWatch(SessionEngine):
-    """A `TrainingHookEngine` that delegates to a `WatchOfTraining`, made when a session first runs."""
+    """A session engine that delegates to a `TrainingHookEngine`, made when a session first runs."""
 
     def __init__(self, make_hooks: Callable[[], list]):
         self._make_hooks = make_hooks
