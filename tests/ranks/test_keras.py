@@ -461,6 +461,7 @@ def test_layers_from_a_file_stay_adapted(tmp_path):
     assert found == expected
 
 
+@pytest.mark.few_fast("each", "not every pair")
 @pytest.mark.parametrize("is_adapted_elsewhere", [False, True])
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_layers_that_rank_0_has_adapted_are_so_everywhere(on_ranks, tmp_path, is_adapted_elsewhere, in_loop):

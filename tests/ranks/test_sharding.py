@@ -168,6 +168,7 @@ def train_with_overflows(is_sharded, is_distributed, steps=30):
         )
 
 
+@pytest.mark.few_fast(1, "the same decision")
 @pytest.mark.parametrize("is_distributed", [True, False])
 def test_an_overflow_anywhere_skips_the_step_on_every_rank(on_ranks, is_distributed):
     expected, expected_slots, trace = on_ranks(2, train_with_overflows, False, is_distributed)[0]
