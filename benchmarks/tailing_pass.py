@@ -30,7 +30,7 @@ def secs_of_pass(layers):
     import tensorflow as tf
 
     from npu_bridge import collective
-    from npu_bridge.gradients.tailing import free_the_tail
+    from npu_bridge.gradients.tailing import optimize_tail
 
     tf1, ranks = tf.compat.v1, collective.current()
     with tf.Graph().as_default() as graph:
@@ -44,7 +44,7 @@ def secs_of_pass(layers):
         tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, scale).minimize(tf.reduce_mean(values))
         nodes = len(graph.get_operations())
         start = time.perf_counter()
-        report = free_the_tail(graph, ranks)
+        report = optimize_tail(graph, ranks)
         secs = time.perf_counter() - start
     if not report.has_changed:
         raise RuntimeError(f"tailing_pass: the pass did nothing: {report.unchanged_because}")

@@ -14,7 +14,7 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, opened_for_changes
 from npu_bridge.gradients.tailing import branches
-from npu_bridge.gradients.tailing.transfers import is_flag_transfer
+from npu_bridge.gradients.tailing.transfers import is_integer_all_reduce
 from npu_bridge.graph.control_flow import Guards, guards_of, measure_depths
 from npu_bridge.graph.operators import needed_ops
 from npu_bridge.graph.run import TRANSFER_TYPES, Run, sends_gradients
@@ -49,7 +49,7 @@ def mark_reductions(graph: tf.Graph, run: Run) -> Moments | None:
     depths = measure_depths(run.ops, run.fed_names)
     if not sent or any(depths[op].loops for op in sent):
         return None
-    flags = [op for op in run.ops if is_flag_transfer(op) and op not in sent]
+    flags = [op for op in run.ops if is_integer_all_reduce(op) and op not in sent]
     names, known = frozenset(op.name for op in (*sent, *flags)), graph.get_collection_ref(_KEY)
     for marked, moments in known:
         if marked == names:

@@ -1,11 +1,11 @@
-"""Warns, before the first step of a job of several ranks, that the step exchanges nothing between ranks.
+"""Warns, before the first training step of a job with several ranks, if the step exchanges nothing between ranks.
 
-Such a job trains a separate model on each rank, unnoticed, as every loss falls. All trainings pass one of two places.
-A TF 1 graph is trained by runs of sessions; the first run that trains is checked for updates of variables that depend
-on a collective. Functions and eager steps are trained by `Pipeline.apply` or a Keras optimizer, which
+Such a job trains a separate model on each rank. This goes unnoticed, as every loss falls. Training is detected in two
+places. TF 1 graphs are trained by runs of sessions: the first run that trains must update variables with values that
+depend on a collective. Functions and eager steps are trained by `Pipeline.apply` or a Keras optimizer, which
 `collective/exchanges.py` watches.
 
-Nothing is added to graphs, Horovod is not started for it, and only rank 0 checks and warns.
+The check adds nothing to graphs and does not start Horovod. Only rank 0 checks and warns.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _BROADCAST = re.compile(r"HorovodBroadcast|CollectiveBcast")
 
 
 def watch_sessions() -> None:
-    """Checks all sessions of this process, if this is rank 0 of several; calling it again has no effect."""
+    """Checks the training of all sessions of this process, if it is rank 0 of several. Another call has no effect."""
     if exchanges.is_looking():
-        first_run.check_of(None, _FirstTraining, _FirstTraining)
+        first_run.check_of(None, _FirstTrainingCheck, _FirstTrainingCheck)
 
 
 def watch_trainings() -> None:
@@ -49,8 +49,8 @@ def _watch_gradients_once() -> None:
     watch_gradients(note_gradients)
 
 
-class _FirstTraining(first_run.Check):
-    """Checks each graph before its first run that trains."""
+class _FirstTrainingCheck(first_run.Check):
+    """A check of each graph, before its first run that trains."""
 
     def __init__(self):
         super().__init__()
@@ -61,36 +61,36 @@ class _FirstTraining(first_run.Check):
         return graph not in self._seen and bool(graph.get_collection_ref(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
 
     def concerns(self, run):
-        # Assignments without an optimizer's kernel, and without gradients, can be weights that are clipped.
+        # Assignments without gradients and without an optimizer's kernel can be the clipping of weights.
         is_training = run.trains or run.loss is not None
         return bool(run.trained) and (is_training or bool(collections.pipelines_in(run.ops[0].graph)))
 
     def act(self, session, run):
         self._seen.add(session.graph)
-        if not is_exchanged(session.graph, run):
+        if not updates_from_several_ranks(session.graph, run):
             exchanges.say_apart()
 
 
-def is_exchanged(graph: tf.Graph, run: Run) -> bool:
-    """Returns whether a run updates variables with values computed from those of several ranks.
+def updates_from_several_ranks(graph: tf.Graph, run: Run) -> bool:
+    """Returns whether a run updates variables with values that depend on several ranks.
 
-    Gradients can wait in variables between runs, and weights can be averaged in a run of their own: so the search goes
-    back through variables to all operators that change them. A broadcast counts only in the run itself: others give
-    start values.
+    Gradients can wait in variables between runs, and weights can be averaged in a run of their own. So the search goes
+    back through variables to all operators that change them. A broadcast counts only in the run itself: broadcasts in
+    other runs give start values.
     """
     writers: dict[str, list] = {}
     for op in graph.get_operations():
         for name in changed_variables([op]):
             writers.setdefault(name, []).append(op)
 
-    def behind(op):
+    def sources(op):
         return [*producers(op.inputs), *(writers.get(op.name, ()) if op.type in VARIABLE_TYPES else ())]
 
     in_run = set(run.ops)
     updates = [op for name in run.trained for op in writers.get(name, ())]
-    return any(_brings_together(op, op in in_run) for op in search(updates, behind))
+    return any(_combines_ranks(op, op in in_run) for op in search(updates, sources))
 
 
-def _brings_together(op, is_in_run):
+def _combines_ranks(op, is_in_run):
     kinds = (op.type, *(node.op for node in nodes_in_functions(op.graph, [op.node_def])))
     return any(_EXCHANGE.match(kind) or (is_in_run and _BROADCAST.match(kind)) for kind in kinds)

@@ -2,6 +2,6 @@
 
 The two searches that everything else uses are in `base/search.py`. `operators.py` reads operators of a `tf.Graph`,
 `index.py` is a snapshot of all of them, `control_flow.py` finds loops and conditions, `functions.py` looks into the
-functions that nodes call, and `variables.py` finds the variables that a run trains. None of them changes a graph.
-`loop.py` copies a training step into a `while_loop`, and `copies.py` builds a loss again.
+functions that nodes call, and `variables.py` finds the variables that a run trains. None of these modules changes a
+graph. `loop.py` copies a training step into a `while_loop`, and `copies.py` copies the ops of a loss.
 """

@@ -1,6 +1,6 @@
-"""Finds TF 1 loops and conditions around operators from the operators alone; and switches to building such ones.
+"""Finds the TF 1 loops and conditions around operators, from the operators alone; makes TensorFlow build such loops.
 
-The control-flow contexts that TensorFlow keeps next to a graph are lost when the graph is imported from a definition.
+TensorFlow keeps control-flow contexts next to a graph; they are lost when the graph is imported from a GraphDef.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONDITIONS = {"Switch": 1, "RefSwitch": 1, "_SwitchN": 1, "Merge": -1, "RefMerg
 def classic_control_flow() -> Iterator[None]:
     """Makes `tf.cond` and `while_loop` build switches and merges, as in TF 1, instead of one op with functions.
 
-    A function cannot assign to TF 1 reference variables, and waits for all its inputs: with switches every update
+    A function cannot assign to TF 1 reference variables, and waits for all its inputs. With switches, every update
     waits only for the decision and for its own gradient.
     """
     was_on = tf.compat.v1.control_flow_v2_enabled()
@@ -44,21 +44,22 @@ class Depth(NamedTuple):
 
 
 def measure_depths(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
-    """Returns the depth of operators, given in the order of `computed_ops`.
+    """Returns the depth of each operator in control flow; `ops` must be in the order of `computed_ops`.
 
-    A condition inside a loop counts until the loop's exit at the latest.
+    A condition inside a loop ends at the loop's exit at the latest.
     """
     found: dict[tf.Operation, Depth] = {}
     for op in ops:
-        known = [found[other] for other in needed_ops(op, fed) if other in found]  # an unknown one closes a loop
+        # An operator that is not found yet closes a loop.
+        known = [found[other] for other in needed_ops(op, fed) if other in found]
         loops = max((depth.loops for depth in known), default=0) + _LOOPS.get(op.type, 0)
         conditions = max((depth.conditions for depth in known), default=0) + _CONDITIONS.get(op.type, 0)
         found[op] = Depth(max(loops, 0), max(conditions, 0))
     return found
 
 
-def by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[Depth, list[tf.Operation]]:
-    """Groups operators by their depth in control flow; those at `Depth()` always run, once."""
+def group_by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[Depth, list[tf.Operation]]:
+    """Groups operators by their depth in control flow. The operators at `Depth()` always run, exactly once."""
     groups: dict[Depth, list[tf.Operation]] = {}
     for op, depth in measure_depths(ops, fed).items():
         groups.setdefault(depth, []).append(op)
@@ -66,9 +67,10 @@ def by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) ->
 
 
 def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Operation, Guards]:
-    """Returns the guards of each operator, read from the switches and merges of conditions.
+    """Returns the guards of each operator: the tensors that decide whether it runs, with the required values.
 
-    Contexts of conditions are not enough: an all-reduce that waits for an op in a branch can stand outside of it.
+    Guards are read from switches and merges. Control-flow contexts are not enough: an all-reduce outside of a branch
+    can wait for an op inside it.
     """
     found: dict[tf.Operation, Guards] = {}
     for op in ops:
@@ -84,7 +86,7 @@ def guards_of(ops: Iterable[tf.Operation], fed: Collection[str]) -> dict[tf.Oper
 
 
 def _guards_of_tensor(tensor, found):
-    """Returns the guards of a tensor; None if it leads back into a loop."""
+    """Returns the guards of a tensor; None if it comes from a later operator, as at the end of a loop's body."""
     op = tensor.op
     if op not in found or op.type not in ("Switch", "RefSwitch"):
         return found.get(op)

@@ -1,4 +1,4 @@
-"""Copies the part of a TF 1 graph that computes a tensor from variables, to evaluate it again in the same run."""
+"""Copies the part of a TF 1 graph that computes a tensor from variables, so that a run can compute the tensor twice."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
 def make_copier(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callable[[], tf.Tensor]:
-    """Returns a function that builds the tensor again, from the values of the variables when its operators run.
+    """Returns a function that builds a copy of the tensor; the copy reads the variables when it runs.
 
-    Everything that does not depend on the variables, such as a batch or dropout masks, is shared with the original;
-    ops that change a state are not copied. Call the function, under control dependencies, wherever a copy is needed:
-    in conditions and loops, too.
+    Operators that do not depend on the variables, such as a batch or dropout masks, are shared with the original; ops
+    that change a state are not copied. Call the function, under control dependencies, wherever a copy is needed: in
+    conditions and loops, too.
 
     Raises:
-      ValueError: an operator in between cannot be copied.
+      ValueError: an operator that must be copied cannot be.
     """
     handles = {getattr(variable, "handle", variable).op for variable in variables}
     needed = dependency_order([tensor.op], lambda op: () if op.type in _SHAPES else producers(op.inputs))
@@ -36,7 +36,7 @@ def make_copier(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Call
         if op not in handles and op.type not in _SHAPES and depends.intersection(producers(op.inputs)):
             depends.add(op)
             copied.append(op)
-            _check(op, owner)
+            _check_can_be_copied(op, owner)
     definition, outer = export_definition(tensor.graph, copied, keeps_order=False)
 
     def copy():
@@ -48,12 +48,12 @@ def make_copier(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Call
     return copy
 
 
-def _check(op, owner):
+def _check_can_be_copied(op, owner):
     types = [op.type, *(node.op for node in nodes_in_functions(op.graph, [op.node_def]))]
-    is_apart = [name for name in types if name in LOOP_TYPES or name.startswith(COLLECTIVE_TYPES)]
-    if is_apart:
-        reason = "is part of a loop" if is_apart[0] in LOOP_TYPES else "belongs to all ranks"
+    uncopyable = [name for name in types if name in LOOP_TYPES or name.startswith(COLLECTIVE_TYPES)]
+    if uncopyable:
+        reason = "is part of a loop" if uncopyable[0] in LOOP_TYPES else "is a collective operator"
         problem = "the loss cannot be evaluated a second time in this graph"
         got = f"{op.name}, which {reason}"
         fix = "Train eagerly or in a tf.function, with the loss as a function."
-        raise ValueError(message(owner, problem, "a loss without loops and transfers", got, fix))
+        raise ValueError(message(owner, problem, "a loss without loops and collective operators", got, fix))

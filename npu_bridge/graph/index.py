@@ -1,4 +1,4 @@
-"""Keeps a snapshot of a graph for passes that change it: the readers of each tensor, and all dependencies."""
+"""Keeps a snapshot of a graph, for code that changes the graph: the readers of each tensor, and all dependencies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npu_bridge.graph.operators import producers
 
 
 class GraphIndex:
-    """The current operators of a graph; those that are added later are unknown to it.
+    """A snapshot of the operators of a graph; operators added later are not in it.
 
     Args:
       graph: a TF 1 graph.
@@ -27,17 +27,17 @@ class GraphIndex:
                 self._readers.setdefault(tensor.name, []).append((op, position))
 
     def readers(self, tensor: tf.Tensor) -> list:
-        """Returns the pairs of (op, position among its inputs) that read a tensor."""
+        """Returns an (op, position among the op's inputs) pair for each read of a tensor."""
         return list(self._readers.get(tensor.name, ()))
 
     def users(self, op: tf.Operation) -> list:
-        """Returns the ops that read one of its outputs, one entry per reading."""
+        """Returns the ops that read an output of `op`, one entry per read."""
         return [reader for tensor in op.outputs for reader, _ in self.readers(tensor)]
 
-    def followers(self, ops: Iterable[tf.Operation]) -> set:
-        """Returns names of the ops that depend on some of these through data alone, these included."""
+    def descendants(self, ops: Iterable[tf.Operation]) -> set:
+        """Returns the names of `ops` and of all ops that depend on them through data alone."""
         return {op.name for op in search(ops, self.users)}
 
     def ancestors(self, ops: Iterable[tf.Operation]) -> set:
-        """Returns names of the ops that these depend on through data alone, these included."""
+        """Returns the names of `ops` and of all ops that they depend on through data alone."""
         return {op.name for op in search(ops, lambda op: producers(op.inputs))}

@@ -1,9 +1,9 @@
 """Copies a training step into a `while_loop` of its graph, so that one operator trains several steps in a row.
 
-Variables, iterators and tables stay outside, where the loop shares them with the original step. Iterations run strictly
+Variables, iterators and tables stay outside the loop, which shares them with the original step. Iterations run strictly
 one after the other, so a loop computes the same as repeated runs of the original step. A step is not copied, and the
-reason is reported, if one of its operators keeps state in itself (a seeded random operator, say), belongs to all ranks,
-or is part of a loop already.
+reason is reported, if one of its operators keeps state in itself (a seeded random operator, say), is a collective, or
+is part of a loop already.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCOPE = "iteration_loop"
 LOOP_TYPES = frozenset({"Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration"})
 # Operators that negotiate by name among ranks: a copy would be a second participant.
 COLLECTIVE_TYPES = ("Collective", "Horovod", "Nccl")
-TRANSFERS_THAT_REPEAT = re.compile("Horovod|Collective.*V2$")
+_REPEATABLE_COLLECTIVES = re.compile("Horovod|Collective.*V2$")
 # Marked as stateful, but their state is in a variable, an iterator or a table.
 _STATE_IN_RESOURCES = (
     "Assert",
@@ -40,7 +40,7 @@ _STATE_IN_RESOURCES = (
 )
 _REPEATABLE = "_npu_bridge_repeatable"
 _SHARED = "_npu_bridge_shared"
-# Random operators that keep their generator in themselves; without a seed, a copy's other numbers are as good.
+# Random operators that keep their generator's state. Without a seed, the different numbers of a copy are as good.
 _RANDOM_TYPES = frozenset(
     {
         "Multinomial",
@@ -57,7 +57,7 @@ _RANDOM_TYPES = frozenset(
 
 
 class NotLoopableError(Exception):
-    """Raised when a step cannot be copied into a loop; the message has the reason.
+    """Raised when a step cannot be copied into a loop; the message gives the reason.
 
     Attributes:
       is_only_random: whether seeded random operators are the only reason.
@@ -69,10 +69,10 @@ class NotLoopableError(Exception):
 
 
 class InGraphLoop(NamedTuple):
-    """Training steps as one operator.
+    """A loop of training steps that runs as one operator.
 
     Attributes:
-      op: trains the steps; to be run as a target.
+      op: the operator to run, which trains the steps.
       count: int64 scalar placeholder, the number of steps.
     """
 
@@ -81,7 +81,7 @@ class InGraphLoop(NamedTuple):
 
 
 def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[str] = ()) -> InGraphLoop:
-    """Makes a loop whose every iteration does the same as a run of some operators.
+    """Builds a loop in which every iteration does the same as a run of the operators in `step`.
 
     Args:
       graph: a TF 1 graph that is not finalized.
@@ -109,53 +109,55 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     return InGraphLoop(reached.op, count)
 
 
-def ops_to_copy(step: Iterable[tf.Operation], fed: Collection[str], with_transfers: bool = False) -> list[tf.Operation]:
-    """Returns the operators of a step to copy into a loop, each after its inputs; others are shared with the original.
+def ops_to_copy(
+    step: Iterable[tf.Operation], fed: Collection[str], with_collectives: bool = False
+) -> list[tf.Operation]:
+    """Returns the operators to copy into a loop, each after its inputs; the loop shares all others with the step.
 
     Args:
       step: the operators that make up a training step.
       fed: names of the tensors fed in the run.
-      with_transfers: copy operators that belong to all ranks, too; then all ranks must do the same.
+      with_collectives: copy collective operators, too; then all ranks must do the same.
     Raises:
       NotLoopableError: a copy of some operator would not be equivalent.
     """
     copied = [op for op in computed_ops(step, fed) if not _is_shared(op)]
-    reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op, with_transfers))}
+    reasons = {op: reason for op in copied if (reason := _reason_not_to_copy(op, with_collectives))}
     if reasons:
         raise NotLoopableError(reasons)
     return copied
 
 
 def allow_copies(op: tf.Operation) -> tf.Operation:
-    """Marks an operator of Python as safe to copy; returns the operator."""
+    """Marks a Python operator (a `py_function`) as safe to copy; returns the operator."""
     set_attribute(op, _REPEATABLE, attr_value_pb2.AttrValue(b=True))
     return op
 
 
 def share_with_copies(op: tf.Operation) -> tf.Operation:
-    """Marks an operator whose value can be fed, so that copies of a step read the original; returns the operator."""
+    """Marks an operator whose value can be fed: copies of a step then read the original. Returns the operator."""
     set_attribute(op, _SHARED, attr_value_pb2.AttrValue(b=True))
     return op
 
 
 def outer_name(tensor: tf.Tensor) -> str:
-    """Returns the name in an `export_definition` of a tensor that comes from outside."""
+    """Returns the name that `export_definition` gives to a tensor from outside of the exported operators."""
     return f"outer_{tensor.name.replace(':', '_')}:0"
 
 
 def export_definition(
     graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
-    """Exports operators as a GraphDef; returns it and the tensors from outside, by their names in it.
+    """Exports operators as a GraphDef. Returns the GraphDef, and its outside tensors by their names in the GraphDef.
 
-    Tensors that are fed come from outside even if they are computed inside. With `keeps_order` operators keep the
-    control inputs among them.
+    Tensors that are fed count as outside even if an exported operator computes them. With `keeps_order`, exported
+    operators keep the control inputs from other exported operators.
     """
     definition, outer = tf1.GraphDef(), {}
     definition.versions.CopyFrom(graph.graph_def_versions)
     inside = {op.name for op in copied}
 
-    def source(tensor):
+    def name_inside(tensor):
         if tensor.op.name in inside and tensor.name not in fed:
             return tensor.name
         outer[outer_name(tensor)] = tensor
@@ -164,28 +166,28 @@ def export_definition(
     for op in copied:
         node = definition.node.add()
         node.CopyFrom(op.node_def)
-        # Placement next to a variable has no meaning on a machine without other devices.
+        # Colocation with a variable has no meaning on a machine without other devices.
         node.attr.pop("_class", None)
         controls = [f"^{other.name}" for other in op.control_inputs if keeps_order and other.name in inside]
-        node.input[:] = [*map(source, op.inputs), *controls]
+        node.input[:] = [*map(name_inside, op.inputs), *controls]
     return definition, outer
 
 
 def _is_shared(op):
-    """Returns whether an operator only gives access to a variable, an iterator or a table, which outlive a step."""
+    """Returns whether an operator gives access to a variable, an iterator or a table, or is fed, and nothing else."""
     if op.type == "Placeholder" or _SHARED in op.node_def.attr:
         return True
     gives_access = op.outputs and all(out.dtype == tf.resource or is_reference(out.dtype) for out in op.outputs)
     return bool(gives_access) and not op.inputs and op.type != "TemporaryVariable"
 
 
-def _reason_against_a_copy(op, with_transfers):
+def _reason_not_to_copy(op, with_collectives):
     if op.type in LOOP_TYPES:
         return f"{op.name} is part of a loop of its own"
     if op.type.startswith(COLLECTIVE_TYPES):
-        if with_transfers and TRANSFERS_THAT_REPEAT.match(op.type):
+        if with_collectives and _REPEATABLE_COLLECTIVES.match(op.type):
             return ""
-        return f"{op.name} ({op.type}) belongs to all ranks"
+        return f"{op.name} ({op.type}) is a collective operator"
     is_unseeded = op.type in _RANDOM_TYPES and op.get_attr("seed") == op.get_attr("seed2") == 0
     is_harmless = is_unseeded or _REPEATABLE in op.node_def.attr
     if op.op_def.is_stateful and not is_harmless and not op.type.startswith(_STATE_IN_RESOURCES):

@@ -1,4 +1,4 @@
-"""Reads operators of a `tf.Graph`: what they need, who uses them, and which of them a run computes."""
+"""Finds the operators that an operator of a `tf.Graph` needs or feeds, and the operators that a run computes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def list_elements(graph: tf.Graph, structure: Any) -> list:
         parts = structure
     else:
         leaves = tf.nest.flatten(structure, expand_composites=True)
-        return [element for leaf in leaves for element in _element(graph, leaf)]
+        return [element for leaf in leaves for element in _find_element(graph, leaf)]
     return [element for part in parts for element in list_elements(graph, part)]
 
 
 def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """Returns the operators that compute tensors, and operators unchanged; none for tensors that are fed."""
+    """Returns the operators that compute the given tensors, without those of fed tensors; passes operators through."""
     return [
         element if isinstance(element, tf.Operation) else element.op
         for element in elements
@@ -41,47 +41,47 @@ def needed_ops(op: tf.Operation, fed: Collection[str] = NOTHING_FED) -> list[tf.
 
 
 def consumers(op: tf.Operation) -> list[tf.Operation]:
-    """Returns the operators that now read an output of one; one entry for each reading."""
+    """Returns the operators that currently read an output of `op`, one entry per read."""
     return [user for tensor in op.outputs for user in tensor.consumers()]
 
 
 def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """Returns the operators that must run for some tensors and operators, each after its inputs.
+    """Returns the operators that must run for the given tensors and operators, each after its inputs.
 
-    The body of a TF 1 loop, which leads back to the loop's entrance, comes after everything else. Tensors whose names
-    are among those fed need no operators.
+    The body of a TF 1 loop leads back to the loop's entrance, so it comes after everything else. Tensors named in `fed`
+    need no operators.
     """
     order: dict[tf.Operation, None] = {}
     back: list[tf.Operation] = []
 
-    def needed_before(op):
+    def needed_first(op):
         needed = needed_ops(op, fed)
         back.extend(other for other in needed if other.type in BACK_EDGES)
         return [other for other in needed if other.type not in BACK_EDGES and other not in order]
 
     starts = producers(elements, fed)
     while starts:
-        order.update(dict.fromkeys(dependency_order(starts, needed_before)))
+        order.update(dict.fromkeys(dependency_order(starts, needed_first)))
         starts = [op for op in dict.fromkeys(back) if op not in order]
         back.clear()
     return list(order)
 
 
 def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
-    """Returns those candidates, in order, that some result depends on through data alone.
+    """Returns those candidates, in order, on which a result depends through data alone.
 
-    A gradient read back from an accumulator variable does not depend on this step's gradients; a clipped one does.
-    Candidates used only by other candidates are left out. Eager execution records nothing, so there all candidates
-    count as sources. All are dense or sparse tensors of one graph.
+    A gradient read back from an accumulator variable does not depend on this step's gradients; a clipped gradient does.
+    Candidates used only by other candidates are left out. Eager execution records no dependencies, so all candidates
+    are returned. Candidates and results are dense or sparse tensors of one graph.
     """
     if not results or not candidates or tf.executing_eagerly():
         return list(candidates) if results else []
-    sought = set(_ops_of(candidates))
-    reached = set(search(_ops_of(results), lambda op: () if op in sought else producers(op.inputs)))
-    return [candidate for candidate in candidates if reached.intersection(_ops_of([candidate]))]
+    sought = set(_producing_ops(candidates))
+    reached = set(search(_producing_ops(results), lambda op: () if op in sought else producers(op.inputs)))
+    return [candidate for candidate in candidates if reached.intersection(_producing_ops([candidate]))]
 
 
-def _ops_of(values):
+def _producing_ops(values):
     return [
         part.op
         for value in values
@@ -89,7 +89,7 @@ def _ops_of(values):
     ]
 
 
-def _element(graph, leaf):
+def _find_element(graph, leaf):
     try:
         return [graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)]
     except (KeyError, TypeError, ValueError):

@@ -1,12 +1,11 @@
-"""Copies a training step into a loop of its graph in which the next step begins before the last one is over.
+"""Copies a training step into a loop of its graph in which a step begins before the previous step is over.
 
-A step waits for the previous one only where it depends on it: an operator that reads a variable waits until the
-previous step has written this variable, so a layer's forward pass can run while gradients of other layers are still
-being all-reduced. The results are the same, bit for bit:
+An operator that reads a variable waits only until the previous step has written this variable. So a layer's forward
+pass can run while gradients of other layers are still being all-reduced. The results are the same, bit for bit, because
 
 - readers of a variable wait for all its writers in the previous step;
 - writers of a variable wait for the whole previous step, and so for all readers of the variable there;
-- an iterator, a table and a collective are used by one step after the other;
+- an iterator, a table or a collective is used by one step after the other;
 - at the end of the data, TensorFlow's error waits for the whole previous step.
 
 Tokens, boolean scalars that are always True, carry these dependencies from iteration to iteration.
@@ -40,12 +39,12 @@ _WHOLE = "^whole_step"
 
 
 class OverlappedLoop(NamedTuple):
-    """Training steps as one operator.
+    """A loop of training steps that runs as one operator.
 
     Attributes:
-      op: trains the steps; to be run as a target.
+      op: the operator to run, which trains the steps.
       count: int64 scalar placeholder, the number of steps.
-      transfers: the copies of operators that belong to all ranks, by the name of the original.
+      transfers: the copies of collective operators, by the name of the original.
     """
 
     op: tf.Operation
@@ -59,20 +58,20 @@ def put_in_overlapped_loop(
     fed: Collection[str] = (),
     waits: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
 ) -> OverlappedLoop:
-    """Makes a loop whose every iteration does the same as a run of some operators, and begins as early as it can.
+    """Builds a loop in which every iteration runs the operators in `step`, and begins as early as it can.
 
     Args:
       graph: a TF 1 graph that is not finalized.
       step: the operators that make up a training step; none is inside a condition.
       fed: names of the tensors fed in the run; every iteration gets the same values.
-      waits: control inputs by operator, which replace those of its copy.
+      waits: for some operators, the control inputs of their copies, in place of those of the original.
     Raises:
       NotLoopableError: a copy of some operator would not be equivalent. The graph is unchanged.
     Graph: name scope `overlapped_loop`, with a copy of all that the step computes.
-    Ranks: collective if the step is: all ranks run such a loop of the same step, for as many steps.
+    Ranks: collective if the step is: all ranks run this loop, for the same number of steps.
     """
     step, fed = list(step), frozenset(fed)
-    body = _Body(graph, step, fed, waits or {})
+    body = _Iteration(graph, step, fed, waits or {})
     with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
         with tf.name_scope(_SCOPE), classic_control_flow():
             count = tf1.placeholder(tf.int64, [], name="count")
@@ -82,17 +81,17 @@ def put_in_overlapped_loop(
 
 
 @dataclasses.dataclass
-class _State:
+class _SharedState:
     """A variable, iterator, table or collective, which outlives a step, and the copied operators that use it.
 
     Attributes:
-      behind: the operator that gives access to it; for a collective, the collective itself.
-      is_variable: whether reads and writes differ.
-      entrances: the copied operators that get it, each with the position among their inputs.
-      readers, writers: the operators that use it; where the two do not differ, all are writers.
+      source: the operator that gives access to it; for a collective, the collective itself.
+      is_variable: whether it is a variable, so that reads and writes differ.
+      entrances: the copied operators that get access from outside the copy, each with the position among its inputs.
+      readers, writers: the operators that use it; unless it is a variable, all are writers.
     """
 
-    behind: tf.Operation
+    source: tf.Operation
     is_variable: bool
     entrances: list[tuple[tf.Operation, int]] = dataclasses.field(default_factory=list)
     readers: list[tf.Operation] = dataclasses.field(default_factory=list)
@@ -100,47 +99,47 @@ class _State:
 
     @property
     def is_reference(self) -> bool:
-        return any(is_reference(tensor.dtype) for tensor in self.behind.outputs) and self.is_variable
+        return any(is_reference(tensor.dtype) for tensor in self.source.outputs) and self.is_variable
 
 
-class _Body:
+class _Iteration:
     """One iteration of the loop.
 
     Attributes:
-      states: those that need their own token, in the order of the tokens.
+      states: the states that need a token, in the order of the tokens.
       transfers: as in `OverlappedLoop`, once the iteration is built.
     """
 
     def __init__(self, graph, step, fed, waits):
-        copied = ops_to_copy(step, fed, with_transfers=True)
+        copied = ops_to_copy(step, fed, with_collectives=True)
         self._step = step
         self._fed = fed
         self._guards = guards_of(copied, fed)
         if any(self._guards[op] for op in step):
             raise NotLoopableError({op: f"{op.name} is part of a condition" for op in step if self._guards[op]})
         # The batch is read outside of the copy, where the end of the data is visible.
-        self._batches = [op for op in copied if op.type == _NEXT and self._is_sure_to_run(op)]
+        self._batches = [op for op in copied if op.type == _NEXT and self._always_runs(op)]
         inside = [op for op in copied if op not in self._batches]
-        states = _states_of(copied)
+        states = _find_states(copied)
         self.states = [state for state in states if state.writers and (state.readers or not state.is_variable)]
         self._definition, self._outer = export_definition(graph, inside, fed)
         self._nodes = dict(zip(inside, self._definition.node))
         self._add_waits(states, waits)
         deciders = {name for op in _writers(self.states) for name, _ in self._guards[op]}
-        self._inside = {op.name for op in inside}
+        self._copied_names = {op.name for op in inside}
         self.transfers: dict[str, tf.Operation] = {}
-        self._deciders = sorted(name for name in deciders if self._is_inside(name))
+        self._deciders = sorted(name for name in deciders if self._is_copied(name))
 
     def train(self, number: tf.Tensor, whole: tf.Tensor, *tokens: tf.Tensor) -> list[tf.Tensor]:
-        """Builds the iteration; takes and returns the loop's variables."""
+        """Builds the iteration for `tf.while_loop`; takes and returns the loop's variables."""
         outer = {**self._outer, _WHOLE: whole}
-        token_of = {state.behind: token for state, token in zip(self.states, tokens)}
+        token_of = {state.source: token for state, token in zip(self.states, tokens)}
         for state in self.states:
-            outer[f"^{_token_name(state)}"] = token_of[state.behind]
+            outer[f"^{_token_name(state)}"] = token_of[state.source]
             if state.is_reference:
                 # A switch, as TensorFlow's graph optimiser moves readers in front of an identity that waits.
-                (reference,) = state.behind.outputs
-                gate = tf.raw_ops.RefSwitch(data=reference, pred=token_of[state.behind])
+                (reference,) = state.source.outputs
+                gate = tf.raw_ops.RefSwitch(data=reference, pred=token_of[state.source])
                 outer[f"{_token_name(state)}:0"] = gate.output_true
         made: dict[Any, Any] = {}
         for op in self._batches:
@@ -156,14 +155,14 @@ class _Body:
         made.update(zip(wanted, copies))
         self.transfers = {op.name: made[op] for op in wanted if op.type.startswith(COLLECTIVE_TYPES)}
         made.update(zip(self._deciders, copies[len(wanted) :]))
-        later = [_behind(token, self._ends(state, made)) for state, token in zip(self.states, tokens)]
-        return [number + 1, _behind(whole, done), *later]
+        later = [_token_after(token, self._end_signals(state, made)) for state, token in zip(self.states, tokens)]
+        return [number + 1, _token_after(whole, done), *later]
 
-    def _is_sure_to_run(self, op):
+    def _always_runs(self, op):
         return not self._guards[op] and not op.control_inputs and not op.inputs[0].op.inputs
 
-    def _is_inside(self, name):
-        return name.partition(":")[0] in self._inside and name not in self._fed
+    def _is_copied(self, name):
+        return name.partition(":")[0] in self._copied_names and name not in self._fed
 
     def _add_waits(self, states, waits):
         for op, others in waits.items():
@@ -187,14 +186,14 @@ class _Body:
                     if op.type == _NEXT:
                         self._nodes[op].input.append(_WHOLE)
 
-    def _ends(self, state, made):
-        """Returns signals that exist in every iteration, and come after all writers of a state."""
+    def _end_signals(self, state, made):
+        """Returns signals that exist in every iteration, after all writers of a state are done."""
         by_guards: dict[Guards, list] = {}
         for op in state.writers:
             by_guards.setdefault(self._guards[op], []).append(made[op])
-        return [self._end_of(guards, ops, made) for guards, ops in by_guards.items()]
+        return [self._end_signal(guards, ops, made) for guards, ops in by_guards.items()]
 
-    def _end_of(self, guards, ops, made):
+    def _end_signal(self, guards, ops, made):
         # The outer condition first: it determines whether the inner decision is made.
         ordered = sorted(guards, key=lambda pair: len(self._guards_of_decider(pair[0])))
         signal, others = tf.constant(True), []
@@ -203,7 +202,7 @@ class _Body:
             sides = tf.raw_ops.Switch(data=signal, pred=decider)
             signal = sides.output_true if value else sides.output_false
             others.append(sides.output_false if value else sides.output_true)
-        signal = _behind(signal, ops)
+        signal = _token_after(signal, ops)
         for other in reversed(others):
             signal = tf.raw_ops.Merge(inputs=[signal, other]).output
         return signal
@@ -216,26 +215,26 @@ class _Body:
         return self._step[0].graph.get_tensor_by_name(name)
 
 
-def _states_of(copied: Sequence[tf.Operation]) -> list[_State]:
+def _find_states(copied: Sequence[tf.Operation]) -> list[_SharedState]:
     """Returns the states that outlive a step, with the operators that use them."""
-    found: dict[tf.Operation, _State] = {}
+    found: dict[tf.Operation, _SharedState] = {}
     known = set(copied)
     for op in copied:
         if op.type.startswith(COLLECTIVE_TYPES):
-            found[op] = _State(op, False, writers=[op])
+            found[op] = _SharedState(op, False, writers=[op])
         if op.type in _FORWARDING and _gives_access(op.inputs[0]):
-            _note(op, 0, found, known, is_use=False)
+            _record_access(op, 0, found, known, is_use=False)
             continue
         for position, tensor in enumerate(op.inputs):
             if _gives_access(tensor):
-                _note(op, position, found, known, is_use=True)
+                _record_access(op, position, found, known, is_use=True)
     return list(found.values())
 
 
-def _note(op, position, found, known, is_use):
-    """Records that an operator gets access to a state, and whether it uses it or passes it on."""
-    (behind,) = (each for each in search([op.inputs[position].op], _handed_from) if not _handed_from(each))
-    state = found.setdefault(behind, _State(behind, behind.type in VARIABLE_TYPES))
+def _record_access(op, position, found, known, is_use):
+    """Records that an operator gets access to a state, and whether it uses the state or passes access on."""
+    (source,) = (each for each in search([op.inputs[position].op], _access_sources) if not _access_sources(each))
+    state = found.setdefault(source, _SharedState(source, source.type in VARIABLE_TYPES))
     if op.inputs[position].op not in known:
         state.entrances.append((op, position))
     if is_use or (op.type in ("Identity", "Switch") and is_reference(op.inputs[position].dtype)):
@@ -249,8 +248,8 @@ def _gives_access(tensor):
     return tensor.dtype == tf.resource or is_reference(tensor.dtype)
 
 
-def _handed_from(op):
-    """Returns the source of an operator that passes on access to a state."""
+def _access_sources(op):
+    """Returns, in a list, the operator that gave access to a state to an operator that only passes the access on."""
     return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _gives_access(op.inputs[0]) else []
 
 
@@ -259,20 +258,20 @@ def _writers(states):
 
 
 def _token_name(state):
-    return f"token_of_{state.behind.name}"
+    return f"token_of_{state.source.name}"
 
 
-def _behind(token: tf.Tensor, ops: Iterable[Any]) -> tf.Tensor:
-    """Returns a token that exists once the old one does and some operators are done."""
+def _token_after(token: tf.Tensor, ops: Iterable[Any]) -> tf.Tensor:
+    """Returns a token that exists once `token` exists and all `ops` are done."""
     with tf.control_dependencies(list(ops)):
         return tf.identity(token)
 
 
 def _read_batch(op: tf.Operation, token: tf.Tensor, whole: tf.Tensor) -> tuple[tf.Operation, list[tf.Tensor]]:
-    """Reads from an iterator; at the end of the data raises TensorFlow's error, after the whole previous step.
+    """Reads from an iterator. At the end of the data, TensorFlow raises its error only after the whole previous step.
 
     Returns:
-      The operator that reads, and the tensors in place of the outputs of `op`.
+      The operator that reads, and tensors that replace the outputs of `op`.
     """
     kinds = {"output_types": op.get_attr("output_types"), "output_shapes": op.get_attr("output_shapes")}
     iterator = op.inputs[0]

@@ -1,4 +1,4 @@
-"""Finds variables that one run reads and writes in no order: repeated runs can then give different results."""
+"""Finds variables that a run reads and writes in no fixed order, so that repeated runs can give different results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from npu_bridge.graph.operators import consumers, needed_ops
 from npu_bridge.graph.run import Run
 from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable, variable_behind
 
-_ALIASES = ("Identity", "RefIdentity")  # of a reference: they pass on its buffer, which later operators read
+_ALIASES = ("Identity", "RefIdentity")  # they pass on the buffer of a reference, which later operators read
 
 
 class Race(NamedTuple):
-    """Operators without an order.
+    """Operators that use one variable in no fixed order.
 
     Attributes:
       writer: name of an operator that writes the variable.
-      others: names of the operators that can read or write it at the same time.
+      others: names of the operators that can read or write the variable at the same time.
     """
 
     writer: str
@@ -27,21 +27,21 @@ class Race(NamedTuple):
 
 
 def find_races(run: Run) -> dict[str, Race]:
-    """Returns the variables with such operators, by name. Operators that only observe, as summaries do, are ignored."""
+    """Returns the races of a run, by variable name. Operators that only observe, as summaries do, are ignored."""
     ops = run.ops
     writers: dict[str, list[tf.Operation]] = {}
     readers: dict[str, list[tf.Operation]] = {}
     computed = set(ops)
     for op in ops:
-        for name, is_written in _uses(op):
+        for name, is_written in _variable_uses(op):
             if is_written:
                 writers.setdefault(name, []).append(op)
             else:
-                readers.setdefault(name, []).extend(other for other in _readers(op) if other in computed)
+                readers.setdefault(name, []).extend(other for other in _readers_behind_aliases(op) if other in computed)
     watched = dict.fromkeys(op for name in writers for op in (*writers[name], *readers.get(name, ())))
     all_writers = [op for ops_of_name in writers.values() for op in ops_of_name]
-    matters = _those_that_matter(ops, all_writers if run.loss is None else [*all_writers, run.loss.op])
-    before = _what_is_before(ops, list(watched))
+    matters = _ops_behind(ops, all_writers if run.loss is None else [*all_writers, run.loss.op])
+    before = _watched_ops_before(ops, list(watched))
     bits = {op: 1 << number for number, op in enumerate(watched)}
     found: dict[str, Race] = {}
     for name, writing in writers.items():
@@ -53,8 +53,8 @@ def find_races(run: Run) -> dict[str, Race]:
     return found
 
 
-def _uses(op: tf.Operation) -> list[tuple[str, bool]]:
-    """Returns the variables among an operator's inputs, each with whether the operator writes it."""
+def _variable_uses(op: tf.Operation) -> list[tuple[str, bool]]:
+    """Returns the variables among the inputs of `op`, each with whether `op` writes it."""
     if op.type in VARIABLE_TYPES or op.type == "IsVariableInitialized" or op.type == "VarIsInitializedOp":
         return []
     writes, arguments = changes_variable(op.type), op.op_def.input_arg
@@ -67,12 +67,12 @@ def _uses(op: tf.Operation) -> list[tuple[str, bool]]:
     return found
 
 
-def _readers(op: tf.Operation) -> list[tf.Operation]:
+def _readers_behind_aliases(op: tf.Operation) -> list[tf.Operation]:
     is_alias = op.type in _ALIASES and op.inputs[0].dtype != tf.resource
-    return [reader for user in consumers(op) for reader in _readers(user)] if is_alias else [op]
+    return [reader for user in consumers(op) for reader in _readers_behind_aliases(user)] if is_alias else [op]
 
 
-def _those_that_matter(ops: Sequence[tf.Operation], results: Sequence[tf.Operation]) -> set[tf.Operation]:
+def _ops_behind(ops: Sequence[tf.Operation], results: Sequence[tf.Operation]) -> set[tf.Operation]:
     needed = set(results)
     for op in reversed(ops):
         if op in needed:
@@ -80,8 +80,8 @@ def _those_that_matter(ops: Sequence[tf.Operation], results: Sequence[tf.Operati
     return needed
 
 
-def _what_is_before(ops: Sequence[tf.Operation], watched: Sequence[tf.Operation]) -> dict[tf.Operation, int]:
-    """Returns for every operator a set of bits: the watched operators that always run before it."""
+def _watched_ops_before(ops: Sequence[tf.Operation], watched: Sequence[tf.Operation]) -> dict[tf.Operation, int]:
+    """Returns, for every operator, the watched operators that always run before it, as a set of bits."""
     bits = {op: 1 << number for number, op in enumerate(watched)}
     before: dict[tf.Operation, int] = {}
     for op in ops:

@@ -1,4 +1,4 @@
-"""Reads from TensorFlow's record of a run which operator ran when."""
+"""Reads when each operator of a run was executed, from TensorFlow's record of the run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Event(NamedTuple):
     """One execution of one operator.
 
     Attributes:
-      name: name of the operator; in a loop there is an event for each execution.
+      name: name of the operator; an operator in a loop has an event for each execution.
       begin, end: microseconds since the epoch.
-      size_bytes: size of its results; 0 where that was not recorded.
+      size_bytes: size of the results; 0 if it was not recorded.
     """
 
     name: str
@@ -28,7 +28,7 @@ def events_of(step_stats: Any) -> Iterator[Event]:
     """Yields the events of a run, device by device.
 
     Args:
-      step_stats: step_stats of the RunMetadata of a run with a trace level.
+      step_stats: `RunMetadata.step_stats` of a run with a trace level.
     """
     for device in step_stats.dev_stats:
         for stats in device.node_stats:

@@ -1,8 +1,8 @@
 """Describes one run of a session: its operators, its purpose, whether it trains, and which values can be read.
 
-A tensor is read by fetching it along with the caller's fetches. To leave the run unchanged, only tensors that it
-computes anyway are fetched, and of those only the ones whose value always exists: tensors inside a TF 1
-loop, or on one side of a condition, cannot be fetched.
+A tensor is read by fetching it along with the caller's fetches. The run must stay the same, so only tensors that it
+computes anyway can be read. Their values must always exist, too: tensors inside a TF 1 loop, or on one side of a
+condition, cannot be fetched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.search import search
-from npu_bridge.graph.control_flow import Depth, by_depth
+from npu_bridge.graph.control_flow import Depth, group_by_depth
 from npu_bridge.graph.operators import computed_ops, list_elements, producers
 from npu_bridge.graph.variables import (
     VARIABLE_TYPES,
@@ -32,18 +32,18 @@ TRANSFER_TYPES = re.compile(
 # pass, such as those of batch normalization over ranks, have other names.
 _GRADIENT = re.compile(r"_fragment_\d+|_sparse_\d+|Distributed\w*_Allreduce")
 _INCREMENTS = ("AssignAdd", "AssignAddVariableOp")
-_PASSING = ("Cast", "DeepCopy", "Identity")
-# Our choice: a smaller constant can be a weight of the loss; a scale is read, cast and perhaps kept in bounds.
+_CASTS_AND_COPIES = ("Cast", "DeepCopy", "Identity")
+# Our choice: a smaller constant can be a weight of the loss. A scale is read, cast and perhaps clipped.
 _LEAST_CONSTANT_SCALE = 16
 _MOST_OPS_OF_SCALE = 12
 
 
 class Run:
-    """One kind of run of a graph; each attribute is computed at its first use.
+    """A description of the runs of a graph with the same fetches and feeds; attributes are computed at their first use.
 
     Attributes:
       asked: the tensors and operators that are fetched or run.
-      fed: the tensors that are fed, and `fed_names` their names.
+      fed, fed_names: the tensors that are fed, and their names.
     """
 
     def __init__(self, graph: tf.Graph, asked: list, fed: list):
@@ -64,33 +64,33 @@ class Run:
 
     @functools.cached_property
     def purpose(self) -> frozenset[str]:
-        """The names that identify runs of the same kind: operators that change variables, or without any, the fetches.
+        """The names of the operators that change variables, or of the fetches if there are none.
 
-        Hooks that fetch more now and then do not make a training step another kind of run.
+        They identify the kind of a run: a training step stays the same kind when hooks fetch more now and then.
         """
         writers = frozenset(op.name for op in self.ops if changes_variable(op.type))
         return writers or frozenset(element.name for element in self.asked)
 
     @functools.cached_property
     def values(self) -> frozenset[str]:
-        """Names of the tensors that can be read, fed ones included."""
-        surely_run = by_depth(self.ops, self.fed_names).get(Depth(), [])
+        """Names of the tensors that can be read, including those that are fed."""
+        surely_run = group_by_depth(self.ops, self.fed_names).get(Depth(), [])
         produced = [tensor for op in surely_run for tensor in op.outputs]
-        return frozenset(tensor.name for tensor in [*produced, *self.fed] if _has_plain_value(self._graph, tensor))
+        return frozenset(tensor.name for tensor in [*produced, *self.fed] if _is_readable(self._graph, tensor))
 
     @functools.cached_property
     def trained(self) -> frozenset[str]:
         """Names of the trainable variables that are changed by values computed from them.
 
-        Runs that train the same variables are the same training, whatever else hooks fetch now and then.
+        Runs that train the same variables count as the same training, even when hooks fetch more now and then.
         """
         return trained_variables(self._graph, self.ops)
 
     @functools.cached_property
     def trains(self) -> bool:
-        """Whether its operators show a training step: it counts steps, or uses gradients.
+        """Whether the run is a training step: its operators count steps, or use gradients.
 
-        An optimizer written out in assignments is recognised by gradients that were noted (`note_gradients`).
+        An optimizer made of plain assignments is recognised by gradients recorded with `note_gradients`.
         """
         if any(sends_gradients(op.name, op.type) for op in self.ops):
             return True
@@ -104,7 +104,7 @@ class Run:
 
     def _assigns_gradients(self) -> bool:
         """Returns whether trainable variables are assigned values computed from a gradient."""
-        gradients = _kept_with(self._graph).gradients
+        gradients = _record_of(self._graph).gradients
         if not gradients or not self.trained:
             return False
         assigning = [
@@ -114,14 +114,14 @@ class Run:
 
     @functools.cached_property
     def loss(self) -> tf.Tensor | None:
-        """The last scalar given to `note_gradients` whose gradients it computes, without its loss scale, or None."""
+        """The last scalar given to `note_gradients` whose gradients the run computes, without its loss scale; or None."""
         computed = set(self.ops)
-        losses = [loss for loss, gradients in _kept_with(self._graph).losses if gradients & computed]
+        losses = [loss for loss, gradients in _record_of(self._graph).losses if gradients & computed]
         return _without_scale(losses[-1]) if losses else None
 
 
 def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
-    """Returns the description of a run: the same object for the same arguments, while the graph does not grow.
+    """Returns the description of a run: the same object for the same arguments, as long as the graph does not grow.
 
     Args:
       graph: the session's graph.
@@ -130,28 +130,28 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
     """
     asked = list_elements(graph, fetches)
     fed = [tensor for tensor in list_elements(graph, list(feeds or ())) if isinstance(tensor, tf.Tensor)]
-    kept = _kept_with(graph)
-    if kept.version != graph.version:
-        kept.version, kept.runs = graph.version, {}
+    record = _record_of(graph)
+    if record.version != graph.version:
+        record.version, record.runs = graph.version, {}
     key = (frozenset(tensor.name for tensor in fed), *(element.name for element in asked))
-    return kept.runs.setdefault(key, Run(graph, asked, fed))
+    return record.runs.setdefault(key, Run(graph, asked, fed))
 
 
 def run_of_call(graph: tf.Graph, callable_options: Any) -> Run:
-    """Describes, as `run_of`, a call of a function that a session makes from CallableOptions."""
+    """Returns the `Run` of a call of `session.make_callable`, described by CallableOptions."""
     pairs = callable_options.tensor_connection
     asked = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
     return run_of(graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
 
 
 def note_gradients(ys: Any, gradients: Any) -> None:
-    """Records scalars whose gradients are computed, for `Run.loss`; made for `watch_gradients`."""
+    """Records the gradients of scalars for `Run.loss`. Called by `watch_gradients`."""
     made = frozenset(part.op for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None)
     for tensor in tf.nest.flatten(ys):
         if isinstance(tensor, tf.Tensor):
-            _kept_with(tensor.graph).gradients |= made
+            _record_of(tensor.graph).gradients |= made
             if tensor.shape.rank == 0:
-                _kept_with(tensor.graph).losses.append((tensor, made))
+                _record_of(tensor.graph).losses.append((tensor, made))
 
 
 def sends_gradients(name: str, kind: str) -> bool:
@@ -159,7 +159,7 @@ def sends_gradients(name: str, kind: str) -> bool:
     return bool(TRANSFER_TYPES.match(kind) and _GRADIENT.search(name))
 
 
-class _Kept:
+class _GraphRecord:
     """The known runs, losses and gradients of one graph."""
 
     def __init__(self):
@@ -169,15 +169,15 @@ class _Kept:
         self.gradients: set[tf.Operation] = set()
 
 
-def _kept_with(graph: Any) -> _Kept:
+def _record_of(graph: Any) -> _GraphRecord:
     if not hasattr(graph, "_npu_bridge_runs"):
-        graph._npu_bridge_runs = _Kept()  # part of the graph, as its operators hold it: it ends with the graph
+        graph._npu_bridge_runs = _GraphRecord()  # in the graph, whose operators refer to it, so both are freed together
     return graph._npu_bridge_runs
 
 
 def _without_scale(loss: tf.Tensor) -> tf.Tensor:
-    """Returns a loss without its loss scale: a power of two, or a factor from a variable called a scale."""
-    scaled = _passed_on(loss)
+    """Returns a loss without its loss scale: a power of two, or a factor from a variable with "scale" in its name."""
+    scaled = _skip_casts(loss)
     factors = tuple(scaled.op.inputs) if scaled.op.type == "Mul" else ()
     for model, factor in (factors, factors[::-1]) if factors else ():
         if model.shape.rank == 0 and _is_loss_scale(factor):
@@ -185,14 +185,14 @@ def _without_scale(loss: tf.Tensor) -> tf.Tensor:
     return loss
 
 
-def _passed_on(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type in _PASSING:
+def _skip_casts(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type in _CASTS_AND_COPIES:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
 def _is_loss_scale(factor: tf.Tensor) -> bool:
-    value = tf.get_static_value(_passed_on(factor))
+    value = tf.get_static_value(_skip_casts(factor))
     if value is not None:
         return value.size == 1 and value >= _LEAST_CONSTANT_SCALE and math.frexp(value)[0] == 0.5
     behind = list(search([factor.op], lambda op: producers(op.inputs)))
@@ -200,7 +200,7 @@ def _is_loss_scale(factor: tf.Tensor) -> bool:
     return len(behind) < _MOST_OPS_OF_SCALE and bool(variables) and all("scale" in name for name in variables)
 
 
-def _has_plain_value(graph, tensor) -> bool:
+def _is_readable(graph, tensor) -> bool:
     dtype = tensor.dtype
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool
     is_reference = dtype.base_dtype != dtype

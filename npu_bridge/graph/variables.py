@@ -18,7 +18,7 @@ VARIABLE_TYPES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
 _FORWARDING = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
 _STARTING = ("Restore", "HorovodBroadcast", "CollectiveBcast")
 _CALLING = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
-# A run of these alone copies values, between ranks for instance; it computes nothing, so it does not train. Nor do
+# A run of only these types copies values, between ranks for instance. It computes nothing, so it does not train. Nor do
 # operators of integers, which give sizes and positions of what is copied.
 _MOVING = frozenset(
     {
@@ -51,7 +51,7 @@ def changes_variable(op_type: str) -> bool:
 
 
 def variable_behind(tensor: tf.Tensor) -> str | None:
-    """Returns the name of the variable whose handle or reference a tensor is; None for other tensors."""
+    """Returns the name of the variable that a tensor is a handle of or a reference to; None for other tensors."""
     is_handle = tensor.dtype == tf.resource or is_reference(tensor.dtype)
     while is_handle:
         op = tensor.op
@@ -64,14 +64,14 @@ def variable_behind(tensor: tf.Tensor) -> str | None:
 
 
 def changed_variables(ops: Iterable[tf.Operation]) -> set[str]:
-    """Returns names of the variables that some operators change, also in functions they call."""
+    """Returns the names of the variables that the ops change, also inside functions that they call."""
     return _uses_of_variables(ops)[0]
 
 
 def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | None:
-    """Returns the step counter of a graph, by default of the current one; None without one.
+    """Returns the step counter of a graph, by default of the current graph; None if the graph has no step counter.
 
-    A script can call any variable `global_step`, even one that is not a scalar integer. TensorFlow then raises.
+    A script can call any variable `global_step`, even one that is not a scalar integer. Such a variable does not count.
     """
     try:
         return tf.compat.v1.train.get_global_step(graph)
@@ -79,8 +79,8 @@ def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | N
         return None
 
 
-def is_changed_anywhere(variable: tf.Variable) -> bool:
-    """Returns whether an operator of its graph can change a variable, except those that give it a start value."""
+def is_ever_changed(variable: tf.Variable) -> bool:
+    """Returns whether an operator of its graph can change a variable; operators that give a start value do not count."""
     forwarding = (*VARIABLE_TYPES, *_FORWARDING)
 
     def is_changed(copy):
@@ -91,7 +91,7 @@ def is_changed_anywhere(variable: tf.Variable) -> bool:
 
 
 def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
-    """Returns the variables that a strategy of `tf.distribute` keeps for one; any other variable itself."""
+    """Returns the copies that a strategy of `tf.distribute` keeps of a variable; for other variables, itself."""
     return getattr(variable, "values", (variable,))
 
 
@@ -105,9 +105,9 @@ def _may_change(op, name):
 
 
 def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_count: bool = True) -> frozenset[str]:
-    """Returns names of the trainable variables that a run changes by values computed from them; empty without training.
+    """Returns the names of the trainable variables that a run changes by values computed from them.
 
-    Initializers do not train, even where a variable starts from the value of another one. With `assignments_count` off
+    Initializers do not train, even where a variable starts from the value of another one. Without `assignments_count`,
     only kernels of optimizers count: assignments can also clip weights after a step.
     """
     variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
@@ -118,7 +118,7 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
 
 
 def variables_updated_from(values: Iterable) -> list:
-    """Returns the trainable variables of a TF 1 graph that tensors, dense or sparse, are used to update, in order."""
+    """Returns the trainable variables of a TF 1 graph that are updated from dense or sparse tensors, in order."""
     tensors = [part for value in values for part in tf.nest.flatten(value, expand_composites=True)]
     if not tensors:
         return []
@@ -130,7 +130,7 @@ def variables_updated_from(values: Iterable) -> list:
 
 
 def _uses_of_variables(ops, assignments_count=True):
-    """Returns names of the changed variables and of the read ones, and whether anything is computed."""
+    """Returns the names of changed variables, the names of read variables, and whether the ops compute anything."""
     changed, read, computes = set(), set(), False
     for op in ops:
         is_call = op.type in _CALLING or function_definition(op.graph, op.type) is not None

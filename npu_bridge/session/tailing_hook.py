@@ -13,7 +13,7 @@ from npu_bridge.base.files import write_whole
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
-from npu_bridge.gradients.tailing import TailingReport, free_the_tail
+from npu_bridge.gradients.tailing import TailingReport, optimize_tail
 from npu_bridge.options import of_graph
 
 _LOG = logger(__name__)
@@ -23,7 +23,7 @@ _FILES = rb'^\{\n  "fragments": '  # how they begin
 
 
 class TailingHook(tf.estimator.SessionRunHook):
-    """A hook that calls `free_the_tail` once for a graph: when its session begins or runs for the first time.
+    """A hook that calls `optimize_tail` once for a graph: when its session begins or runs for the first time.
 
     A graph without an all-reduce of gradients, such as that of an evaluation, is not changed. Rank 0 logs the changes,
     and writes them to `tailing.json` in `folder`, unless it is None.
@@ -48,7 +48,7 @@ class TailingHook(tf.estimator.SessionRunHook):
             say_once(logging.INFO, "is_tailing_optimization has no effect: one rank trains alone.")
             return
         with opened_for_changes(graph):  # a MonitoredSession finalizes it before its session exists
-            report = free_the_tail(graph, ranks)
+            report = optimize_tail(graph, ranks)
             graph.add_to_collection(_KEY, report)
         # NPUOptimizer has built its own decision early; only the checks of a script remain to be found.
         is_built_in = of_graph.value_built("is_tailing_optimization", graph) is True and not report.has_changed

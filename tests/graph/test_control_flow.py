@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from npu_bridge.graph.control_flow import Depth, by_depth, measure_depths
+from npu_bridge.graph.control_flow import Depth, group_by_depth, measure_depths
 from npu_bridge.graph.functions import called_functions, nodes_in_functions
 from npu_bridge.graph.operators import computed_ops
 
@@ -37,7 +37,7 @@ def test_nested_control_flow_is_grouped_by_depth(classic):
     assert depths["Exp"].loops == 1
     assert depths["Exp"].conditions > depths["Cos"].conditions == 1
     assert depths["Cos"].loops == 0
-    groups = by_depth(ops)
+    groups = group_by_depth(ops)
     assert sum(map(len, groups.values())) == len(ops)
     assert imported.get_operation_by_name("outside") in groups[Depth()]
 

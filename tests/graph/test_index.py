@@ -34,7 +34,7 @@ def test_ancestors_and_followers_are_those_of_a_slow_walk(plan, chosen):
     graph, ops = build(plan)
     index, target = GraphIndex(graph), ops[chosen % len(ops)]
     assert index.ancestors([target]) == {op.name for op in ops if reaches(target, op)}
-    assert index.followers([target]) == {op.name for op in ops if reaches(op, target)}
+    assert index.descendants([target]) == {op.name for op in ops if reaches(op, target)}
     assert set(computed_ops([target])) == {op for op in ops if reaches(target, op, through_control=True)}
 
 

@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
-from npu_bridge.gradients.tailing import free_the_tail
+from npu_bridge.gradients.tailing import optimize_tail
 from npu_bridge.gradients.tailing.report import NO_GRADIENTS
 from npu_bridge.session.tailing_hook import TailingHook, tailing_report_of
 from tests.goldens.two_layers import OPTIMIZERS, assert_same_bits, in_graph
@@ -76,7 +76,7 @@ def build(wrapper, name, is_freed):
     optimizer = WRAPPERS[wrapper](OPTIMIZERS[name]())
     gradients = optimizer.compute_gradients(model.loss)
     train_op = optimizer.apply_gradients(gradients, global_step=tf1.train.get_or_create_global_step())
-    report = free_the_tail(tf1.get_default_graph(), collective.current()) if is_freed else None
+    report = optimize_tail(tf1.get_default_graph(), collective.current()) if is_freed else None
     return model, train_op, report
 
 
@@ -88,7 +88,7 @@ def steps_by(gradients, is_freed):
     optimizer = WRAPPERS["scale outside"](tf1.train.GradientDescentOptimizer(2.0**-100))
     train_op = optimizer.minimize(tf.reduce_sum(variable * own))
     if is_freed:
-        assert free_the_tail(tf1.get_default_graph(), collective.current()).has_changed
+        assert optimize_tail(tf1.get_default_graph(), collective.current()).has_changed
     trace = []
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
@@ -127,7 +127,7 @@ def train_every_other_run(is_tailing):
             return tf.group(optimizer.apply_gradients(gradients), tf1.py_func(lambda: ran.append(True), [], []))
 
         train_op = tf.cond(is_turn, lambda: tf.cond(tf.reduce_all(is_finite), apply, tf.no_op), tf.no_op)
-        report = free_the_tail(tf1.get_default_graph(), collective.current()) if is_tailing else None
+        report = optimize_tail(tf1.get_default_graph(), collective.current()) if is_tailing else None
         session.run(tf1.global_variables_initializer())
         for number in range(10):
             poison = np.nan if number in (4, 5) and collective.current().rank == 1 else 0.0
@@ -287,7 +287,7 @@ def test_what_cannot_be_freed_stays_as_it_is_and_says_why(on_ranks, kind, tmp_pa
 def test_one_rank_alone_stays_as_it_is(graph):
     not_distributed(Chain())
     count = len(graph.get_operations())
-    report = free_the_tail(graph, collective.current())
+    report = optimize_tail(graph, collective.current())
     assert report.unchanged_because == "one rank trains alone" and len(graph.get_operations()) == count
 
 
@@ -392,7 +392,7 @@ def train_with_a_decision_of_rank_0():
         is_finite = tf.reduce_all(tf.math.is_finite(pairs[0][0]))
         tf.cond(is_finite, lambda: tf.constant(1.0), lambda: tf.constant(0.0))
     train_op = optimizer.apply_gradients(pairs)
-    report = free_the_tail(tf1.get_default_graph(), collective.current())
+    report = optimize_tail(tf1.get_default_graph(), collective.current())
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         for _ in range(2):

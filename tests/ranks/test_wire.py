@@ -15,7 +15,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.tailing import free_the_tail
+from npu_bridge.gradients.tailing import optimize_tail
 from npu_bridge.gradients.tailing.transfers import find_transfers
 from npu_bridge.npu_init import npu_keras_optimizer
 from tests.goldens.two_layers import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
@@ -255,7 +255,7 @@ def found_by_the_pass(format_name):
     sizes = [[tensor.shape.num_elements() for tensor in transfer.sent] for transfer in transfers]
     dtypes = {tensor.dtype.name for transfer in transfers for tensor in (*transfer.sent, *transfer.arrived)}
     senders = {transfer.entry.name for transfer in transfers}
-    report = free_the_tail(graph, collective.current())
+    report = optimize_tail(graph, collective.current())
     return sizes, dtypes, len(senders), list(report.freed), report.kept
 
 

@@ -17,7 +17,7 @@ from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.tensorflow_start import explain_global_step
 from npu_bridge.base.terminal import logger
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.graph.variables import global_step_of, is_changed_anywhere
+from npu_bridge.graph.variables import global_step_of, is_ever_changed
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.kinds import Boolean, Integer
 from npu_bridge.options.rules import usable_directory
@@ -201,7 +201,7 @@ def tell_uncounted() -> None:
 def check_steps_are_counted(graph: tf.Graph) -> None:
     """Warns if optimizers of this package train a graph whose global step is never increased."""
     global_step = global_step_of(graph)
-    if pipelines_in(graph) and isinstance(global_step, tf.Variable) and not is_changed_anywhere(global_step):
+    if pipelines_in(graph) and isinstance(global_step, tf.Variable) and not is_ever_changed(global_step):
         tell_uncounted()
 
 

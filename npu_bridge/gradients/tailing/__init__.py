@@ -5,6 +5,6 @@ reports why.
 """
 
 from npu_bridge.gradients.tailing.report import TailingReport
-from npu_bridge.gradients.tailing.tailing import free_the_tail
+from npu_bridge.gradients.tailing.tailing import optimize_tail
 
-__all__ = ["TailingReport", "free_the_tail"]
+__all__ = ["TailingReport", "optimize_tail"]

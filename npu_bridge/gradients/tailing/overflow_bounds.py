@@ -13,7 +13,7 @@ import math
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import control_flow_context
-from npu_bridge.gradients.tailing.transfers import is_flag_transfer
+from npu_bridge.gradients.tailing.transfers import is_integer_all_reduce
 
 _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
 _SAME_NORM = ("Abs", "Neg", "Cast")
@@ -184,7 +184,7 @@ def _votes_against(op):
     if op.type != "Equal":
         return None
     for one, other in ((0, 1), (1, 0)):
-        if is_flag_transfer(op.inputs[one].op) and tf.get_static_value(op.inputs[other]) == 0:
+        if is_integer_all_reduce(op.inputs[one].op) and tf.get_static_value(op.inputs[other]) == 0:
             return op.inputs[one].op.inputs[0]
     return None
 

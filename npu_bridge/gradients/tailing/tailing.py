@@ -1,14 +1,14 @@
-"""Applies tail optimisation to finished graphs: updates start before the last gradient is all-reduced.
+"""Applies tail optimisation to a finished graph: updates start before the last gradient is all-reduced.
 
-In a graph of Horovod and a loss-scale optimizer, the check for overflow reads every *reduced* gradient, and every
-update waits for the check: nothing is updated until the last all-reduce is done. The pass decides from the local
-gradients instead, before they are sent: when no rank is near an overflow, the check must pass. One integer is
-all-reduced for that. Every update then waits for this decision and for its own gradient. When some rank is near an
-overflow, the original check decides, so the numbers stay the same in every case.
+With Horovod and a loss-scale optimizer, the check for overflow reads every *reduced* gradient, and every update waits
+for the check. So no variable is updated until the last all-reduce is done. This module decides from the local
+gradients, before they are sent: when no rank is near an overflow, the check cannot fail. The ranks agree on this by an
+all-reduce of one integer. Every update then waits for this early decision and for its own gradient. When a rank is near
+an overflow, the original check decides, so the numbers stay the same in every case.
 
-A plain `tf.cond` cannot do this: the second branch of `True if sure else check` is already in the graph, and `tf.cond`
-builds both branches again. So the pass makes the condition from its parts: a Switch for every reduced gradient that
-enters the check, and a Merge for the outcome, of whose two inputs exactly one is computed.
+`tf.cond` cannot do this, as it builds both branches: the check, one of the branches, is already in the graph. So the
+condition is built from a Switch for every reduced gradient that enters the check, and a Merge for the outcome. Exactly
+one of the two inputs of the Merge is computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnknownCheckError
 from npu_bridge.gradients.tailing.report import NO_GRADIENTS, Fragment, TailingReport
-from npu_bridge.gradients.tailing.transfers import find_transfers, hidden_transfer
+from npu_bridge.gradients.tailing.transfers import find_transfer_in_functions, find_transfers
 from npu_bridge.graph.index import GraphIndex
 
 _SCOPE = "tail_optimization"
@@ -35,7 +35,7 @@ _PREDICATE_POSITION = {"If": 0, "StatelessIf": 0, "Switch": 1, "RefSwitch": 1}
 
 @contextlib.contextmanager
 def _no_garbage_collection():
-    """Turns garbage collection off, which would search the whole graph again and again while ops are added."""
+    """Turns garbage collection off: it would search the whole graph again and again while ops are added."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -46,23 +46,23 @@ def _no_garbage_collection():
 
 
 @_no_garbage_collection()
-def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
+def optimize_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     """Moves a graph's decisions about overflows forward, and orders its all-reduces of gradients.
 
-    The graph is one that no session has run yet, and is changed in place. The report says how, or why not. The graph is
-    left unchanged if ranks have different decisions in their graphs.
+    The graph must not have been run by a session; it is changed in place. The report says what was changed, or why
+    nothing was. If the ranks make different decisions in their graphs, nothing is changed.
 
     Graph: name scope `tail_optimization`; an all-reduce of one integer for each decision.
-    Ranks: collective: every rank calls it on the same graph, and runs it.
+    Ranks: collective: every rank calls it on the same graph, and runs the graph.
     """
     index = GraphIndex(graph)
     transfers = find_transfers(index.ops)
     report = TailingReport()
     report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
-    report.unchanged_because, report.advice = _reason_against(transfers, index, communicator)
-    dependent = index.followers([transfer.op for transfer in transfers])
-    decisions = _decisions(index, dependent)
-    if not report.unchanged_because and not _are_alike_on_ranks(decisions, transfers):
+    report.unchanged_because, report.advice = _reason_to_leave_graph(transfers, index, communicator)
+    dependent = index.descendants([transfer.op for transfer in transfers])
+    decisions = _find_decisions(index, dependent)
+    if not report.unchanged_because and not _all_ranks_decide_alike(decisions, transfers):
         report.unchanged_because = "ranks would decide about different things"
         report.advice = "Build the same operators on every rank, also those that look at reduced gradients"
     if report.unchanged_because:
@@ -70,9 +70,9 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     bounds = OverflowBounds({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(f"{_SCOPE}/"):
         for number, decision in enumerate(decisions):
-            _free(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
+            _decide_early(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
         if report.has_changed:
-            report.fragments = _issue_in_order(transfers, index, communicator.size)
+            report.fragments = _order_all_reduces(transfers, index, communicator.size)
     if not report.has_changed:
         if report.kept:
             known_last = ", ".join(report.kept)
@@ -81,23 +81,23 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
             )
             report.advice = f"There is nothing to do, unless the script can train without {known_last}"
         else:
-            report.unchanged_because, report.advice = _reason_without_check(index, dependent, bounds)
+            report.unchanged_because, report.advice = _reason_no_update_waits(index, dependent, bounds)
     return report
 
 
-def _reason_against(transfers, index, communicator):
+def _reason_to_leave_graph(transfers, index, communicator):
     if communicator.size == 1:
         return "one rank trains alone", "There is nothing to do"
     inside = next((transfer.op for transfer in transfers if control_flow_context(transfer.op) is not None), None)
     if inside is not None:
         return f"gradients are reduced inside a condition or a loop: {inside.name}", "Reduce them outside of it"
-    hidden = hidden_transfer(index.ops, transfers)
+    hidden = find_transfer_in_functions(index.ops, transfers)
     if hidden:
         return f"gradients are reduced inside a function: {hidden}", "Reduce them outside of tf.function"
     return ("", "") if transfers else (NO_GRADIENTS, "")
 
 
-def _reason_without_check(index, dependent, bounds):
+def _reason_no_update_waits(index, dependent, bounds):
     for op in index.ops:
         if op.type in branches.CALLS and op.name in dependent and not bounds.is_transfer(op):
             return (
@@ -107,39 +107,40 @@ def _reason_without_check(index, dependent, bounds):
     return "no update waits for a check of reduced gradients", "There is nothing to gain"
 
 
-def _decisions(index, dependent):
-    """Returns boolean scalars that depend on reduced gradients and decide whether ops run, in graph order."""
+def _find_decisions(index, dependent):
+    """Returns the boolean scalars that depend on reduced gradients and decide whether ops run, in graph order."""
     found = {}
     for op in index.ops:
         position = _PREDICATE_POSITION.get(op.type)
         if position is not None and len(op.inputs) > position:
-            predicate = _behind_identities(op.inputs[position])
+            predicate = _skip_identities(op.inputs[position])
             if predicate.dtype == tf.bool and predicate.op.name in dependent:
                 found.setdefault(predicate.name, predicate)
-    # A decision that is the output of a branch is taken elsewhere.
+    # A decision that is the output of a branch was made by another predicate.
     return [predicate for predicate in found.values() if predicate.op.type not in ("Merge", *_PREDICATE_POSITION)]
 
 
-def _are_alike_on_ranks(decisions, transfers):
-    """Returns whether all ranks have the same decisions: each gets an all-reduce, for which all ranks must come.
+def _all_ranks_decide_alike(decisions, transfers):
+    """Returns whether all ranks make the same decisions: each decision gets an all-reduce, which every rank must join.
 
     Ranks: collective, in a graph and a session of its own.
     """
     names = [decision.op.name.split("/") for decision in decisions]
-    scopes = len(os.path.commonprefix([name[:-1] for name in names]))  # a scope around the model can be each rank's own
-    told = [[decision.op.type, name[scopes:]] for decision, name in zip(decisions, names)]
-    told += [[transfer.op.type, transfer.size_bytes] for transfer in transfers]
-    digest = hashlib.blake2b(json.dumps(told).encode()).hexdigest()
+    # The scope around the model can differ between ranks.
+    scopes = len(os.path.commonprefix([name[:-1] for name in names]))
+    described = [[decision.op.type, name[scopes:]] for decision, name in zip(decisions, names)]
+    described += [[transfer.op.type, transfer.size_bytes] for transfer in transfers]
+    digest = hashlib.blake2b(json.dumps(described).encode()).hexdigest()
     return len(set(gather_values(digest, f"{_SCOPE}_decisions"))) == 1
 
 
-def _behind_identities(tensor):
+def _skip_identities(tensor):
     while tensor.op.type == "Identity" and not tensor.op.control_inputs:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def _free(decision, name, index, bounds, communicator, report):
+def _decide_early(decision, name, index, bounds, communicator, report):
     readers = index.readers(decision)
     context = control_flow_context(decision.op)
     try:
@@ -153,7 +154,7 @@ def _free(decision, name, index, bounds, communicator, report):
     # The branch for `sure`: True, and otherwise not computed; the other branch is the check.
     _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
     if context is not None:
-        # A decision inside a condition is computed only when that holds; the early one must be, too.
+        # A decision inside a condition is computed only when the condition holds; so must be the early decision.
         at_once = brought_into(context, at_once)
     early = tf.raw_ops.Merge(inputs=[decision, at_once]).output
     for op, position in readers:
@@ -162,7 +163,7 @@ def _free(decision, name, index, bounds, communicator, report):
 
 
 def _skip_check_when(sure, decision, index, bounds):
-    """Makes a check the branch for `not sure`: ops that only the check uses are not computed otherwise."""
+    """Puts a check into the branch for `not sure`: ops that only the check uses are not computed when `sure`."""
     members = bounds.ops_between_transfers_and(decision.op, index)
     serving = set()
     for op in reversed(members):
@@ -181,11 +182,11 @@ def _skip_check_when(sure, decision, index, bounds):
                     update_input(op, position, switched[tensor.name])
 
 
-def _issue_in_order(transfers, index, world_size):
-    """Cuts all-reduces into fragments, each of which waits for an earlier one, so that few are under way at once.
+def _order_all_reduces(transfers, index, world_size):
+    """Splits all-reduces into fragments. Each fragment waits for an earlier one, so that few are under way at once.
 
-    The order is that in which the backward pass delivers the gradients; the cut is that of the split strategy, finer
-    where a fragment is large. An identity precedes each all-reduce except those of the first fragments.
+    Fragments are in the order in which the backward pass delivers the gradients. They follow the split strategy, with
+    large fragments split again. An identity precedes each all-reduce except those of the first fragments.
     """
     made = {op.name: number for number, op in enumerate(index.ops)}
     ready = sorted(transfers, key=lambda transfer: made[transfer.sent[0].op.name])

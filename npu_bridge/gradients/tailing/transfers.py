@@ -14,17 +14,18 @@ from npu_bridge.gradients.tailing.branches import CHANGES_OF_DTYPE, JOINS, SUMS
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A place where floating-point tensors of the ranks are averaged, added up or joined.
+    """A place in a graph where floating-point tensors are averaged, summed or concatenated over the ranks.
 
     Attributes:
-      op: the op whose outputs arrive: a Horovod op, the end of a branch with one, as `hvd.DistributedOptimizer` builds
-        it, or the last of the ops that convert numbers before and after they are sent.
-      entry: the op whose inputs are sent; mostly the same op.
+      op: the op that outputs the results: a Horovod op, the end of a `cond` branch with a Horovod op (as
+        `hvd.DistributedOptimizer` builds it), or the last of the ops that convert numbers before and after they are
+        sent.
+      entry: the op whose inputs are sent; usually `op` itself.
       routes: for each tensor, its position among the outputs of `op` and among the inputs of `entry`.
       factor: the factor of the sum over the ranks, besides a mean's division.
-      wire_dtype: the dtype in which they are sent.
-      adds_up: the sum is computed in `wire_dtype`, so it can overflow. Otherwise no number that arrives is larger than
-        the largest one sent.
+      wire_dtype: the dtype in which the tensors are sent.
+      adds_up: whether the sum is computed in `wire_dtype`, so that it can overflow. Otherwise no result is larger than
+        the largest number sent.
     """
 
     op: tf.Operation
@@ -36,39 +37,39 @@ class Transfer:
 
     @property
     def sent(self) -> list[tf.Tensor]:
-        """The tensors of this rank, in the order of `arrived`."""
+        """The local tensors of this rank, in the order of `arrived`."""
         return [self.entry.inputs[position] for _, position in self.routes]
 
     @property
     def arrived(self) -> list[tf.Tensor]:
-        """The tensors that arrive for them."""
+        """The results, in the order of `sent`."""
         return [self.op.outputs[position] for position, _ in self.routes]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tensors whose static shape is known."""
+        """Bytes sent, without tensors whose static shape is unknown."""
         return sum((tensor.shape.num_elements() or 0) for tensor in self.sent) * self.wire_dtype.size
 
 
 def find_transfers(ops: Iterable[tf.Operation]) -> list[Transfer]:
-    """Returns the transfers among ops of a TF 1 graph, in order, without those of integers and flags."""
-    found = (_transfer(op) for op in ops)
+    """Returns the transfers of floating-point tensors among ops of a TF 1 graph, in order."""
+    found = (_make_transfer(op) for op in ops)
     return [transfer for transfer in found if transfer is not None]
 
 
-def hidden_transfer(ops: Iterable[tf.Operation], transfers: Iterable[Transfer]) -> str:
-    """Returns the name of a transfer in a function that an op calls, if `transfers` lacks it; "" without one."""
+def find_transfer_in_functions(ops: Iterable[tf.Operation], transfers: Iterable[Transfer]) -> str:
+    """Returns the name of a transfer in a function that an op outside of `transfers` calls; "" without one."""
     known = {transfer.op.name for transfer in transfers}
     inside = (name for op in ops if op.name not in known for name in branches.transfers_inside(op))
     return next(inside, "")
 
 
-def is_flag_transfer(op: tf.Operation) -> bool:
-    """Returns whether an op sums one integer over the ranks, as a joint decision does."""
+def is_integer_all_reduce(op: tf.Operation) -> bool:
+    """Returns whether an op sums one integer over the ranks. Joint decisions of the ranks are made in this way."""
     return op.type in SUMS and len(op.outputs) == 1 and op.outputs[0].dtype.is_integer and op.outputs[0].shape == []
 
 
-def _transfer(op):
+def _make_transfer(op):
     sender = sender_of(op)
     if sender is not None:
         return Transfer(op, sender, ((0, 0),), 1.0, op.outputs[0].dtype, adds_up=False)
@@ -76,37 +77,37 @@ def _transfer(op):
         adds_up = op.type in SUMS
         factor = abs(op.get_attr("prescale_factor") * op.get_attr("postscale_factor")) if adds_up else 1.0
         routes = tuple((position, position) for position in range(len(op.outputs)))
-        return _out_of_its_branch(Transfer(op, op, routes, factor, op.outputs[0].dtype, adds_up))
+        return _extend_to_branch_ends(Transfer(op, op, routes, factor, op.outputs[0].dtype, adds_up))
     exchange = branches.exchange_in(op) if op.type in branches.TYPES else None
     return None if exchange is None else Transfer(op, op, *exchange)
 
 
-def _out_of_its_branch(transfer):
-    """Extends a transfer in a branch of switches: from the switch before its input to the merge at the branch's end."""
+def _extend_to_branch_ends(transfer):
+    """Extends a transfer in a `cond` branch: from the switch before its input to the merge at the end of the branch."""
     if control_flow_context(transfer.op) is None or len(transfer.routes) != 1:
         return transfer
     end, start = transfer.op, transfer.op.inputs[0].op
     while end.type != "Merge":
         users = end.outputs[0].consumers()
-        if len(users) != 1 or not _leads_on(users[0], end):
+        if len(users) != 1 or not _passes_on(users[0], end):
             return transfer
         end = users[0]
     while start.type in CHANGES_OF_DTYPE:
         start = start.inputs[0].op
-    if start.type != "Switch" or not _is_unchanged_otherwise(end, start):
+    if start.type != "Switch" or not _is_identity_without_transfer(end, start):
         return transfer
     return dataclasses.replace(transfer, op=end, entry=start, routes=((0, 0),))
 
 
-def _leads_on(user, op):
-    """Returns whether `user` passes on the output of `op` without enlarging it, as when joined rows are averaged."""
+def _passes_on(user, op):
+    """Returns whether `user` passes on the output of `op` without enlarging it; a division for the mean does."""
     if user.type == "RealDiv" and user.inputs[0].op is op:
         divisor = tf.get_static_value(user.inputs[1])
         return divisor is not None and divisor.ndim == 0 and abs(divisor) >= 1
     return user.type in ("Merge", *CHANGES_OF_DTYPE)
 
 
-def _is_unchanged_otherwise(merge, start):
-    """Returns whether the branch without the transfer passes its input on unchanged."""
+def _is_identity_without_transfer(merge, start):
+    """Returns whether the other branch, without the transfer, passes its input on unchanged."""
     others = [tensor.op for tensor in merge.inputs if tensor.op.type == "Switch"]
     return len(others) == 1 and others[0].inputs[0].name == start.inputs[0].name

@@ -55,7 +55,7 @@ class Exchange:
             arrived = tf.raw_ops.Snapshot(input=self.local)
             self.arrived, self.outcome = arrived, check(arrived)
             transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float32)
-            dependent = GraphIndex(self.graph).followers([arrived.op])
+            dependent = GraphIndex(self.graph).descendants([arrived.op])
             self.certain = OverflowBounds({arrived.op.name: transfer}, dependent, RANKS).is_true(self.outcome)
             self.session = tf1.Session()
 
@@ -113,7 +113,7 @@ def test_numbers_that_only_move_may_fill_their_dtype(graph, adds_up):
     arrived = tf.raw_ops.Snapshot(input=local)
     outcome = all_finite(tf.reshape(arrived, [2, 2]))
     transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float16, adds_up)
-    dependent = GraphIndex(graph).followers([arrived.op])
+    dependent = GraphIndex(graph).descendants([arrived.op])
     certain = OverflowBounds({arrived.op.name: transfer}, dependent, RANKS).is_true(outcome)
     with tf1.Session() as session:
         assert session.run(certain) == (not adds_up)
@@ -140,5 +140,5 @@ def test_a_sum_of_many_terms_is_bounded_by_all_of_them():
         arrived = tf.raw_ops.Snapshot(input=local)
         total = tf.reduce_sum(arrived)
         transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float32)
-        bounds = OverflowBounds({arrived.op.name: transfer}, GraphIndex(graph).followers([arrived.op]), 1)
+        bounds = OverflowBounds({arrived.op.name: transfer}, GraphIndex(graph).descendants([arrived.op]), 1)
         assert session.run(bounds.norm_bound(total), {local: np.ones(4096)}) >= 4095
