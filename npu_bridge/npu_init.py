@@ -1,11 +1,10 @@
 """Holds the names that `from npu_bridge.npu_init import *` binds.
 
-`tf` is `tensorflow.compat.v1`: scripts of this interface are written in it, and many get `tf` from nowhere else.
+`tf` is `tensorflow.compat.v1`: scripts of this interface use TensorFlow 1 names, and many import `tf` only from here.
 
-Importing this module lets sessions read the options in their settings: a session whose ConfigProto holds an
-`NpuOptimizer` entry gets what the entry asks for. Every session places softly from then on, so that an operator under
-`tf.device("/gpu:0")` runs on a machine without one. Where the running script is one of TensorFlow 1,
-eager execution is switched off.
+After this import, a session applies the options in the `NpuOptimizer` entry of its ConfigProto. Every session uses soft
+placement, so an operator under `tf.device("/gpu:0")` runs on a machine without a GPU. If the running script is written
+for TensorFlow 1, eager execution is switched off.
 """
 
 import os

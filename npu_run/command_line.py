@@ -275,7 +275,7 @@ def announce_settings(settings: Sequence[str]) -> None:
         from npu_bridge.options import from_shell  # imported late: every start of a script loads this module
 
         with exit_on(TypeError, ValueError):
-            from_shell.announce(settings)
+            from_shell.pass_to_ranks(settings)
 
 
 def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:

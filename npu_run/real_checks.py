@@ -269,7 +269,7 @@ def _find_config_error(cls: Any, given: dict[str, Any], is_open: bool) -> Except
             return error
     values = {option.name: known.get(option.name, option.default) for option in OPTIONS.of(owner)}
     from npu_bridge.options.construction import check_run_config
-    from npu_bridge.options.reading import settings_of
+    from npu_bridge.options.reading import collect_settings
 
     if owner == RUN_CONFIG:
         error = error_of_call(check_run_config, values)
@@ -279,7 +279,7 @@ def _find_config_error(cls: Any, given: dict[str, Any], is_open: bool) -> Except
         owner, known, {name for name in values if name not in known and (is_open or name in given)}
     )
     try:
-        settings = settings_of(plain, IN_OBJECT, OPTIONS)
+        settings = collect_settings(plain, IN_OBJECT, OPTIONS)
     except _REFUSALS:
         return None
     return next(broken_rules(settings, unknown, RULES if owner == RUN_CONFIG else HELPER_RULES.get(owner, ())), None)

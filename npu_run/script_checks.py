@@ -147,7 +147,7 @@ def _find_session_error(settings: Iterable[_Setting], values: Values) -> Excepti
     """Returns the error that a session with these options raises whatever its other options are; else None."""
     from tensorflow.compat.v1 import ConfigProto
 
-    from npu_bridge.options.reading import ENTRY_NAME, entry_values, settings_of
+    from npu_bridge.options.reading import ENTRY_NAME, collect_settings, entry_values
 
     config = ConfigProto()
     entry = config.graph_options.rewrite_options.custom_optimizers.add(name=ENTRY_NAME)
@@ -159,7 +159,7 @@ def _find_session_error(settings: Iterable[_Setting], values: Values) -> Excepti
                 return error
     try:
         given = entry_values(config, OPTIONS)
-        read = settings_of(given, IN_SESSION, OPTIONS)
+        read = collect_settings(given, IN_SESSION, OPTIONS)
     except (TypeError, ValueError) as error:
         return error
     unknown = {option.name: Unknown() for option in OPTIONS if option.is_plain and option.name not in given}

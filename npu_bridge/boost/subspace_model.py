@@ -50,7 +50,9 @@ def train_in_subspace(
     optimizer = NPUOptimizer(
         newton, loss_scale_manager, is_distributed, is_loss_scale, gradient_split_groups=gradient_split_groups
     )
-    newton.keep(lambda: [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)])
+    newton.restore_after_trials(
+        lambda: [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)]
+    )
 
     def train_step(data):
         features, labels, weights = tf.keras.utils.unpack_x_y_sample_weight(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npu_bridge import collective
 from npu_bridge.base import environment
-from npu_bridge.operators.unavailable import unavailable
+from npu_bridge.operators.unavailable import unavailable_function
 
 __all__ = [
     "decode_image",
@@ -39,8 +39,8 @@ def get_user_rank_id() -> int:
     return environment.declared_rank() or 0
 
 
-file_constant = unavailable(
+file_constant = unavailable_function(
     "experimental.file_constant", "a file that the device reads", "Use tf.io.read_file and tf.io.decode_raw."
 )
-getshape = unavailable("experimental.getshape", "an operator of the device", "Use tf.shape.")
-decode_image = unavailable("experimental.decode_image", "a decoder of the device", "Use tf.io.decode_image.")
+getshape = unavailable_function("experimental.getshape", "an operator of the device", "Use tf.shape.")
+decode_image = unavailable_function("experimental.decode_image", "a decoder of the device", "Use tf.io.decode_image.")

@@ -6,7 +6,7 @@ from typing import Any
 
 from npu_bridge.estimator import npu_aicore_ops, npu_cpu_ops, npu_cube_ops, npu_ops, npu_unary_ops, npu_vector_ops
 from npu_bridge.operators import activations, dropping
-from npu_bridge.operators.unavailable import unavailable
+from npu_bridge.operators.unavailable import unavailable_function
 
 __all__ = ["get_gen_ops"]
 
@@ -48,9 +48,9 @@ class _RawOperators:
             if name in module.__all__:
                 return getattr(module, name)
         if name in _FLOAT_STATUS:
-            return unavailable(
+            return unavailable_function(
                 name,
                 "the overflow register of a device",
                 "NPULossScaleOptimizer finds overflows by value and skips their steps; on its own, tf.math.is_finite.",
             )
-        return unavailable(name, "a kernel of a device", "docs/operators.md lists all operators.")
+        return unavailable_function(name, "a kernel of a device", "docs/operators.md lists all operators.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.operators.unavailable import not_available
+from npu_bridge.operators.unavailable import not_available_error
 
 __all__ = ["LruCache"]
 
@@ -19,6 +19,6 @@ class LruCache:
     """
 
     def __init__(self, cache_size: int = 100000, load_factor: float = 1, dtype: Any = tf.uint32):
-        raise not_available(
+        raise not_available_error(
             "lru_cache.LruCache", "a cache between host and device", "Look rows up with tf.nn.embedding_lookup."
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.operators import activations, dropping, positions
-from npu_bridge.operators.unavailable import not_available, unavailable
+from npu_bridge.operators.unavailable import not_available_error, unavailable_function
 
 
 def fast_gelu(features: Any) -> tf.Tensor:
@@ -151,13 +151,13 @@ def lru_cache_v2(
     index_list: Any, data: Any, cache: Any, tag: Any, is_last_call: Any, pre_route_count: int, name: str | None = None
 ) -> Any:
     """Raises NotImplementedError: it is a cache in device memory. Look up rows with `tf.nn.embedding_lookup`."""
-    raise not_available(
+    raise not_available_error(
         "npu_aicore_ops.lru_cache_v2", "a cache in device memory", "Look rows up with tf.nn.embedding_lookup."
     )
 
 
 def _of_molecular_dynamics(name):
-    return unavailable(
+    return unavailable_function(
         f"npu_aicore_ops.{name}",
         "a kernel of molecular dynamics",
         "DeePMD-kit has this operator for processors and GPUs.",

@@ -6,7 +6,7 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.operators import dropping, positions, sampling
-from npu_bridge.operators.unavailable import not_available, unavailable
+from npu_bridge.operators.unavailable import not_available_error, unavailable_function
 
 __all__ = [
     "batch_dilate_polys",
@@ -84,11 +84,11 @@ def stateless_dropout(x: Any, noise_shape: Any, p: Any, seed: Any, offset: Any) 
 def embeddingrankid(addr_tensor: Any, index: Any, row_memory: int = 320, mode: str = "mod") -> Any:
     """Raises NotImplementedError: it computes device addresses. Exchange rows with `hccl_ops.all_to_all_v`."""
     alternative = "Exchange rows of a sharded table with hccl_ops.all_to_all_v."
-    raise not_available("npu_cpu_ops.embeddingrankid", "a computation of device addresses", alternative)
+    raise not_available_error("npu_cpu_ops.embeddingrankid", "a computation of device addresses", alternative)
 
 
 def _unavailable(name, reason, alternative):
-    return unavailable(f"npu_cpu_ops.{name}", reason, alternative)
+    return unavailable_function(f"npu_cpu_ops.{name}", reason, alternative)
 
 
 _TABLE = ("a table in device memory", "Keep the table in a tf.Variable and use tf.nn.embedding_lookup.")

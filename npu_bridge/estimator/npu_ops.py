@@ -13,7 +13,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.operators import channels, dropping, positions, recurrent, updates
-from npu_bridge.operators.unavailable import not_available
+from npu_bridge.operators.unavailable import not_available_error
 from npu_bridge.operators.updates import Moments
 
 __all__ = [
@@ -282,7 +282,7 @@ def k_means_centroids(
 def npu_onnx_graph_op(inputs: Any, tout: Any, model_path: str, name: str | None = None) -> Any:
     """Raises NotImplementedError: it runs an ONNX file on the device. Use ONNX Runtime in a `tf.numpy_function`."""
     alternative = "Convert the model to TensorFlow, or run it with ONNX Runtime in a tf.numpy_function."
-    raise not_available("npu_ops.npu_onnx_graph_op", "an ONNX file that the device runs", alternative)
+    raise not_available_error("npu_ops.npu_onnx_graph_op", "an ONNX file that the device runs", alternative)
 
 
 def outfeed_enqueue_op(channel_name: str, inputs: Sequence[Any], name: str | None = None) -> tf.Operation | None:

@@ -65,13 +65,13 @@ class InnerOptimizer(abc.ABC):
 
         These are tensors, or functions that return them; `values` are their values for this batch.
         """
-        evaluates = getattr(self.optimizer, "evaluates", None)
-        if evaluates is None:
+        set_unscaled_loss = getattr(self.optimizer, "set_unscaled_loss", None)
+        if set_unscaled_loss is None:
             return
         if any(map(callable, losses)):
-            evaluates(lambda: sum_in_order([loss() for loss in losses]), sum_in_order(values))
+            set_unscaled_loss(lambda: sum_in_order([loss() for loss in losses]), sum_in_order(values))
         else:
-            evaluates(sum_in_order(losses), sum_in_order(values))
+            set_unscaled_loss(sum_in_order(losses), sum_in_order(values))
 
     @abc.abstractmethod
     def apply_gradients(self, grads_and_vars: list, global_step: Any, name: Any) -> Any:

@@ -41,7 +41,7 @@ def check_takes_stand_ins(optimizer: Any, owner: str) -> None:
       ValueError: it writes to variables outside `apply_gradients`, or evaluates the loss with changed variables.
     """
     name = type(optimizer).__name__
-    if hasattr(optimizer, "evaluates"):
+    if hasattr(optimizer, "set_unscaled_loss"):
         problem = f"{name} evaluates the loss with changed variables, which 16 bits would round"
     elif isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
         problem = f"{name} updates variables in a thread of its own, where 16 bits would round its arithmetic"

@@ -80,7 +80,7 @@ def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | N
 
 
 def is_ever_changed(variable: tf.Variable) -> bool:
-    """Returns whether an operator of its graph can change a variable; operators that give a start value do not count."""
+    """Returns whether an operator of its graph can change a variable, without operators that give it a start value."""
     forwarding = (*VARIABLE_TYPES, *_FORWARDING)
 
     def is_changed(copy):

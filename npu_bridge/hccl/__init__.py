@@ -1,4 +1,4 @@
-"""Collectives as TensorFlow ops. As with `npu_bridge.estimator`, sessions read options once this is imported."""
+"""Provides collectives as TensorFlow ops. As with `npu_bridge.estimator`, sessions read options after this import."""
 
 from npu_bridge.base.lazy import attributes, found_at, submodules
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of a collective before anything is sent; messages name the op and the rank."""
+"""Checks the arguments of a collective before anything is sent; error messages name the collective and the rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npu_bridge.base.arguments import is_integer
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.collective import groups
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
-from npu_bridge.operators.unavailable import not_available
+from npu_bridge.operators.unavailable import not_available_error
 
 REDUCIBLE = (tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
 MOVABLE = (*REDUCIBLE, tf.uint8, tf.uint16, tf.uint32, tf.uint64)
@@ -21,11 +21,11 @@ _LARGEST_FUSION_ID = 2**31 - 1
 
 
 class Call:
-    """One call of a collective: its group, and its place for messages.
+    """A call of a collective, with the group that it uses and the first words of its error messages.
 
     Args:
-      op: the function, as messages name it.
-      group: name of the group it runs in.
+      op: name of the collective in error messages.
+      group: name of the group in which the collective runs.
     Raises:
       ValueError: there is no such group.
     """
@@ -39,27 +39,30 @@ class Call:
         """Returns an exception with a five-part message."""
         return kind(message(self.where, problem, expected, str(got), fix))
 
-    def tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:
-        """Returns the value as a dense tensor of one of the dtypes; raises TypeError otherwise."""
+    def dense_tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:
+        """Returns the value as a dense tensor of one of the dtypes; raises TypeError if that is not possible."""
         if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
             fix = "npu_allreduce takes tf.IndexedSlices."
             raise self.error(f"{name} is not dense", "a dense tensor", type(value).__name__, fix, TypeError)
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype not in dtypes:
             expected, got = ", ".join(dtype.name for dtype in dtypes), f"{tensor.dtype.name} of shape {tensor.shape}"
-            raise self.error(f"{name} has a dtype that cannot be sent", expected, got, "Cast it.", TypeError)
+            raise self.error(f"{name} has a dtype that cannot be sent", expected, got, "Cast the tensor.", TypeError)
         return tensor
 
-    def has_rows(self, tensor: tf.Tensor) -> None:
+    def check_has_rows(self, tensor: tf.Tensor) -> None:
         """Raises ValueError for a scalar."""
         if tensor.shape.rank == 0:
             raise self.error(
                 "a scalar has no first dimension", "a tensor of rank 1 or more", "shape ()", "Use tensor[None]."
             )
 
-    def divisible(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor whose first dimension the group's size divides; raises ValueError if known otherwise."""
-        self.has_rows(tensor)
+    def check_divisible(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns `tensor`; raises an error if the group's size does not divide its first dimension.
+
+        The error is a ValueError, or an InvalidArgumentError of the run if the dimension is unknown before.
+        """
+        self.check_has_rows(tensor)
         rows, size = tensor.shape.as_list()[0], self.communicator.size
         if rows is not None and rows % size:
             problem, got = "the first dimension does not divide among the ranks", f"shape {tensor.shape}"
@@ -71,22 +74,22 @@ class Call:
         with tf.control_dependencies([check] if check is not None else []):
             return tf.identity(tensor)
 
-    def rank_size(self, rank_size: Any) -> None:
-        """Raises ValueError when `rank_size` is not the size of the group."""
+    def check_rank_size(self, rank_size: Any) -> None:
+        """Raises ValueError if `rank_size` is not the size of the group."""
         if not is_integer(rank_size) or rank_size != self.communicator.size:
             got, fix = repr(rank_size), "Pass get_rank_size(group)."
             raise self.error("rank_size is not the size of the group", f"rank_size={self.communicator.size}", got, fix)
 
-    def group_rank(self, rank: Any, name: str) -> None:
-        """Raises ValueError when a rank is not in the group."""
+    def check_group_rank(self, rank: Any, name: str) -> None:
+        """Raises ValueError if `rank` is not a rank of the group."""
         if not is_integer(rank) or not 0 <= rank < self.communicator.size:
             expected = f"an integer from 0 to {self.communicator.size - 1}"
             fix = "Ranks are counted in the group: see get_group_rank_from_world_rank."
             raise self.error(f"{name} is not a rank of the group", expected, repr(rank), fix)
 
-    def pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
-        """Returns the communicator of this rank and another one, for which a group of just these two must exist."""
-        self.group_rank(other, name)
+    def find_pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
+        """Returns the communicator of a group of just this rank and another; raises an error if there is none."""
+        self.check_group_rank(other, name)
         if not is_integer(sr_tag):
             raise self.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use one tag in send and receive.")
         communicator = self.communicator
@@ -94,59 +97,70 @@ class Call:
             raise self.error(f"{name} is this rank itself", "another rank", other, "A copy needs no transfer.")
         if tf.executing_eagerly():
             expected = "a graph or a tf.function"
-            raise self.error("tags are not known eagerly", expected, "eager execution", "Wrap it.", RuntimeError)
+            raise self.error(
+                "calls cannot be matched by tags in eager execution",
+                expected,
+                "eager execution",
+                "Wrap the call.",
+                RuntimeError,
+            )
         first, second = communicator.members[communicator.rank], communicator.members[other]
         pair = groups.of_this_process().find_pair(first, second, groups.find(groups.WORLD))
         if pair is None:
             raise self.error(
-                "no group connects just the two ranks",
+                "no group consists of just the two ranks",
                 f"a group of just ranks {first} and {second}",
                 f"a group of {communicator.size} ranks",
-                f"Make one on all ranks with create_group('pair', 2, [{first}, {second}]), create_group_of_others() "
-                f"elsewhere; or use broadcast or all_to_all_v.",
+                f"Call create_group('pair', 2, [{first}, {second}]) on these ranks and create_group_of_others() "
+                f"on all others; or use broadcast or all_to_all_v.",
                 NotImplementedError,
             )
         return pair
 
-    def reduction(self, reduction: Any) -> None:
+    def check_reduction(self, reduction: Any) -> None:
         """Raises ValueError for an unknown reduction."""
         if reduction not in REDUCTIONS:
             fix = did_you_mean(reduction, REDUCTIONS, "Use 'sum' and divide for a mean.")
             raise self.error("unknown reduction", ", ".join(map(repr, REDUCTIONS)), repr(reduction), fix)
 
-    def fusion(self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2)) -> None:
-        """Raises ValueError for a fusion mode that the op does not have, or an id that does not fit the mode."""
+    def check_fusion(self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2)) -> None:
+        """Raises ValueError if the op does not have the fusion mode, or the id does not fit the mode."""
         if not is_integer(fusion) or fusion not in allowed:
             raise self.error(
-                "unknown fusion mode", f"fusion in {list(allowed)}", repr(fusion), "Use 0: it changes no result."
+                "unknown fusion mode", f"fusion in {list(allowed)}", repr(fusion), "Use 0: results do not depend on it."
             )
         fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id == -1)
         if not fits:
             problem, fix = f"fusion_id does not fit fusion={fusion}", "Leave out both, or give fusion=2 with an id."
             raise self.error(problem, f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1", repr(fusion_id), fix)
 
-    def per_rank(self, numbers_: Any, name: str) -> tf.Tensor:
-        """Returns an int64 vector with one non-negative entry per rank; raises ValueError if known otherwise."""
-        vector = tf.cast(tf.convert_to_tensor(numbers_), tf.int64)
+    def entries_per_rank(self, values: Any, name: str) -> tf.Tensor:
+        """Returns `values` as an int64 vector; raises ValueError unless it has a non-negative entry per rank."""
+        vector = tf.cast(tf.convert_to_tensor(values), tf.int64)
         size = self.communicator.size
         if not vector.shape.is_compatible_with([size]):
             raise self.error(
-                f"{name} does not have one entry per rank", f"shape ({size},)", f"shape {vector.shape}", "Add entries."
+                f"{name} does not have one entry per rank",
+                f"shape ({size},)",
+                f"shape {vector.shape}",
+                "Give one entry for each rank.",
             )
         known = tf.get_static_value(vector)
         if known is not None and (known < 0).any():
-            raise self.error(f"{name} has a negative entry", "entries of at least 0", known.tolist(), "Correct it.")
+            raise self.error(
+                f"{name} has a negative entry", "entries of at least 0", known.tolist(), "Give entries of at least 0."
+            )
         return tf.ensure_shape(vector, [size])
 
-    def fits(self, flat: tf.Tensor, counts: tf.Tensor, displacements: tf.Tensor) -> None:
-        """Raises ValueError when blocks are known to reach beyond the data."""
+    def check_blocks_fit(self, flat: tf.Tensor, counts: tf.Tensor, displacements: tf.Tensor) -> None:
+        """Raises ValueError if a block is known to reach beyond the data."""
         known, elements = tf.get_static_value(counts + displacements), flat.shape.num_elements()
         if known is not None and elements is not None and known.max() > elements:
             expected = f"count plus displacement up to the {elements} elements of send_data"
-            got, fix = f"{known.tolist()}, one sum per rank", "Counts and displacements are in elements."
-            raise self.error("blocks to send reach beyond send_data", expected, got, fix)
+            got, fix = f"{known.tolist()}, one sum per rank", "Give counts and displacements in elements."
+            raise self.error("a block reaches beyond the end of send_data", expected, got, fix)
 
 
-def addresses_needed(op: str, alternative: str) -> NotImplementedError:
-    """Returns the error of a collective that works on device addresses."""
-    return not_available(f"hccl_ops.{op}", "an access by raw device address", alternative)
+def device_address_error(op: str, alternative: str) -> NotImplementedError:
+    """Returns the error of a collective that needs raw device addresses."""
+    return not_available_error(f"hccl_ops.{op}", "an access by raw device address", alternative)

@@ -1,12 +1,12 @@
 """Provides the collectives of the documented interface, as TensorFlow ops over Horovod.
 
-Every function is collective: all ranks of `group` must call it, in graphs built alike, and run what it returns.
-They work in a TF 1 graph, in a `tf.function` and eagerly; with one rank they copy nothing. Ranks given as `root_rank`,
+Every function is collective: all ranks of `group` must call it, in graphs built alike, and run what it returns. They
+work in a TF 1 graph, in a `tf.function` and eagerly; with one rank they copy nothing. Ranks given as `root_rank`,
 `dest_rank` and `src_rank` are counted in the group. Sizes and displacements count elements.
 
 `fusion` and `fusion_id` are checked and otherwise left to Horovod, which joins transfers that are ready together; no
 result depends on them. Only `allreduce` with "sum" has a gradient (the sum of the incoming gradients over the same
-group); differentiating anything else is a LookupError.
+group); differentiating any other function raises LookupError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npu_bridge.base.tf_internals import keras3
 from npu_bridge.collective.composed import exchange_blocks, receive_from, send_to, sum_over_ranks, without_gradient
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.collective.plan_of_transfers import announce
-from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, addresses_needed
+from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, device_address_error
 
 __all__ = [
     "all_to_all_v",
@@ -59,9 +59,9 @@ def allreduce(tensor, reduction, fusion=1, fusion_id=-1, group=WORLD):
     Ranks: collective in `group`.
     """
     call = Call("hccl_ops.allreduce", group)
-    call.reduction(reduction)
-    call.fusion(fusion, fusion_id, allowed=(0, 1, 2))
-    value = call.tensor(tensor, REDUCIBLE)
+    call.check_reduction(reduction)
+    call.check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    value = call.dense_tensor(tensor, REDUCIBLE)
     name = announce(call.communicator, f"allreduce with {reduction!r}", value)
     if reduction == "sum":
         return sum_over_ranks(call.communicator, value, name)
@@ -70,7 +70,7 @@ def allreduce(tensor, reduction, fusion=1, fusion_id=-1, group=WORLD):
 
 
 def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
-    """Combines a tensor over the ranks for one of them. Here every rank gets the result.
+    """Combines a tensor over the ranks for the rank `root_rank`. In this implementation, every rank gets the result.
 
     Args:
       root_rank: the rank that needs the result.
@@ -78,10 +78,10 @@ def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
     Returns, Raises, Ranks: as `allreduce`.
     """
     call = Call("hccl_ops.reduce", group)
-    call.reduction(reduction)
-    call.fusion(fusion, fusion_id)
-    call.group_rank(root_rank, "root_rank")
-    value = call.tensor(tensor, REDUCIBLE)
+    call.check_reduction(reduction)
+    call.check_fusion(fusion, fusion_id)
+    call.check_group_rank(root_rank, "root_rank")
+    value = call.dense_tensor(tensor, REDUCIBLE)
     name = announce(call.communicator, f"reduce to {root_rank} with {reduction!r}", value)
     return without_gradient(call.communicator.reduce(value, reduction, name), "hccl_ops.reduce")
 
@@ -90,8 +90,8 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
     """Joins the tensors of all ranks along the first dimension, in rank order.
 
     Args:
-      tensor: of rank 1 or more and of the dtypes of `allreduce` or an unsigned integer, of the same shape on all
-        ranks.
+      tensor: of rank 1 or more and the same shape on all ranks, with a dtype of `allreduce` or an unsigned integer
+        dtype.
       rank_size: number of ranks in the group.
       group, fusion, fusion_id: as in `reduce`.
     Returns:
@@ -99,10 +99,10 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
     Raises, Ranks: as `allreduce`.
     """
     call = Call("hccl_ops.allgather", group)
-    call.rank_size(rank_size)
-    call.fusion(fusion, fusion_id)
-    value = call.tensor(tensor, MOVABLE)
-    call.has_rows(value)
+    call.check_rank_size(rank_size)
+    call.check_fusion(fusion, fusion_id)
+    value = call.dense_tensor(tensor, MOVABLE)
+    call.check_has_rows(value)
     gathered = call.communicator.all_gather(value, announce(call.communicator, "allgather", value))
     rows, *others = value.shape.as_list()
     gathered = tf.ensure_shape(gathered, [rows and rows * rank_size, *others])
@@ -113,8 +113,8 @@ def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
     """Sends one rank's tensors to every rank; variables get that rank's values.
 
     Args:
-      tensor: list of tensors and variables, those of Keras 3 included, of any numeric or boolean dtype. Running a
-        result that belongs to a variable also assigns it, so all ranks then start with the same values.
+      tensor: list of tensors and variables, those of Keras 3 included, of any numeric or boolean dtype. Running the
+        result for a variable also assigns the variable, so all ranks then have the same values.
       root_rank: the rank whose values are sent.
       fusion, fusion_id, group: as in `reduce`.
     Returns:
@@ -125,12 +125,12 @@ def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
     Ranks: collective in `group`.
     """
     call = Call("hccl_ops.broadcast", group)
-    call.fusion(fusion, fusion_id)
-    call.group_rank(root_rank, "root_rank")
+    call.check_fusion(fusion, fusion_id)
+    call.check_group_rank(root_rank, "root_rank")
     if not isinstance(tensor, (list, tuple)):
         expected, got = "a list of tensors and variables", type(tensor).__name__
         raise call.error("tensor is not a list", expected, got, "Write [x].", TypeError)
-    return [_broadcast(call, item, root_rank) for item in tensor]
+    return [_broadcast_item(call, item, root_rank) for item in tensor]
 
 
 def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_id=-1):
@@ -144,11 +144,11 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
     Raises, Ranks: as `allreduce`.
     """
     call = Call("hccl_ops.reduce_scatter", group)
-    call.reduction(reduction)
-    call.rank_size(rank_size)
-    call.fusion(fusion, fusion_id)
-    value = call.tensor(tensor, REDUCIBLE)
-    value = call.divisible(value)
+    call.check_reduction(reduction)
+    call.check_rank_size(rank_size)
+    call.check_fusion(fusion, fusion_id)
+    value = call.dense_tensor(tensor, REDUCIBLE)
+    value = call.check_divisible(value)
     rows, *others = value.shape.as_list()
     name = announce(call.communicator, f"reduce_scatter with {reduction!r}", value)
     part = call.communicator.reduce_scatter(value, reduction, name)
@@ -159,15 +159,15 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
 def send(tensor, sr_tag, dest_rank, group=WORLD):
     """Sends a tensor to one rank, which calls `receive`.
 
-    It is built as a broadcast between the two, so a group of just these two ranks must exist: the group of the call
-    (such as a job of two ranks), or any other that `create_group` made. It works in graphs only, and finishes when the
-    receiver has received: if two ranks send to each other, `receive` must not wait for `send`.
+    `send` is a broadcast between sender and receiver, so a group of just these two ranks must exist: `group` itself (in
+    a job of two ranks, say), or another group made by `create_group`. `send` works in graphs only, and finishes when
+    the receiver has the tensor: if two ranks send to each other, `receive` must not wait for `send`.
 
     Args:
       tensor: dtypes as in `allgather`.
       sr_tag: integer that pairs the call with its `receive`.
       dest_rank: the receiving rank.
-      group: name of the group in which `dest_rank` counts.
+      group: name of the group in which `dest_rank` is counted.
     Returns:
       The op to run; it has no output.
     Raises:
@@ -177,7 +177,7 @@ def send(tensor, sr_tag, dest_rank, group=WORLD):
     Ranks: this rank and `dest_rank`.
     """
     call = Call("hccl_ops.send", group)
-    return send_to(call.pair(dest_rank, "dest_rank", sr_tag), call.tensor(tensor, MOVABLE), sr_tag)
+    return send_to(call.find_pair(dest_rank, "dest_rank", sr_tag), call.dense_tensor(tensor, MOVABLE), sr_tag)
 
 
 def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
@@ -196,48 +196,51 @@ def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
     dtype = tf.as_dtype(data_type)
     if dtype not in MOVABLE:
         expected = ", ".join(d.name for d in MOVABLE)
-        raise call.error("data_type cannot be sent", expected, dtype.name, "Cast.", TypeError)
+        raise call.error("data_type cannot be sent", expected, dtype.name, "Cast the tensor.", TypeError)
     if not tf.TensorShape(shape).is_fully_defined():
-        raise call.error("shape is not fully known", "a list of integers", shape, "Receivers must know the shape.")
-    pair = call.pair(src_rank, "src_rank", sr_tag)
+        raise call.error("shape is not fully known", "a list of integers", shape, "Give every dimension.")
+    pair = call.find_pair(src_rank, "src_rank", sr_tag)
     return without_gradient(receive_from(pair, shape, dtype, sr_tag), "hccl_ops.receive")
 
 
 def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_displacements, group=WORLD):
-    """Sends one block of elements to each rank, from any place and to any place.
+    """Sends one block of elements to each rank; blocks can start anywhere in the sent and the received data.
 
     Args:
       send_data: of any shape, addressed as a flat array of elements; dtypes as in `allgather`.
       send_counts: int64, number of elements for each rank.
       send_displacements: int64, where the block for each rank starts; blocks may overlap.
-      recv_counts: int64, number of elements that each rank sends here.
+      recv_counts: int64, number of elements from each rank.
       recv_displacements: int64, where the block from each rank goes.
       group: name of the group.
     Returns:
-      Vector that reaches to the end of the farthest received block; 0 where no block lands.
+      Vector that ends with the last received block; elements outside of all received blocks are 0.
     Raises:
       TypeError, ValueError: as `allreduce`, or a block is known to reach beyond `send_data`.
-      tf.errors.InvalidArgumentError: when run, where a rank sent another number of elements than expected.
+      tf.errors.InvalidArgumentError: when run, if a rank sent another number of elements than expected.
     Ranks: collective in `group`.
     """
     call = Call("hccl_ops.all_to_all_v", group)
-    flat = tf.reshape(call.tensor(send_data, MOVABLE, "send_data"), [-1])
-    counts = call.per_rank(send_counts, "send_counts")
-    displacements = call.per_rank(send_displacements, "send_displacements")
-    call.fits(flat, counts, displacements)
-    expected = (call.per_rank(recv_counts, "recv_counts"), call.per_rank(recv_displacements, "recv_displacements"))
+    flat = tf.reshape(call.dense_tensor(send_data, MOVABLE, "send_data"), [-1])
+    counts = call.entries_per_rank(send_counts, "send_counts")
+    displacements = call.entries_per_rank(send_displacements, "send_displacements")
+    call.check_blocks_fit(flat, counts, displacements)
+    expected = (
+        call.entries_per_rank(recv_counts, "recv_counts"),
+        call.entries_per_rank(recv_displacements, "recv_displacements"),
+    )
     name = announce(call.communicator, "all_to_all_v", flat, may_differ=True)
     received = exchange_blocks(call.communicator, flat, (counts, displacements), expected, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v")
 
 
 def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, group=WORLD):
-    """Sends one block of elements to each rank, block after block.
+    """Sends one block of elements to each rank; blocks follow each other without gaps.
 
     Args:
-      send_data: as in `all_to_all_v`; the blocks for rank 0, 1, ... follow each other in it.
-      send_count_matrix: int64 of shape (ranks, ranks), equal on all ranks; row = sender, column = receiver. Or its
-        rows one after the other, as from an `allgather` of each rank's counts.
+      send_data: as in `all_to_all_v`; holds the blocks for rank 0, 1, ... one after the other.
+      send_count_matrix: int64 of shape (ranks, ranks), equal on all ranks; row = sender, column = receiver. Or its rows
+        one after the other, as from an `allgather` of each rank's counts.
       rank: this process's rank in the group.
       fusion, fusion_id, group: as in `reduce`.
     Returns:
@@ -245,12 +248,12 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
     Raises, Ranks: as `all_to_all_v`.
     """
     call = Call("hccl_ops.all_to_all_v_c", group)
-    call.fusion(fusion, fusion_id)
+    call.check_fusion(fusion, fusion_id)
     communicator = call.communicator
     if not is_integer(rank) or rank != communicator.rank:
         expected, fix = f"rank={communicator.rank}", "Pass get_rank_id(group)."
-        raise call.error("rank is not this process's own", expected, repr(rank), fix)
-    flat = tf.reshape(call.tensor(send_data, MOVABLE, "send_data"), [-1])
+        raise call.error("rank is not the rank of this process", expected, repr(rank), fix)
+    flat = tf.reshape(call.dense_tensor(send_data, MOVABLE, "send_data"), [-1])
     matrix = tf.cast(tf.convert_to_tensor(send_count_matrix), tf.int64)
     if matrix.shape.rank == 1 and matrix.shape.is_compatible_with([communicator.size**2]):
         matrix = tf.reshape(matrix, [communicator.size] * 2)
@@ -258,10 +261,13 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
         problem = "send_count_matrix does not have a row and a column per rank"
         fix = "Row r, column c is the number of elements rank r sends to rank c."
         raise call.error(problem, f"shape {(communicator.size,) * 2}", f"shape {matrix.shape}", fix)
-    sent = call.per_rank(matrix[rank], "row of send_count_matrix")
-    received_counts = call.per_rank(matrix[:, rank], "column of send_count_matrix")
-    blocks, places = (sent, _one_after_the_other(sent)), (received_counts, _one_after_the_other(received_counts))
-    call.fits(flat, *blocks)
+    sent = call.entries_per_rank(matrix[rank], "row of send_count_matrix")
+    received_counts = call.entries_per_rank(matrix[:, rank], "column of send_count_matrix")
+    blocks, places = (
+        (sent, _consecutive_displacements(sent)),
+        (received_counts, _consecutive_displacements(received_counts)),
+    )
+    call.check_blocks_fit(flat, *blocks)
     name = announce(communicator, "all_to_all_v_c", flat, may_differ=True)
     received = exchange_blocks(communicator, flat, blocks, places, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v_c")
@@ -274,33 +280,35 @@ alltoallvc = all_to_all_v_c
 def gather_all_to_all_v(
     addrinfo, addrinfo_count_per_rank, recv_counts, recv_displacements, dtype, addr_length, group=WORLD
 ):
-    """Raises NotImplementedError: it reads raw device addresses. Gather the elements and call `all_to_all_v`."""
-    raise addresses_needed("gather_all_to_all_v", "Gather the elements with tf.gather and call all_to_all_v.")
+    """Raises NotImplementedError: the op reads raw device addresses. Gather the elements and call `all_to_all_v`."""
+    raise device_address_error("gather_all_to_all_v", "Gather the elements with tf.gather and call all_to_all_v.")
 
 
 def remote_read(tensorRemote, data_type):  # noqa: N803 - the documented name
-    """Raises NotImplementedError: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
-    raise addresses_needed("remote_read", "Call allgather or all_to_all_v on all ranks.")
+    """Raises NotImplementedError: the op reads another server's device memory. Call `allgather` or `all_to_all_v`."""
+    raise device_address_error("remote_read", "Call allgather or all_to_all_v on all ranks.")
 
 
 def remote_ref_read(tensorRemote, cache, offset):  # noqa: N803 - the documented name
-    """Raises NotImplementedError: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
-    raise addresses_needed("remote_ref_read", "Call allgather or all_to_all_v on all ranks.")
+    """Raises NotImplementedError: the op reads another server's device memory. Call `allgather` or `all_to_all_v`."""
+    raise device_address_error("remote_ref_read", "Call allgather or all_to_all_v on all ranks.")
 
 
 def remote_write(tensorRemote, tensorLocal, data_type):  # noqa: N803 - the documented name
-    """Raises NotImplementedError: it writes another server's device memory. Call `broadcast` or `all_to_all_v`."""
-    raise addresses_needed("remote_write", "Call broadcast or all_to_all_v on all ranks.")
+    """Raises NotImplementedError: the op writes another server's device memory. Call `broadcast` or `all_to_all_v`."""
+    raise device_address_error("remote_write", "Call broadcast or all_to_all_v on all ranks.")
 
 
 def remote_scatter_write(tensorRemote, tensorLocal, offset):  # noqa: N803 - the documented name
-    """Raises NotImplementedError: it writes another server's device memory. Call `all_to_all_v`."""
-    raise addresses_needed("remote_scatter_write", "Call all_to_all_v on all ranks and tf.tensor_scatter_nd_update.")
+    """Raises NotImplementedError: the op writes another server's device memory. Call `all_to_all_v`."""
+    raise device_address_error(
+        "remote_scatter_write", "Call all_to_all_v on all ranks and tf.tensor_scatter_nd_update."
+    )
 
 
-def _broadcast(call, item, root_rank):
+def _broadcast_item(call, item, root_rank):
     item = keras3.value_of(item)
-    value = call.tensor(item, BROADCASTABLE)
+    value = call.dense_tensor(item, BROADCASTABLE)
     sent = call.communicator.broadcast(
         value, root_rank, announce(call.communicator, f"broadcast from {root_rank}", value)
     )
@@ -311,7 +319,7 @@ def _broadcast(call, item, root_rank):
     return without_gradient(sent, "hccl_ops.broadcast")
 
 
-def _one_after_the_other(counts):
+def _consecutive_displacements(counts):
     known = tf.get_static_value(counts)
     if known is not None:
         return tf.constant(np.cumsum(known) - known, tf.int64)

@@ -25,7 +25,7 @@ def fast_gelu_grad(dy: Any, x: Any) -> tf.Tensor:
 
 
 def fast_gelu_by_polynomial(x: Any) -> tf.Tensor:
-    """Returns x·(L(x/√2) + 1) / 2 with a polynomial of second order for the error function."""
+    """Returns x·(L(x/√2) + 1) / 2, where the polynomial L of second order approximates the error function."""
     x = tf.convert_to_tensor(x)
     clipped = tf.minimum(tf.abs(x) * 0.5**0.5, -_FIT_B)
     half_erf = tf.sign(x) * (_FIT_A / 2 * tf.square(clipped + _FIT_B) + 0.5)
@@ -39,7 +39,7 @@ def prelu(x: Any, weight: Any) -> tf.Tensor:
 
 
 def centralize(x: Any, axes: Any) -> tf.Tensor:
-    """Subtracts from x its mean over some axes."""
+    """Returns x minus its mean over `axes`."""
     x = tf.convert_to_tensor(x)
     return x - tf.reduce_mean(x, axes, keepdims=True)
 
@@ -47,13 +47,16 @@ def centralize(x: Any, axes: Any) -> tf.Tensor:
 def layer_norm(
     x: Any, gamma: Any, beta: Any, begin_norm_axis: int, begin_params_axis: int, epsilon: float, where: str
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns y, and mean and biased variance with 1 in the axes from `begin_norm_axis` on; in float32 at least."""
+    """Returns the normalised x, and its mean and biased variance, whose axes from `begin_norm_axis` on have size 1.
+
+    Computes in float32 at least.
+    """
     x = tf.convert_to_tensor(x)
     rank = x.shape.rank
     if rank is None:
         raise ValueError(message(where, "x has no known rank", "a known number of axes", str(x), "Set its shape."))
     norm_axis, params_axis = (
-        _axis(axis, rank, name, where)
+        _check_axis(axis, rank, name, where)
         for axis, name in ((begin_norm_axis, "begin_norm_axis"), (begin_params_axis, "begin_params_axis"))
     )
     parameters = [tf.convert_to_tensor(parameter, x.dtype) for parameter in (gamma, beta)]
@@ -73,9 +76,9 @@ def layer_norm(
     return normalised * scale + shift, tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
 
 
-def _axis(axis: int, rank: int, name: str, where: str) -> int:
+def _check_axis(axis: int, rank: int, name: str, where: str) -> int:
     if not -rank <= axis < rank:
         raise ValueError(
-            message(where, f"{name} is not an axis of x", f"{-rank} to {rank - 1}", str(axis), "Correct it.")
+            message(where, f"{name} is not an axis of x", f"{-rank} to {rank - 1}", str(axis), "Give an axis of x.")
         )
     return axis % rank

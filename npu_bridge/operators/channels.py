@@ -1,7 +1,7 @@
 """Passes tensors through named queues from one graph of a process to another.
 
-Sessions share neither operators nor resources, so a channel is a Python queue that operators of both sides find by its
-name. A read waits for the next write, and blocks one of TensorFlow's threads meanwhile.
+Sessions share neither operators nor resources. So a channel is a Python queue, which operators of both graphs find by
+its name. A read waits for the next write, and blocks one of TensorFlow's threads until then.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
 
-_ONE_AT_A_TIME = threading.Lock()
-# Print operators write to standard error themselves here, so this channel is always empty: it ends at once.
+_CHANNELS_LOCK = threading.Lock()
+# Print operators write to standard error directly. So nothing is put into this channel: it is closed from the start.
 LOG_CHANNEL = "_npu_log"
 
 
 class _Channel:
-    """A queue that can be closed: waiting and later reads then raise."""
+    """A queue that can be closed. After that, waiting and later reads raise StopIteration when the queue is empty."""
 
     def __init__(self, has_ended: bool = False):
         self._items: queue.Queue = queue.Queue()
@@ -37,18 +37,18 @@ class _Channel:
         values = self._items.get()
         if values is None:
             self.end()  # wakes up the next waiting read
-            raise StopIteration("the channel has ended")  # TensorFlow turns it into an OutOfRangeError
+            raise StopIteration("the channel has ended")  # TensorFlow raises OutOfRangeError for this
         return values
 
 
 def write(name: str, tensors: Sequence[Any]) -> tf.Operation | None:
-    """Returns an op that puts tensors into a channel; eagerly it has run."""
+    """Returns an op that puts tensors into a channel; in eager execution, puts them at once."""
     channel = _channel(name)
     return tf.numpy_function(lambda *values: channel.put(values), tensors, [])
 
 
 def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the next tensors put into a channel, waiting for them; `tf.errors.OutOfRangeError` when it has ended."""
+    """Returns the next tensors in a channel, and waits for them. Raises `tf.errors.OutOfRangeError` after its end."""
     # In eager execution, a single result is not in a list.
     tensors = tf.nest.flatten(tf.numpy_function(_channel(name).get, [], list(dtypes)))
     for tensor, shape in zip(tensors, shapes):
@@ -57,16 +57,16 @@ def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Ten
 
 
 def end(name: str) -> tf.Operation | None:
-    """Returns an op that ends a channel: tensors put into it before can still be read."""
+    """Returns an op that closes a channel; tensors that are already in the channel can still be read."""
     return tf.numpy_function(_channel(name).end, [], [])
 
 
 def _channel(name: str) -> _Channel:
-    """Returns the channel of a name, one per process: graphs find it only by its name."""
-    with _ONE_AT_A_TIME:
-        return _made_once(name)
+    """Returns the channel with this name; makes it at the first call in the process."""
+    with _CHANNELS_LOCK:
+        return _make_channel(name)
 
 
 @functools.cache
-def _made_once(name: str) -> _Channel:
+def _make_channel(name: str) -> _Channel:
     return _Channel(has_ended=name == LOG_CHANNEL)

@@ -1,4 +1,4 @@
-"""Compares inputs and the weights of each class by their cosine, in a classifier's last layer."""
+"""Provides a last layer for classifiers: cosines between the inputs and the weights of each class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class CosineHead(tf.keras.layers.Layer):
-    """A dense layer whose outputs are cosines, times one trained number.
+    """A dense layer whose outputs are cosines, multiplied by one trained factor.
 
     With x a row of the input, w_j the weights of output j and s the multiplier:
 
@@ -22,7 +22,7 @@ class CosineHead(tf.keras.layers.Layer):
       kernel_initializer, kernel_regularizer, kernel_constraint: as in `tf.keras.layers.Dense`, for the kernel, which is
         called `cosine_kernel` and has the shape (inputs, units).
       multiplier: the initial value of s.
-      **keywords: those of every Keras layer.
+      **keywords: arguments of `tf.keras.layers.Layer`.
     Raises:
       TypeError: `units` is not an integer, or `multiplier` not a number.
       ValueError: `units` is below 1, or `multiplier` not finite.
@@ -60,7 +60,7 @@ class CosineHead(tf.keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, inputs):
-        """Returns the outputs, of the inputs' shape except for the last axis."""
+        """Returns the outputs; only the last axis differs from the shape of the inputs."""
         cosines = tf.tensordot(tf.nn.l2_normalize(inputs, -1), tf.nn.l2_normalize(self.kernel, 0), [[-1], [0]])
         return self.activation(self.multiplier * cosines)
 

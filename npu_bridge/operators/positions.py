@@ -10,15 +10,19 @@ from npu_bridge.operators.dropping import stateless_seed
 
 
 def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: str) -> tf.Tensor:
-    """Copies data with single elements replaced along an axis: out[i][indices[i][j]] = updates[i][j] for axis 1."""
+    """Returns data with elements replaced along an axis: for axis 1, out[i][indices[i][j]] = updates[i][j]."""
     data, updates = tf.convert_to_tensor(data), tf.convert_to_tensor(updates)
     indices = tf.cast(indices, tf.int64)
     if not indices.shape.is_compatible_with(updates.shape):
         got = f"shapes {indices.shape} and {updates.shape}"
-        raise ValueError(message(where, "indices and updates differ", "one shape", got, "Give each update an index."))
+        raise ValueError(
+            message(where, "indices and updates differ", "one shape", got, "Give one index for each update.")
+        )
     rank = data.shape.rank
     if not -rank <= axis < rank:
-        raise ValueError(message(where, "axis is out of range", f"{-rank} to {rank - 1}", str(axis), "Correct it."))
+        raise ValueError(
+            message(where, "axis is out of range", f"{-rank} to {rank - 1}", str(axis), "Give an axis of data.")
+        )
     shape = tf.shape(indices, tf.int64)
     places = tf.meshgrid(*[tf.range(shape[i]) for i in range(rank)], indexing="ij")
     places[axis] = indices
@@ -26,15 +30,16 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: st
 
 
 def nonzero(x: Any, transpose: bool, dtype: Any) -> tf.Tensor:
-    """Returns indices of the non-zero elements, one column for each, or with `transpose` one row."""
+    """Returns the indices of the non-zero elements: one column for each element, or one row with `transpose`."""
     rows = tf.cast(tf.where(tf.cast(x, tf.bool)), dtype)
     return rows if transpose else tf.transpose(rows)
 
 
 def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns non-zero elements, their indices and their number, padded with 0 to shapes that depend only on x's.
+    """Returns the non-zero elements, their indices and their number.
 
-    Indices are first all rows, then all columns; with `transpose`, row and column alternate.
+    Elements and indices are padded with 0 to a shape that depends only on the shape of x. The indices are first all
+    rows, then all columns; with `transpose`, row and column alternate.
     """
     x = tf.convert_to_tensor(x)
     if x.shape.rank != 2:
@@ -49,18 +54,20 @@ def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple
 
 
 def random_choice(x: Any, count: int, seed: int, seed2: int, where: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses places where a boolean tensor is True; returns `count` rows, padded with 0, and which rows are places."""
-    return _choice(
+    """Chooses positions where x is True; returns `count` rows of indices, and a mask of rows that are not padding."""
+    return _choose_positions(
         x, count, lambda shape: tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32, seed=seed, seed2=seed2), where
     )
 
 
 def stateless_random_choice(x: Any, count: int, seed: Any, offset: Any, where: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses as `random_choice` does; the same seed and offset always choose the same places."""
-    return _choice(x, count, lambda shape: tf.random.stateless_uniform(shape, stateless_seed(seed, offset)), where)
+    """Chooses positions as `random_choice` does; the same seed and offset always choose the same positions."""
+    return _choose_positions(
+        x, count, lambda shape: tf.random.stateless_uniform(shape, stateless_seed(seed, offset)), where
+    )
 
 
-def _choice(x, count, draw, where):
+def _choose_positions(x, count, draw, where):
     if count < 0:
         raise ValueError(message(where, "count is negative", "0 or more", str(count), "0 takes all places."))
     places = tf.cast(tf.where(tf.cast(x, tf.bool)), tf.int32)
@@ -77,9 +84,9 @@ def _choice(x, count, draw, where):
 def k_means_step(
     rows: Any, centroids: Any, square_centroids: Any, square_rows: Any | None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the sums of the rows nearest to each centroid [n, d], their numbers [n, 1], and the summed squares [1].
+    """Returns the sums [n, d] and numbers [n, 1] of rows nearest to each centroid, and the total squared distance [1].
 
-    Rows are [m, d], centroids [n, d]; the squares are of the distances, and incomplete without the squares of rows.
+    Rows are [m, d], centroids [n, d]. Without `square_rows`, the total lacks the squares of the rows.
     """
     rows, centroids = tf.convert_to_tensor(rows), tf.convert_to_tensor(centroids)
     distances = square_centroids - 2 * tf.matmul(rows, centroids, transpose_b=True)

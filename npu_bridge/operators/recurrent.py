@@ -1,8 +1,8 @@
 """Runs recurrent layers over all time steps: LSTM in one or both directions, GRU, and GRU with attention.
 
-Tensors are time-major, and lengths int [B], or None for all steps. The part of a step that does not depend on the state
-is computed for all steps at once before the loop, so the loop holds one small matrix product. Past the end of a
-sequence its state stays, and every other output is 0.
+Tensors are time-major. `lengths` is an integer vector [B], or None if every sequence has all steps. The part of a step
+that does not depend on the state is computed before the loop, for all steps at once, so the loop holds one small matrix
+product. After the end of a sequence, its state stays the same and all other outputs are 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GATE_ORDERS = ("zrh", "rzh")
 
 
 class LstmState(NamedTuple):
-    """The results of one LSTM step, each [B, H]: the state, the activated gates and tanh of the new cell."""
+    """The results of one LSTM step, each [B, H]: the state h and c, the activated gates i, j, f and o, and tanh(c)."""
 
     h: tf.Tensor
     c: tf.Tensor
@@ -28,7 +28,7 @@ class LstmState(NamedTuple):
 
 
 class GruWeights(NamedTuple):
-    """Weights of a GRU, the three gates side by side.
+    """The weights of a GRU, with those of the three gates side by side.
 
     Attributes:
       of_input: [D, 3H].
@@ -46,8 +46,9 @@ class GruRule(NamedTuple):
     """The way in which a GRU combines its gates.
 
     Attributes:
-      gate_order: "zrh" or "rzh", the order of the columns: z updates, r resets.
-      resets_after: whether the reset gate acts on the product with the hidden weights, or on the state before that.
+      gate_order: order of the gates in the columns, "zrh" or "rzh": z is the update gate, r the reset gate.
+      resets_after: whether the reset gate multiplies the product of state and hidden weights; otherwise the state
+        itself.
     """
 
     gate_order: str
@@ -55,7 +56,7 @@ class GruRule(NamedTuple):
 
 
 def lstm_step(z: tf.Tensor, c: tf.Tensor, forget_bias: float) -> LstmState:
-    """Computes one step from [x, h]·w + b, whose columns are the gates i, j, f and o.
+    """Computes one LSTM step from z = [x, h]·w + b, whose columns are the gates i, j, f and o.
 
     c' = σ(f + forget_bias)·c + σ(i)·tanh(j), h' = σ(o)·tanh(c').
     """
@@ -69,9 +70,9 @@ def lstm_step(z: tf.Tensor, c: tf.Tensor, forget_bias: float) -> LstmState:
 def lstm(
     x: tf.Tensor, w: Any, b: Any, h: tf.Tensor, c: tf.Tensor, forget_bias: float, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """Runs an LSTM over all steps of x [T, B, D]: y, h, c, i, j, f, o and tanh(c), each [T, B, H].
+    """Runs an LSTM over all steps of x [T, B, D]; returns y, h, c, i, j, f, o and tanh(c), each [T, B, H].
 
-    w is [D + H, 4H], with the rows of the input first, b [4H], h and c the state before the first step, [B, H].
+    w is [D + H, 4H], with the rows for the input first; b is [4H]; h and c are the state before the first step, [B, H].
     """
     depth = x.shape.as_list()[2]
     w_hidden = w[depth:]
@@ -81,16 +82,16 @@ def lstm(
         new = lstm_step(inputs[0] + tf.matmul(h, w_hidden), c, forget_bias)
         return (new.h, new.c), (new.i, new.j, new.f, new.o, new.tanh_c)
 
-    (h, c), gates = _over_time(step, (h, c), (tf.tensordot(x, w[:depth], 1) + b,), 5, lengths)
-    return _until_end(h, lengths, (h, c), gates)
+    (h, c), gates = _scan_steps(step, (h, c), (tf.tensordot(x, w[:depth], 1) + b,), 5, lengths)
+    return _mask_after_end(h, lengths, (h, c), gates)
 
 
-def lstm_both_ways(
+def bidirectional_lstm(
     x: tf.Tensor, w: Any, b: Any, h: tf.Tensor, c: tf.Tensor, forget_bias: float, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """Runs two LSTMs, the second from the end of each sequence to its start; w, b, h, c have a leading axis of 2.
+    """Runs two LSTMs: one from the start of each sequence, one from its end. w, b, h and c have a leading axis of 2.
 
-    Returns the outputs of `lstm`, each [2, T, B, H]; those of the second LSTM are in the order of time, too.
+    Returns the outputs of `lstm`, each [2, T, B, H]; the outputs of both LSTMs are in the order of time.
     """
 
     def reverse(values):
@@ -100,11 +101,11 @@ def lstm_both_ways(
 
     forwards = lstm(x, w[0], b[0], h[0], c[0], forget_bias, lengths)
     backwards = lstm(reverse(x), w[1], b[1], h[1], c[1], forget_bias, lengths)
-    return [tf.stack([there, reverse(back)]) for there, back in zip(forwards, backwards)]
+    return [tf.stack([forward, reverse(backward)]) for forward, backward in zip(forwards, backwards)]
 
 
 def gru(x: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths: tf.Tensor | None) -> list[tf.Tensor]:
-    """Runs a GRU over all steps of x [T, B, D]: y, h, update, reset, new, the hidden part of new, each [T, B, H]."""
+    """Runs a GRU over x [T, B, D]; returns y, h, update, reset, new and the hidden part of new, each [T, B, H]."""
     y, h, update, _, *others = _gru(x, weights, h, rule, lengths, ())
     return [y, h, update, *others]
 
@@ -112,7 +113,10 @@ def gru(x: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths:
 def attentional_gru(
     x: tf.Tensor, attention: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """Runs a `gru` with an update gate weakened by attention [T, B]; (1 - attention)·update follows update."""
+    """Runs a `gru` whose update gate is multiplied by 1 - attention, which is [T, B].
+
+    Returns the outputs of `gru`, with the multiplied update gate after `update`.
+    """
     return _gru(x, weights, h, rule, lengths, (attention[..., tf.newaxis],))
 
 
@@ -138,14 +142,14 @@ def _gru(x, weights, h, rule, lengths, attention):
         return ((1 - weakened) * new + weakened * h,), (update, weakened, reset, new, hidden_new)
 
     of_inputs = tf.tensordot(x, weights.of_input, 1) + weights.input_bias
-    (h,), gates = _over_time(step, (h,), (of_inputs, *attention), 5, lengths)
-    return _until_end(h, lengths, (h,), gates)
+    (h,), gates = _scan_steps(step, (h,), (of_inputs, *attention), 5, lengths)
+    return _mask_after_end(h, lengths, (h,), gates)
 
 
-def _over_time(
+def _scan_steps(
     step: Callable, state: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], outputs: int, lengths: tf.Tensor | None
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Calls `step(state, inputs of this step)` for all steps; returns its states and outputs, stacked over time."""
+    """Calls `step(state, inputs of the step)` for all steps; returns states and outputs, each stacked over time."""
     steps = tf.shape(inputs[0])[0]
     dtype = inputs[0].dtype
     read = [tf.TensorArray(values.dtype, steps).unstack(values) for values in inputs]
@@ -166,8 +170,8 @@ def _over_time(
     return stacked[: len(state)], stacked[len(state) :]
 
 
-def _until_end(y, lengths, states, gates):
-    """Returns y, states and gates; y and gates are 0 past the end of a sequence."""
+def _mask_after_end(y, lengths, states, gates):
+    """Returns y, states and gates in a list; sets y and gates to 0 after the end of a sequence."""
     if lengths is not None:
         is_running = tf.transpose(tf.sequence_mask(lengths, tf.shape(y)[0]))[..., tf.newaxis]
         y, *gates = (tf.where(is_running, values, tf.zeros([], values.dtype)) for values in (y, *gates))

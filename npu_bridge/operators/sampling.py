@@ -9,12 +9,12 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 
 
-def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Interpolates between the pixels of images; outside an image everything is 0.
+def sample_bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """Interpolates between the pixels of images; pixels outside of an image count as 0.
 
     Args:
       images: [N, H, W, C].
-      rows, columns: float32 [N, ...], the sampled positions.
+      rows, columns: float32 [N, ...], the positions to sample.
     Returns:
       [N, ..., C] in the dtype of images.
     """
@@ -36,16 +36,21 @@ def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tenso
 
 
 def dense_image_warp(image: Any, flow: Any, where: str) -> tf.Tensor:
-    """Returns output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]], or the nearest border's value."""
+    """Returns output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]], interpolated between pixels.
+
+    Positions outside of the image are moved to its border.
+    """
     image, flow = tf.convert_to_tensor(image), tf.convert_to_tensor(flow)
     if image.shape.rank != 4 or flow.shape.rank != 4 or flow.shape.as_list()[3] != 2:
         got = f"shapes {image.shape} and {flow.shape}"
-        raise ValueError(message(where, "a shape does not fit", "[N, H, W, C] and [N, H, W, 2]", got, "Reshape."))
+        raise ValueError(
+            message(where, "a shape does not fit", "[N, H, W, C] and [N, H, W, 2]", got, "Reshape the tensors.")
+        )
     flow = tf.cast(flow, tf.float32)
     height, width = (tf.cast(tf.shape(image)[axis], tf.float32) for axis in (1, 2))
     rows = tf.range(height)[:, tf.newaxis] - flow[..., 0]
     columns = tf.range(width) - flow[..., 1]
-    return bilinear(image, tf.clip_by_value(rows, 0.0, height - 1), tf.clip_by_value(columns, 0.0, width - 1))
+    return sample_bilinear(image, tf.clip_by_value(rows, 0.0, height - 1), tf.clip_by_value(columns, 0.0, width - 1))
 
 
 def deformable_conv2d(
@@ -59,14 +64,14 @@ def deformable_conv2d(
     deformable_groups: int,
     where: str,
 ) -> tf.Tensor:
-    """Convolves with offsets and a mask: every tap of the kernel reads beside its pixel and is weighted.
+    """Convolves with kernel taps that are displaced by offsets; the pixel that a tap reads is multiplied by a weight.
 
     Args:
       x: [N, H, W, C].
       kernel: [kh, kw, C / groups, F].
-      offsets: [N, H', W', 3·deformable_groups·kh·kw]: for every group and tap first all offsets to the right, then all
-        offsets downwards, then all weights.
-      strides, dilations: down and right.
+      offsets: [N, H', W', 3·deformable_groups·kh·kw]: first all offsets to the right, by group and tap; then all
+        offsets downwards; then all weights.
+      strides, dilations: downwards and to the right.
       pads: top, bottom, left, right.
     Returns:
       [N, H', W', F] in the dtype of x.
@@ -75,7 +80,9 @@ def deformable_conv2d(
     taps, channels = kernel_height * kernel_width, x.shape.as_list()[3]
     _check_channels(x, kernel, offsets, taps, groups, deformable_groups, where)
     paddings = (pads[0] + pads[1], pads[2] + pads[3])
-    size = list(map(_places, x.shape.as_list()[1:3], paddings, (kernel_height, kernel_width), dilations, strides))
+    size = list(
+        map(_output_length, x.shape.as_list()[1:3], paddings, (kernel_height, kernel_width), dilations, strides)
+    )
     if not offsets.shape[1:3].is_compatible_with(size):
         expected, got = f"height and width {size}", f"shape {offsets.shape}"
         fix = "Compute them with the same strides, pads and dilations."
@@ -87,11 +94,16 @@ def deformable_conv2d(
         tf.cast(offsets, tf.float32), [count, height, width, 3, deformable_groups, kernel_height, kernel_width]
     )
     right, down, weights = tf.unstack(moved, axis=3)
-    rows = _taps(height, strides[0], pads[0])[:, None, None, None, None] + _taps(kernel_height, dilations[0])[:, None]
-    columns = _taps(width, strides[1], pads[2])[:, None, None, None] + _taps(kernel_width, dilations[1])
+    rows = (
+        _tap_positions(height, strides[0], pads[0])[:, None, None, None, None]
+        + _tap_positions(kernel_height, dilations[0])[:, None]
+    )
+    columns = _tap_positions(width, strides[1], pads[2])[:, None, None, None] + _tap_positions(
+        kernel_width, dilations[1]
+    )
     rows, columns = rows + down, columns + right
     of_groups = [
-        bilinear(part, rows[:, :, :, group], columns[:, :, :, group])
+        sample_bilinear(part, rows[:, :, :, group], columns[:, :, :, group])
         * tf.cast(weights[:, :, :, group, ..., None], x.dtype)
         for group, part in enumerate(tf.split(x, deformable_groups, axis=3))
     ]
@@ -104,7 +116,7 @@ def deformable_conv2d(
 
 
 def decode_to_size(image: Any, size: Any, window: Any | None = None) -> tf.Tensor:
-    """Decodes a JPEG, or a window of it (top, left, height and width), to RGB and resizes it."""
+    """Decodes a JPEG to RGB and resizes it; with a window (top, left, height, width), decodes only this part."""
     if window is None:
         pixels = tf.io.decode_jpeg(image, channels=3)
     else:
@@ -117,20 +129,26 @@ def _check_channels(x, kernel, offsets, taps, groups, deformable_groups, where):
     *_, inputs, filters = kernel.shape.as_list()
     if channels % groups or filters % groups or channels % deformable_groups:
         got = f"{channels} channels, {filters} filters, groups={groups}, deformable_groups={deformable_groups}"
-        raise ValueError(message(where, "groups do not divide the channels", "divisors", got, "Correct them."))
+        raise ValueError(
+            message(where, "groups do not divide the channels", "divisors", got, "Give other numbers of groups.")
+        )
     if inputs * groups != channels:
         got = f"{inputs} for {channels} channels in {groups} groups"
-        raise ValueError(message(where, "filter does not fit x", f"{channels // groups} inputs", got, "Correct it."))
+        raise ValueError(
+            message(where, "filter does not fit x", f"{channels // groups} inputs", got, "Give a filter of this shape.")
+        )
     if offsets.shape.as_list()[3] != 3 * deformable_groups * taps:
         expected = f"3·deformable_groups·kh·kw = {3 * deformable_groups * taps} channels"
-        raise ValueError(message(where, "offsets do not fit", expected, f"shape {offsets.shape}", "Correct it."))
+        raise ValueError(
+            message(where, "offsets do not fit", expected, f"shape {offsets.shape}", "Give offsets of this shape.")
+        )
 
 
-def _places(length, padding, kernel, dilation, stride):
-    """Returns how often a dilated kernel fits; None when the length is unknown."""
+def _output_length(length, padding, kernel, dilation, stride):
+    """Returns the number of positions of a dilated kernel along an axis; None when the axis length is unknown."""
     return length and (length + padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def _taps(count, step, before=0):
-    """Returns float32 0, step, 2·step, ... from `-before` on."""
+def _tap_positions(count, step, before=0):
+    """Returns the float32 positions -before, step - before, 2·step - before, ..."""
     return tf.cast(tf.range(count) * step - before, tf.float32)

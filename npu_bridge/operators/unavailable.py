@@ -1,4 +1,4 @@
-"""Makes the error of operators that need an NPU, which names a replacement."""
+"""Makes the errors of operators that need an NPU; each error names a replacement."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any, Callable, NoReturn
 from npu_bridge.base.errors import message
 
 
-def not_available(name: str, reason: str, alternative: str) -> NotImplementedError:
-    """Returns the error of an operator that TensorFlow cannot replace.
+def not_available_error(name: str, reason: str, alternative: str) -> NotImplementedError:
+    """Returns the error of an operator that TensorFlow cannot compute.
 
     Args:
-      name: the operator, as scripts spell it.
-      reason: its nature, as the end of "got a call of ...".
-      alternative: one sentence with the cure.
+      name: the operator, as scripts write it.
+      reason: a noun phrase for what the operator is; the message says "got" before it.
+      alternative: one sentence that says what to use.
     """
     return NotImplementedError(
         message(name, "not available", "an operator that TensorFlow can compute", reason, alternative)
     )
 
 
-def unavailable(name: str, reason: str, alternative: str) -> Callable[..., NoReturn]:
-    """Returns a function that raises this error for any arguments, so that only a call fails and not an import."""
+def unavailable_function(name: str, reason: str, alternative: str) -> Callable[..., NoReturn]:
+    """Returns a function that raises the error of `not_available_error` when called, so that importing it works."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise not_available(name, reason, alternative)
+        raise not_available_error(name, reason, alternative)
 
     refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]
     refuse.__doc__ = f"Raises NotImplementedError: it is {reason}. {alternative}"

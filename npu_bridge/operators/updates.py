@@ -10,7 +10,7 @@ from npu_bridge.base.own_tensorflow import tf
 
 
 class Moments(NamedTuple):
-    """The decay of the two moments of a gradient.
+    """The factors by which the two moments of a gradient g are updated.
 
     Attributes:
       keep_first, add_first: m ← keep_first·m + add_first·g, usually β1 and 1 - β1.
@@ -28,7 +28,7 @@ def lars_gradient(
 ) -> tf.Tensor:
     """Returns c·(g + weight_decay·w) with c = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
 
-    With a `largest_rate`, c is divided by it and clipped to [0, 1].
+    With a `largest_rate`, c is first divided by `largest_rate` and clipped to [0, 1].
     """
     weight, gradient = tf.convert_to_tensor(weight), tf.convert_to_tensor(gradient)
     weight_decay = tf.cast(weight_decay, weight.dtype)
@@ -48,9 +48,9 @@ def adam_step(
     weight_decay: Any,
     where: str,
 ) -> tf.Operation | None:
-    """Updates v, m and a variable in place, without bias correction; returns the op to run, or None eagerly.
+    """Updates v, m and a variable in place, without bias correction; returns the op to run, or None in eager execution.
 
-    var ← var - lr·(m / (√v + ε) + weight_decay·var), with the new m and v. `variables` are v, m and the variable.
+    var ← var - lr·(m / (√v + ε) + weight_decay·var), with the new m and v. `variables` are v, m and var, in this order.
     """
     second, first, variable = _check_variables(variables, where)
     new_first, new_second = _next_moments(first, second, gradient, moments)
@@ -74,7 +74,7 @@ def lamb_direction(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Updates the slots v and m in place; returns the direction of a LAMB step, the new v and the new m.
 
-    With m̂ = m / (1 - β1^steps) and v̂ = v / (1 - β2^steps), the direction is m̂ / (√v̂ + ε) + weight_decay·weight.
+    The direction is m̂ / (√v̂ + ε) + weight_decay·weight, with m̂ = m / (1 - β1^steps) and v̂ = v / (1 - β2^steps).
     """
     second, first = _check_variables(slots, where)
     new_first, new_second = _next_moments(first, second, gradient, moments)
@@ -92,7 +92,7 @@ def lamb_direction(
 def lamb_step(
     weight_norm: Any, direction_norm: Any, learning_rate: Any, direction: Any, variable: tf.Variable, where: str
 ) -> Any:
-    """Computes var ← var - ratio·lr·direction, with ratio = ‖w‖ / ‖direction‖ if both are above 0, else 1."""
+    """Assigns var ← var - ratio·lr·direction, where ratio = ‖w‖ / ‖direction‖ if both norms are above 0, else 1."""
     (variable,) = _check_variables([variable], where)
     dtype = variable.dtype.base_dtype
     weight_norm, direction_norm = (tf.cast(norm, dtype) for norm in (weight_norm, direction_norm))

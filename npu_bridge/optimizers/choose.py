@@ -1,4 +1,4 @@
-"""Makes the optimizer that the caller needs: of TF 1 in a graph, of Keras elsewhere."""
+"""Makes optimizers of the kind that the caller needs: TF 1 while a TF 1 graph is built, Keras elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def from_config(config: dict) -> Any:
     """Makes an optimizer from a dictionary (a table of a TOML file, say).
 
     Args:
-      config: "rule", the name of an optimizer of this package, and its arguments.
+      config: the name of an optimizer of this package as "rule", and the arguments of this optimizer.
     Raises:
       ValueError: there is no such rule or argument.
     """
@@ -22,18 +22,18 @@ def from_config(config: dict) -> Any:
     name = arguments.pop("rule", None)
     known = [rule.__name__ for rule in rules.ALL]
     if name not in known:
-        fix = did_you_mean(name, known, "Name one of them.")
+        fix = did_you_mean(name, known, "Use one of these names.")
         raise ValueError(message("optimizers.from_config", "unknown rule", ", ".join(known), repr(name), fix))
     make = globals()[name]
     known = [parameter for parameter in make.__signature__.parameters if parameter != "keywords"]
     for argument in arguments:
         if argument not in known:
-            fix = did_you_mean(argument, known, f"Known are {', '.join(known)}.")
-            raise ValueError(message(name, f"unknown argument {argument!r}", "one of its arguments", argument, fix))
+            fix = did_you_mean(argument, known, f"Use one of {', '.join(known)}.")
+            raise ValueError(message(name, f"unknown argument {argument!r}", f"an argument of {name}", argument, fix))
     return make(**arguments)
 
 
-def _for_the_place(rule):
+def _make_function(rule):
     def make(*arguments: Any, **keywords: Any) -> Any:
         default = tf.compat.v1.get_default_graph()
         is_tf1_graph = not tf.executing_eagerly() and not default.building_function
@@ -45,4 +45,4 @@ def _for_the_place(rule):
     return make
 
 
-globals().update({rule.__name__: _for_the_place(rule) for rule in rules.ALL})
+globals().update({rule.__name__: _make_function(rule) for rule in rules.ALL})

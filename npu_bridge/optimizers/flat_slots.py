@@ -1,10 +1,10 @@
-"""Keeps slots of many variables in one flat variable between updates, until other code reads them.
+"""Keeps the slots of many variables in one flat variable, from update to update, until other code needs the slots.
 
-An update of flat slots is one op on one variable instead of one on each of hundreds. Other code, such as a checkpoint,
-a restore, an initialiser or a fetch, still sees the slots' own variables: an op that refers to one of them first moves
-all slots of the flat variable back. The next update moves them into the flat variable again. Either the flat variable
-exists and holds the slots, and their own variables are empty; or it does not exist. A lock keeps both moves and the
-update apart.
+With flat slots, an update is one op on one variable instead of hundreds of ops, one on each variable. Other code, such
+as a checkpoint, a restore, an initialiser or a fetch, still uses the original slot variables. So each op that refers to
+a slot variable first moves all slots from the flat variable back. The next update moves them into the flat variable
+again. While the flat variable exists, it holds the slots, and the slot variables are empty. A lock prevents moves and
+updates at the same time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from npu_bridge.base.tf_internals.graphs import add_control_inputs
 _KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text keys only
 
 
-def of(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
-    """Returns the flat form of slots, made at the first call; takes a dictionary by name and a size for each variable.
+def find_or_make(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
+    """Returns the flat form of slots, made at the first call; None if the slots cannot be flat.
 
-    Returns None if they cannot be flat: outside of TF 1 graphs, with TF 1 reference variables, and if one of them is
-    already flat together with other slots.
+    Slots cannot be flat outside of TF 1 graphs, in TF 1 reference variables, or if one of them is already flat together
+    with other slots.
+
+    Args:
+      slots: for each variable, its slots by name.
+      sizes: number of elements of each variable.
     """
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or graph.building_function or not all(slots):
@@ -45,11 +49,11 @@ def of(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
 
 
 class FlatSlots:
-    """The slots of a batch of variables in one flat variable for each slot name.
+    """The slots of a batch of variables, with one flat variable for each slot name.
 
     Attributes:
-      handles: resource handles of the flat variables by slot name, usable only while `opened`.
-      key: identifies the batch; the references of its variables' slots.
+      handles: resource handles of the flat variables by slot name, usable only inside `opened`.
+      key: references of all slot variables, which identify the batch.
       name: a name that is unique in a session.
     """
 
@@ -65,11 +69,13 @@ class FlatSlots:
         with tf.init_scope(), tf.device(slots[0][self._names[0]].device), tf.name_scope("flat_slots"):
             self.handles = self._flat_handles()
             self._mutex = tf.raw_ops.MutexV2(shared_name=self.name)
-            self._take, self._give, nothing = map(_as_function, (self._take_slots, self._give_slots, lambda: None))
+            self._move_in, self._move_out, nothing = map(
+                _as_function, (self._move_to_flat, self._move_back, lambda: None)
+            )
             self._nothing = nothing
             lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                given = self._if_flat(self._give, nothing)
+                given = self._branch_if_flat(self._move_out, nothing)
             with tf.control_dependencies([given]):
                 released = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
         for own in slots:
@@ -78,7 +84,7 @@ class FlatSlots:
 
     @contextlib.contextmanager
     def opened(self, inputs: Sequence[tf.Tensor], written: list):
-        """Moves the slots into the flat variables, and locks them there for the ops inside the context.
+        """Moves the slots into the flat variables, and locks the flat variables for the ops inside the context.
 
         Args:
           inputs: tensors that the update waits for; the lock is taken after them.
@@ -87,14 +93,14 @@ class FlatSlots:
         with tf.control_dependencies(inputs):
             lock = tf.raw_ops.MutexLock(mutex=self._mutex)
         with tf.control_dependencies([lock]):
-            taken = self._if_flat(self._nothing, self._take)
+            taken = self._branch_if_flat(self._nothing, self._move_in)
         with tf.control_dependencies([taken]):
             yield
         with tf.control_dependencies(written):
             written.append(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
 
     def read(self) -> dict:
-        """Returns the flat slots by name."""
+        """Returns the values of the flat variables by slot name."""
         size = sum(self._sizes)
         return {
             name: tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=self._dtype), [size])
@@ -102,7 +108,7 @@ class FlatSlots:
         }
 
     def write(self, values: dict) -> list:
-        """Returns the ops that assign the flat slots."""
+        """Returns the ops that assign values to the flat variables."""
         return [tf.raw_ops.AssignVariableOp(resource=self.handles[name], value=value) for name, value in values.items()]
 
     def _flat_handles(self):
@@ -113,33 +119,35 @@ class FlatSlots:
             for name in self._names
         }
 
-    def _if_flat(self, then_branch, else_branch):
+    def _branch_if_flat(self, then_branch, else_branch):
         is_flat = tf.raw_ops.VarIsInitializedOp(resource=self.handles[self._names[0]])
-        # Not lowered to switches: in a function, hundreds of ops that hardly ever run cost nothing.
+        # Not lowered to switches: inside a function, hundreds of ops that hardly ever run cost nothing.
         return tf.raw_ops.If(cond=is_flat, input=[], Tout=[], then_branch=then_branch, else_branch=else_branch)
 
-    def _take_slots(self):
+    def _move_to_flat(self):
         """Moves the slots into the flat variables."""
         for name, flat in self._flat_handles().items():
             places = list(zip(self._shared_names[name], self._shapes))
-            values = [tf.raw_ops.ReadVariableOp(resource=self._own(*place), dtype=self._dtype) for place in places]
+            values = [
+                tf.raw_ops.ReadVariableOp(resource=self._slot_handle(*place), dtype=self._dtype) for place in places
+            ]
             joined = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
             tf.raw_ops.AssignVariableOp(resource=flat, value=joined)
             with tf.control_dependencies([joined]):
                 for shared_name, _ in places:
                     nothing = tf.zeros([0], self._dtype)
-                    tf.raw_ops.AssignVariableOp(resource=self._own(shared_name, None), value=nothing)
+                    tf.raw_ops.AssignVariableOp(resource=self._slot_handle(shared_name, None), value=nothing)
 
-    def _give_slots(self):
-        """Copies the flat variables back into the slot of each variable."""
+    def _move_back(self):
+        """Moves the flat variables back into the slots of each variable."""
         for name, flat in self._flat_handles().items():
             parts = tf.split(tf.raw_ops.ReadVariableOp(resource=flat, dtype=self._dtype), self._sizes)
             for shared_name, shape, part in zip(self._shared_names[name], self._shapes, parts):
-                own = self._own(shared_name, shape)
+                own = self._slot_handle(shared_name, shape)
                 tf.raw_ops.AssignVariableOp(resource=own, value=tf.reshape(part, shape))
             tf.raw_ops.DestroyResourceOp(resource=flat)
 
-    def _own(self, shared_name, shape):
+    def _slot_handle(self, shared_name, shape):
         return tf.raw_ops.VarHandleOp(dtype=self._dtype, shape=tf.TensorShape(shape), shared_name=shared_name)
 
 

@@ -1,7 +1,7 @@
-"""Runs rules on many variables at once: joins small ones into flat tensors, uses one-pass kernels for large ones.
+"""Runs rules on many variables at once: joins small variables into flat tensors, uses one-pass kernels for large ones.
 
-Results equal those of `unfused` up to rounding: sums over tensors are added up in another order. Slots stay
-separate variables, so checkpoints are the same for both, and weights are read anew in every update.
+Results equal those of `unfused` except for rounding, as sums over tensors are added up in another order. Slots stay
+separate variables, so checkpoints are the same for both modules. Every update reads the weights anew.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.rule import PerTensor
 
-# Variables of up to this many elements are joined. Above it, computing takes longer than starting ops.
+# Variables of up to this many elements are joined. For larger variables, computing takes longer than starting ops.
 JOINED_ELEMENTS = 2**16
 # The size of a joined tensor, so that the output of one op is still in the cache when the next one reads it.
 FLAT_ELEMENTS = 2**17
 
 
 def check_fused(owner: str, fused: Any) -> bool:
-    """Checks the argument `fused` of an optimizer, which must be a boolean; None is False."""
+    """Returns the argument `fused` of an optimizer, checked to be a boolean; False for None."""
     return fused is not None and check_switch(owner, "fused", fused)
 
 
@@ -40,12 +40,12 @@ class Pending:
 
     @property
     def elements(self) -> int | None:
-        """The number of elements of the variable; None while it is unknown."""
+        """The number of elements of the variable; None if its shape is not fully known."""
         return self.variable.shape.num_elements() if self.variable.shape.is_fully_defined() else None
 
 
 class _Rows(PerTensor):
-    """Sums over tensors of one size, each of which is a row of a matrix."""
+    """Sums over tensors of the same size, which are the rows of a matrix."""
 
     def sum(self, values):
         return tf.reduce_sum(values, 1, keepdims=True)
@@ -59,22 +59,23 @@ def update_together(
     Args:
       pending: the variables, in the order in which their gradients become known.
       updates_done: number of updates before this one, an integer scalar.
-      rate_of: returns the current learning rate if the optimizer class keeps one that can be set, else None.
+      rate_of: returns the current learning rate for a treatment, if the optimizer class has a learning rate that can be
+        set; else None.
     Returns:
-      The ops to wait for; Nones when executed eagerly.
+      The ops to wait for; Nones in eager execution.
     """
     known = {}
 
-    def values_of(treatment, dtype):
+    def hypers_of(treatment, dtype):
         if (treatment, dtype) not in known:
             at = known[treatment, dtype] = values_at(treatment, updates_done, dtype, rate_of(treatment))
             kernels.add_scalars(treatment.rule, at)
         return known[treatment, dtype]
 
     updated = []
-    for batch in _batches(pending):
+    for batch in _group_into_batches(pending):
         first = batch[0]
-        at = values_of(first.treatment, unfused.working_dtype(first.variable))
+        at = hypers_of(first.treatment, unfused.working_dtype(first.variable))
         with tf.device(first.variable.device):
             if len(batch) > 1:
                 updated += _update_joined(batch, at)
@@ -85,11 +86,11 @@ def update_together(
     return updated
 
 
-def _batches(pending):
-    """Groups variables that are updated together: of one treatment, dtype and device, and not too many elements.
+def _group_into_batches(pending):
+    """Groups variables that are updated together: with equal treatment, dtype and device, up to a number of elements.
 
-    For rules that use norms of whole tensors, all have one size, as rows of a matrix: sums over parts of various
-    lengths would cost more than all the rest.
+    For rules that use norms of whole tensors, all variables of a batch have one size and become rows of a matrix. Sums
+    over parts of different lengths would take most of the time of an update.
     """
     batches, open_batches, filled = [], {}, {}
     for one in pending:
@@ -107,65 +108,65 @@ def _batches(pending):
 
 
 def batch_key(variable: Any, treatment: Treatment) -> tuple | None:
-    """Returns a key that is equal for variables that are updated together; None for a variable updated by itself."""
+    """Returns a key that is equal for variables that can be updated together; None for a variable updated alone."""
     elements = variable.shape.num_elements() if variable.shape.is_fully_defined() else None
     is_small = elements is not None and elements <= JOINED_ELEMENTS
     if not (is_small and treatment.rule.is_elementwise_or_norms):
         return None
-    size = elements if _has_norms(treatment) else None
+    size = elements if _uses_norms(treatment) else None
     return treatment, variable.dtype.base_dtype, variable.device, size
 
 
 def _has_kernel(one):
     is_resource = all(hasattr(kept, "handle") for kept in (one.variable, *one.slots.values()))
     is_wide = unfused.working_dtype(one.variable) == one.variable.dtype.base_dtype
-    return is_resource and is_wide and kernels.fits(one.treatment.rule)
+    return is_resource and is_wide and kernels.has_kernel(one.treatment.rule)
 
 
-def _has_norms(treatment):
+def _uses_norms(treatment):
     return treatment.adapts_layer and treatment.rule.uses_norms
 
 
 def _update_joined(batch, at):
-    """Updates variables of one treatment, dtype and device as one tensor; returns the ops.
+    """Updates variables of equal treatment, dtype and device as one tensor; returns the ops.
 
     All writes depend on all reads, so TF 1 reference variables need no further order.
     """
     rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
     own_dtype = batch[0].variable.dtype.base_dtype
     dtype = unfused.working_dtype(batch[0].variable)
-    shape = [len(sizes), sizes[0]] if _has_norms(batch[0].treatment) else [sum(sizes)]
-    gradient = tf.cast(_joined([one.gradient for one in batch], shape), dtype)
+    shape = [len(sizes), sizes[0]] if _uses_norms(batch[0].treatment) else [sum(sizes)]
+    gradient = tf.cast(_join([one.gradient for one in batch], shape), dtype)
     parameter = None
     if rule.reads_parameter or own_dtype != dtype:
-        parameter = tf.cast(_joined([one.variable for one in batch], shape), dtype)
-    change, written = _change_and_slots(batch, parameter, gradient, at, sizes)
+        parameter = tf.cast(_join([one.variable for one in batch], shape), dtype)
+    change, written = _compute_change(batch, parameter, gradient, at, sizes)
     if parameter is not None:
-        for one, part in zip(batch, _parts(tf.cast(parameter + change, own_dtype), batch)):
+        for one, part in zip(batch, _split(tf.cast(parameter + change, own_dtype), batch)):
             written.append(one.variable.assign(part, read_value=False))
     else:
-        for one, part in zip(batch, _parts(change, batch)):
+        for one, part in zip(batch, _split(change, batch)):
             written.append(one.variable.assign_add(part, read_value=False))
     return written
 
 
-def _change_and_slots(batch, parameter, gradient, at, sizes):
-    """Returns the addend of the joined parameter, and the ops that update the slots."""
+def _compute_change(batch, parameter, gradient, at, sizes):
+    """Returns the tensor to add to the joined parameter, and the ops that update the slots."""
     rule, shape = batch[0].treatment.rule, gradient.shape
-    flat = flat_slots.of([one.slots for one in batch], sizes)
+    flat = flat_slots.find_or_make([one.slots for one in batch], sizes)
     if flat is None:
-        slots = {name: _joined([one.slots[name] for one in batch], shape) for name in batch[0].slots}
+        slots = {name: _join([one.slots[name] for one in batch], shape) for name in batch[0].slots}
         amount, new_slots = rule.updated(parameter, gradient, slots, at, _Rows())
         written = [
             one.slots[name].assign(part, read_value=False)
             for name, values in new_slots.items()
-            for one, part in zip(batch, _parts(values, batch))
+            for one, part in zip(batch, _split(values, batch))
         ]
         return -amount, written
     written = []
     with flat.opened([gradient] if parameter is None else [gradient, parameter], written):
-        if kernels.fits(rule):
-            change = kernels.change(parameter, gradient, flat.handles, rule, at, _Rows(), f"{flat.name}_change")
+        if kernels.has_kernel(rule):
+            change = kernels.update_slots(parameter, gradient, flat.handles, rule, at, _Rows(), f"{flat.name}_change")
             written.append(change)
         else:
             slots = {name: tf.reshape(values, shape) for name, values in flat.read().items()}
@@ -176,13 +177,13 @@ def _change_and_slots(batch, parameter, gradient, at, sizes):
     return change, written
 
 
-def _joined(tensors, shape):
+def _join(tensors, shape):
     flat = run_of(tensors)
     flat = joined(tensors) if flat is None else flat
     return flat if len(shape) == 1 else tf.reshape(flat, shape)
 
 
-def _parts(joined, batch):
+def _split(joined, batch):
     flat = joined if joined.shape.rank == 1 else tf.reshape(joined, [-1])
     parts = tf.split(flat, [one.elements for one in batch])
     return [

@@ -1,4 +1,4 @@
-"""Defines parameter groups: which rule, with which hyper-parameters, updates which variable."""
+"""Defines parameter groups: the rule and the hyper-parameters for each variable."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from npu_bridge.optimizers.rule import Rule
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """The way a variable is updated. Variables of one treatment can be updated together.
+    """The way a variable is updated. Variables with equal treatment can be updated together.
 
     Attributes:
       rule: the rule with the hyper-parameters of the variable's group.
       decays: whether weight decay applies.
-      adapts_layer: whether the norm of the whole tensor counts, in rules that use it.
+      adapts_layer: whether the norm of the whole tensor is used, in rules that use norms.
     """
 
     rule: Rule
@@ -32,13 +32,14 @@ class Treatment:
 
 
 class ParameterGroups:
-    """Finds the treatment of each variable.
+    """The groups of an optimizer; finds the treatment of each variable.
 
     Args:
-      rule: the rule with the hyper-parameters for all variables outside of groups.
-      groups: dictionaries with "match", a regular expression that is searched for in names or a list of variables, and
-        the hyper-parameters that differ ("lr" is "learning_rate"). With "rule", the name of another optimizer of this
-        package, the group uses that rule, and any of its arguments. A variable belongs to the first group that matches.
+      rule: the rule, with its hyper-parameters, for all variables outside of groups.
+      groups: dictionaries with "match" and the hyper-parameters that differ from the rule's ("lr" is "learning_rate").
+        "match" is a list of variables, or a regular expression that is searched for in their names. With "rule", the
+        name of another optimizer of this package, the group takes this optimizer's rule and arguments. A variable
+        belongs to the first group that matches.
     Raises:
       TypeError, ValueError: a group is not such a dictionary, or a value is not allowed.
     """
@@ -49,23 +50,24 @@ class ParameterGroups:
         self._groups = [self._read(number, group) for number, group in enumerate(groups or ())]
         self._treatments: dict[Treatment, Treatment] = {}
 
-    def of(self, variable: Any) -> Treatment:
-        """Returns the rule and hyper-parameters of a variable's group; the same object for equal ones."""
+    def treatment_of(self, variable: Any) -> Treatment:
+        """Returns the treatment of a variable; equal treatments are the same object."""
         name = name_of(variable)
         rule = next((rule for match, rule in self._groups if _matches(match, variable, name)), self.rule)
-        decays = not _is_found(rule.exclude_from_weight_decay, name)
+        decays = not _matches_any(rule.exclude_from_weight_decay, name)
         of_layers = getattr(rule, "exclude_from_layer_adaptation", None)
-        adapts_layer = decays if of_layers is None else not _is_found(of_layers, name)
+        adapts_layer = decays if of_layers is None else not _matches_any(of_layers, name)
         treatment = Treatment(rule, decays, adapts_layer)
         return self._treatments.setdefault(treatment, treatment)
 
     def check(self, variables: Sequence[Any]) -> None:
-        """Checks that every group has a variable.
+        """Checks that every group matches a variable.
 
-        Ranks that share the update make slots for some of the variables at a time, so all variables of the graph count.
+        Ranks that share the update make slots for a part of the variables at a time. So all trainable variables of the
+        graph are searched, too.
 
         Raises:
-          ValueError: a group has no variable.
+          ValueError: a group matches no variable.
         """
         if not tf.executing_eagerly():
             variables = [*variables, *tf.compat.v1.trainable_variables()]
@@ -81,15 +83,20 @@ class ParameterGroups:
     def _read(self, number, group):
         where = f"{self._owner}: group {number}"
         if not isinstance(group, dict) or "match" not in group:
-            problem, expected = "it names no variables", 'a dictionary with "match"'
-            raise TypeError(message(where, problem, expected, repr(group), "Add it."))
+            problem, expected = (
+                "the group does not say which variables it contains",
+                'a dictionary with the key "match"',
+            )
+            raise TypeError(message(where, problem, expected, repr(group), "Add the key."))
         values = {"learning_rate" if name == "lr" else name: value for name, value in group.items() if name != "match"}
-        own = values.pop("rule", None)
-        made_by = type(self.rule) if own is None else _rule_called(own, where)
-        known = self.rule.hyper_names() if own is None else [field.name for field in dataclasses.fields(made_by)]
+        rule_name = values.pop("rule", None)
+        rule_class = type(self.rule) if rule_name is None else _find_rule(rule_name, where)
+        known = (
+            self.rule.hyper_names() if rule_name is None else [field.name for field in dataclasses.fields(rule_class)]
+        )
         for name in values:
             if name not in known:
-                fix = did_you_mean(name, known, f"Known are {', '.join(known)}.")
+                fix = did_you_mean(name, known, f"Use one of {', '.join(known)}.")
                 raise ValueError(
                     message(where, f"unknown hyper-parameter {name!r}", "a hyper-parameter of the rule", name, fix)
                 )
@@ -98,19 +105,19 @@ class ParameterGroups:
             check_pattern(where, "its match", match)
         else:
             match = tuple(keras3.value_of(variable).ref() for variable in match)
-        return match, dataclasses.replace(self.rule, **values) if own is None else made_by(**values)
+        return match, dataclasses.replace(self.rule, **values) if rule_name is None else rule_class(**values)
 
 
-def _rule_called(name, where):
+def _find_rule(name, where):
     known = {rule.__name__: rule for rule in rules.ALL}
     if not isinstance(name, str) or name not in known:
-        fix = did_you_mean(name, known, "Name one of them.")
+        fix = did_you_mean(name, known, "Use one of these names.")
         raise ValueError(message(where, "unknown rule", f"one of {', '.join(known)}", repr(name), fix))
     return known[name]
 
 
 def name_of(variable: Any) -> str:
-    """Returns a variable's name without the number of its output."""
+    """Returns a variable's name without the output number (":0")."""
     return variable.name.split(":")[0]
 
 
@@ -118,5 +125,5 @@ def _matches(match, variable, name):
     return re.search(match, name) is not None if isinstance(match, str) else original_of(variable).ref() in match
 
 
-def _is_found(patterns, name):
+def _matches_any(patterns, name):
     return any(re.search(pattern, name) for pattern in patterns or ())

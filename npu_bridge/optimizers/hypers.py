@@ -1,4 +1,4 @@
-"""Computes the values of hyper-parameters in one update, from numbers, schedules, callables or tensors."""
+"""Computes the values of hyper-parameters for one update, from numbers, schedules, callables or tensors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from npu_bridge.optimizers.rule import is_number
 def values_at(
     treatment: Treatment, updates_done: tf.Tensor, dtype: tf.DType, learning_rate: Any = None
 ) -> types.SimpleNamespace:
-    """Returns the hyper-parameters of the coming update.
+    """Returns the values of hyper-parameters for the next update.
 
     Args:
-      updates_done: number of updates before this one, an integer scalar, at which schedules are read.
+      updates_done: number of updates so far, an integer scalar; schedules are read at this number.
       dtype: dtype of the results.
-      learning_rate: the current rate, if the optimizer class keeps one that can be set; None for the rule's.
+      learning_rate: the current rate, if the optimizer class has a rate that can be set; None for the rule's rate.
     Returns:
-      An attribute for each hyper-parameter: a scalar tensor, or None for an option that is off; `update`, the number of
-      this update counted from 1; `adapts_layer`, whether norms of whole tensors count. Without a weight decay,
-      `weight_decay` is the number 0.0, so that nothing is computed for it.
+      An object with an attribute for each hyper-parameter: a scalar tensor, or None for an option that is off. Further
+      attributes are `update`, the number of the update counted from 1, and `adapts_layer`, as in `Treatment`. Without a
+      weight decay, `weight_decay` is the Python number 0.0, so that no op is made for it.
     """
     rule = treatment.rule
     at = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
@@ -42,7 +42,7 @@ def values_at(
 
 
 def as_tensor(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the value of a hyper-parameter after some updates, in whichever form it was given."""
+    """Returns the value of a hyper-parameter after `updates_done` updates, in whichever form it was given."""
     if callable(value):
         is_schedule = isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule)
         value = value(updates_done) if is_schedule or needs_argument(value) else value()
@@ -52,7 +52,7 @@ def as_tensor(value: Any, updates_done: tf.Tensor, dtype: tf.DType) -> tf.Tensor
 
 
 def to_config(rule: Any) -> dict:
-    """Returns the arguments of a rule in JSON's types.
+    """Returns the arguments of a rule as values that JSON can hold.
 
     Raises:
       ValueError: a hyper-parameter is a callable or a tensor, which cannot be saved.
@@ -67,14 +67,14 @@ def _to_json(rule, name):
     if value is None or isinstance(value, (bool, int, float, str, dict)):
         return value
     problem, expected = f"{name} cannot be written into a configuration", "a number or a LearningRateSchedule"
-    got, fix = type(value).__name__, "Give one of those, or save weights only."
+    got, fix = type(value).__name__, "Give a number or a schedule, or save weights only."
     raise ValueError(message(type(rule).__name__, problem, expected, got, fix))
 
 
 def from_config(config: dict, make_schedule: Callable[[dict], Any] | None = None) -> dict:
-    """Converts the result of `to_config`, groups included, to arguments of a rule; passes other keys on.
+    """Converts the result of `to_config`, including groups, to arguments of a rule; leaves other keys unchanged.
 
-    `make_schedule` makes a schedule from its configuration; by default one of `tf.keras`.
+    `make_schedule` makes a schedule from its configuration; by default a schedule of `tf.keras`.
     """
     make_schedule = make_schedule or tf.keras.optimizers.schedules.deserialize
     schedules = {name: value for name, value in config.items() if isinstance(value, dict) and "class_name" in value}

@@ -13,15 +13,15 @@ from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.hypers import as_tensor, from_config
-from npu_bridge.optimizers.keras_optimizer import OF_ALL, KerasFace
+from npu_bridge.optimizers.keras_optimizer import COMMON_ARGUMENTS, KerasOptimizerBase
 from npu_bridge.optimizers.rule import is_number
-from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, working_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, working_dtype
 
 keras: Any = keras3.load(__name__)
 keras3.check_backend("npu_bridge.optimizers.keras3")
 
 
-class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
+class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
     """A rule as a `keras.optimizers.Optimizer` of Keras 3; arguments as in `KerasOptimizer`."""
 
     registered = staticmethod(keras.saving.register_keras_serializable("npu_bridge.keras3"))
@@ -29,12 +29,12 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
     def __init__(
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
     ):
-        base = {key: arguments.pop(key) for key in OF_ALL if key in arguments}
-        rule = self.rule_class(**arguments)  # before variables exist; attributes are set after all of Keras' own
+        base = {key: arguments.pop(key) for key in COMMON_ARGUMENTS if key in arguments}
+        rule = self.rule_class(**arguments)  # before variables exist; attributes are set after those of Keras
         is_fused = check_fused(self.rule_class.__name__, fused)
         super().__init__(self._rate_for_keras(rule.learning_rate), name=name or self.rule_class.__name__, **base)
         self.rule, self._is_fused = rule, is_fused
-        self._take_groups(groups)
+        self._set_groups(groups)
 
     def _rate_for_keras(self, rate):
         if is_number(rate) or keras3.is_schedule(rate):
@@ -50,7 +50,7 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
         super().build(variables)
         self._updated = [owner_of_slots(value) for value in values]
         self._slots = [self._make_slots(*both) for both in zip(variables, values)]
-        self._take_states_to_come()
+        self._assign_deferred_states()
 
     def _make_slots(self, variable, value):
         prefix, dtype = keras3.prefix_of_slots(variable), working_dtype(value).name
@@ -58,15 +58,15 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
             slot: keras3.value_of(
                 self.add_variable(value.shape, keras.initializers.Constant(start), dtype, name=f"{prefix}{slot}")
             )
-            for slot, start in self._groups.of(value).rule.slots().items()
+            for slot, start in self._groups.treatment_of(value).rule.slots().items()
         }
 
-    def _rate_of_now(self):
+    def _current_rate(self):
         return self.learning_rate
 
     def apply(self, grads, trainable_variables=None):
         """Updates the variables; see `keras.optimizers.Optimizer.apply`."""
-        changed = multiplied_by_factor(self.rule, [(grad, None) for grad in grads])
+        changed = apply_norm_factor(self.rule, [(grad, None) for grad in grads])
         super().apply([grad for grad, _ in changed], trainable_variables)
 
     def update_step(self, gradient, variable, learning_rate):
@@ -75,7 +75,7 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
 
     def get_config(self):
         """Returns the rule's arguments and those of every Keras optimizer."""
-        own = plain({key: getattr(self, key) for key in ("name", *OF_ALL)})
+        own = plain({key: getattr(self, key) for key in ("name", *COMMON_ARGUMENTS)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     @classmethod
@@ -86,17 +86,17 @@ class Keras3Optimizer(KerasFace, keras.optimizers.Optimizer):
 
     def combine_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
-        return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
+        return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 
     def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
             super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
             return
         pending = [
-            Pending(variable, as_dense(grad), self._slots_of(variable), self._groups.of(variable))
+            Pending(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
             for grad, variable in grads_and_vars
         ]
-        update_together(pending, self._counter, self._rate_of)
+        update_together(pending, self._counter, self._settable_rate)
 
     def _slots_of(self, variable):
         return self._slots[self._get_variable_index(variable)]

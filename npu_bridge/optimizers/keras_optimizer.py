@@ -1,4 +1,4 @@
-"""Wraps rules as optimizers of both generations of Keras 2."""
+"""Wraps rules as optimizers of both kinds of Keras 2."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import from_config, to_config, values_at
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, update, working_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update, working_dtype
 
 watch_updates()  # a script can import this module alone
-OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
+COMMON_ARGUMENTS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 @contextlib.contextmanager
 def _choose_working_dtype(variable):
-    """Makes Keras create slots in the dtype in which the variable is updated, not in its own 16 bits; yields it."""
+    """Makes Keras create slots in the dtype in which the variable is updated, not in 16 bits; yields this dtype."""
     dtype = working_dtype(variable)
 
     def create(next_creator, **arguments):
@@ -35,42 +35,42 @@ def _choose_working_dtype(variable):
         yield dtype
 
 
-class KerasFace:
-    """Base of the optimizer classes of all generations.
+class KerasOptimizerBase:
+    """Base of the optimizer classes for all Keras versions.
 
     Attributes:
-      rule_class: set by each optimizer.
-      other_keywords: arguments that are not the rule's.
-      registered: a decorator by which Keras finds the classes in files.
+      rule_class: the rule, set by each optimizer class.
+      other_keywords: arguments that do not belong to the rule.
+      registered: a decorator that registers a class with Keras, which then finds the class when it loads a file.
     """
 
     rule_class: type = Rule
-    other_keywords = OF_ALL
+    other_keywords = COMMON_ARGUMENTS
     registered: Any = staticmethod(tf.keras.utils.register_keras_serializable("npu_bridge.keras"))
     iterations: Any
 
     @property
     def needs_all_gradients(self) -> bool:
-        """True where one update needs the norm of all gradients, so that ranks cannot share the work."""
+        """True if an update needs the norm of all gradients, so that ranks cannot share the work."""
         return self.rule.uses_global_norm
 
     @property
     def _counter(self):
         return keras3.value_of(self.iterations)
 
-    def _take_rule(self, arguments, groups):
-        """Keeps the rule and its groups; returns the arguments that every Keras optimizer has."""
-        base = {key: arguments.pop(key) for key in OF_ALL if key in arguments}
+    def _set_rule(self, arguments, groups):
+        """Sets the rule and its groups from arguments; returns the arguments that every Keras optimizer has."""
+        base = {key: arguments.pop(key) for key in COMMON_ARGUMENTS if key in arguments}
         self.rule = self.rule_class(**arguments)
-        self._take_groups(groups)
+        self._set_groups(groups)
         return base
 
-    def _take_groups(self, groups):
-        # Keras would wrap lists and dictionaries, and take variables in them for the optimizer's.
+    def _set_groups(self, groups):
+        # Keras would wrap lists and dictionaries, and count variables in them as variables of the optimizer.
         self.__dict__["_group_arguments"] = groups
         self._groups = ParameterGroups(self.rule, groups)
         self._updated: list[Any] = []
-        self._to_come = states.StatesToCome()
+        self._deferred_states = states.DeferredStates()
 
     def _rule_config(self):
         groups = self._group_arguments
@@ -81,35 +81,35 @@ class KerasFace:
         return {**to_config(self.rule), "groups": groups and [plain(dict(group)) for group in groups]}
 
     def _update(self, variable, gradient):
-        treatment = self._groups.of(variable)
-        at = values_at(treatment, self.iterations, working_dtype(variable), self._rate_of(treatment))
+        treatment = self._groups.treatment_of(variable)
+        at = values_at(treatment, self.iterations, working_dtype(variable), self._settable_rate(treatment))
         return update(variable, gradient, self._slots_of(variable), treatment, at)
 
-    def _rate_of(self, treatment):
-        """Returns the rate that can be set, for variables whose group has no rate of its own."""
-        return self._rate_of_now() if treatment.rule.learning_rate is self.rule.learning_rate else None
+    def _settable_rate(self, treatment):
+        """Returns the learning rate that can be set; None for variables whose group has a rate of its own."""
+        return self._current_rate() if treatment.rule.learning_rate is self.rule.learning_rate else None
 
     def _slots_by_name(self) -> dict:
         raise NotImplementedError
 
     def get_states(self) -> dict:
         """Returns the number of updates and the slots; see `states.get_states`."""
-        return self._to_come.added_to(states.get_states(self._counter, self._slots_by_name()))
+        return self._deferred_states.added_to(states.get_states(self._counter, self._slots_by_name()))
 
     def set_states(self, values: dict) -> None:
         """Restores the result of `get_states`; see `states.set_states`.
 
-        An optimizer that has not seen its variables yet keeps the states until it makes its slots, in `build` or the
-        first update, which then raises errors about them.
+        An optimizer without slots keeps the states until it makes the slots, in `build` or the first update. Errors in
+        the states are then raised there.
         """
         slots = self._slots_by_name()
         if slots or not tf.executing_eagerly():
             states.set_states(type(self).__name__, values, self._counter, slots)
         else:
-            self._to_come.keep(type(self).__name__, values, self._counter)
+            self._deferred_states.keep(type(self).__name__, values, self._counter)
 
-    def _take_states_to_come(self):
-        self._to_come.assign(type(self).__name__, self._counter, self._slots_by_name())
+    def _assign_deferred_states(self):
+        self._deferred_states.assign(type(self).__name__, self._counter, self._slots_by_name())
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -117,21 +117,21 @@ class KerasFace:
         return cls(**from_config(config))
 
 
-class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
+class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
     """A rule as a `tf.keras.optimizers.Optimizer`.
 
     Args:
       groups: see `ParameterGroups`.
       name: name of the optimizer.
-      fused: update many variables at once, with the same results up to rounding. Not while a `tf.distribute.Strategy`
-        has several replicas.
-      **arguments: those of the rule. Schedules are read at `iterations`.
+      fused: update many variables at once, with the same results except for rounding. Has no effect while a
+        `tf.distribute.Strategy` has several replicas.
+      **arguments: arguments of the rule. Schedules are read at `iterations`.
     """
 
     def __init__(
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
     ):
-        base = self._take_rule(arguments, groups)
+        base = self._set_rule(arguments, groups)
         super().__init__(name=name or self.rule_class.__name__, jit_compile=False, **base)
         self._learning_rate = self._build_learning_rate(self.rule.learning_rate)
         self._is_fused = check_fused(self.rule_class.__name__, fused)
@@ -145,7 +145,7 @@ class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
         self._slots = []
         for variable in var_list:
             with _choose_working_dtype(variable) as dtype:
-                starts = self._groups.of(variable).rule.slots().items()
+                starts = self._groups.treatment_of(variable).rule.slots().items()
                 values = {slot: tf.fill(variable.shape, tf.cast(start, dtype)) for slot, start in starts}
                 made = {
                     slot: self.add_variable_from_reference(variable, slot, None, value)
@@ -153,14 +153,14 @@ class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
                 }
             self._slots.append(made)
         self._built = True
-        self._take_states_to_come()
+        self._assign_deferred_states()
 
-    def _rate_of_now(self):
+    def _current_rate(self):
         return self.learning_rate
 
     def apply_gradients(self, grads_and_vars, *arguments, **keywords):
         """Updates the variables; see `tf.keras.optimizers.Optimizer.apply_gradients`."""
-        grads_and_vars = multiplied_by_factor(self.rule, list(grads_and_vars))
+        grads_and_vars = apply_norm_factor(self.rule, list(grads_and_vars))
         return super().apply_gradients(grads_and_vars, *arguments, **keywords)
 
     def update_step(self, gradient, variable):
@@ -170,21 +170,21 @@ class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
     def get_config(self):
         """Returns the rule's arguments and those of every Keras optimizer."""
         base = super().get_config()
-        own = plain({key: base[key] for key in ("name", *OF_ALL)})
+        own = plain({key: base[key] for key in ("name", *COMMON_ARGUMENTS)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     def combine_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
-        return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
+        return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
             return super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **keywords)
         pending = [
-            Pending(variable, as_dense(grad), self._slots_of(variable), self._groups.of(variable))
+            Pending(variable, as_dense(grad), self._slots_of(variable), self._groups.treatment_of(variable))
             for grad, variable in grads_and_vars
         ]
-        update_together(pending, self.iterations, self._rate_of)
+        update_together(pending, self.iterations, self._settable_rate)
         return self.iterations.assign_add(1)
 
     def _slots_of(self, variable):
@@ -194,7 +194,7 @@ class KerasOptimizer(KerasFace, tf.keras.optimizers.Optimizer):
         return {name_of(variable): slots for variable, slots in zip(self._updated, getattr(self, "_slots", ()))}
 
 
-class KerasLegacyOptimizer(KerasFace, tf.keras.optimizers.legacy.Optimizer):
+class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimizer):
     """A rule as a `tf.keras.optimizers.legacy.Optimizer`; arguments as in `KerasOptimizer`, without `fused`."""
 
     registered = staticmethod(tf.keras.utils.register_keras_serializable("npu_bridge.legacy"))
@@ -206,7 +206,7 @@ class KerasLegacyOptimizer(KerasFace, tf.keras.optimizers.legacy.Optimizer):
             problem, expected = "legacy Keras optimizers update one variable after the other", "fused=False"
             fix = f"Use npu_bridge.optimizers.keras.{self.rule_class.__name__}."
             raise ValueError(message(self.rule_class.__name__, problem, expected, "fused=True", fix))
-        base = self._take_rule(arguments, groups)
+        base = self._set_rule(arguments, groups)
         super().__init__(name or self.rule_class.__name__, **base)
         self._set_hyper("learning_rate", self.rule.learning_rate)
 
@@ -216,9 +216,9 @@ class KerasLegacyOptimizer(KerasFace, tf.keras.optimizers.legacy.Optimizer):
         self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
             with _choose_working_dtype(variable) as dtype:
-                for slot, start in self._groups.of(variable).rule.slots().items():
+                for slot, start in self._groups.treatment_of(variable).rule.slots().items():
                     self.add_slot(variable, slot, tf.fill(variable.shape, tf.cast(start, dtype)))
-        self._take_states_to_come()
+        self._assign_deferred_states()
 
     def _resource_apply_dense(self, grad, var, apply_state=None):
         return self._update(var, grad)
@@ -226,17 +226,17 @@ class KerasLegacyOptimizer(KerasFace, tf.keras.optimizers.legacy.Optimizer):
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
         return self._resource_apply_dense(as_dense(tf.IndexedSlices(grad, indices, tf.shape(var))), var)
 
-    def _rate_of_now(self):
+    def _current_rate(self):
         return self._decayed_lr(tf.float32)
 
     def _slots_by_name(self):
         return {name_of(variable): self._slots_of(variable) for variable in self._updated}
 
     def _slots_of(self, variable):
-        return {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
+        return {slot: self.get_slot(variable, slot) for slot in self._groups.treatment_of(variable).rule.slots()}
 
     def _transform_gradients(self, grads_and_vars):
-        return multiplied_by_factor(self.rule, super()._transform_gradients(grads_and_vars))
+        return apply_norm_factor(self.rule, super()._transform_gradients(grads_and_vars))
 
     def get_config(self):
         """Returns the rule's arguments and those of every legacy Keras optimizer."""

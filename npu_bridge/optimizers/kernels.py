@@ -1,7 +1,7 @@
-"""Runs rules by TensorFlow's own update kernels, which read and write a variable and its slots once.
+"""Runs rules with TensorFlow's own update kernels, which read and write a variable and its slots only once.
 
-A rule's formula, run op by op, writes a tensor of the variable's size for each term. On large variables these
-writes are the cost of an update.
+A rule's formula, run op by op, writes a tensor of the variable's size for each term. For large variables, these writes
+take most of the time of an update.
 """
 
 from __future__ import annotations
@@ -16,60 +16,61 @@ from npu_bridge.optimizers.rules.lamb import LAMB
 from npu_bridge.optimizers.rules.sgd import SGD
 
 
-def fits(rule: Rule) -> bool:
-    """Returns True when there is a kernel for this rule; False in a function that XLA compiles.
+def has_kernel(rule: Rule) -> bool:
+    """Returns whether there is a kernel for a rule; False in a function that XLA compiles.
 
     XLA reads and writes a variable once for any formula, and has no variables that exist only within a step.
     """
     if not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
         return False
-    known = _KERNELS.get(type(rule))  # not of a subclass, which can have another formula
+    known = _KERNELS.get(type(rule))  # a subclass has no kernel, as it can have another formula
     return known is not None and known[0](rule)
 
 
 def add_scalars(rule: Rule, at: Any) -> None:
-    """Adds the further arguments of a rule's kernel to the hyper-parameters, once for all variables."""
-    if fits(rule):
+    """Adds the other arguments of a rule's kernel to the hyper-parameters `at`, once for all variables."""
+    if has_kernel(rule):
         at.of_kernel = _KERNELS[type(rule)][2](rule, at)
 
 
 def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any) -> Any:
-    """Updates a resource variable and its slots, if there is a kernel.
+    """Updates a resource variable and its slots by the rule's kernel.
 
     Args:
       variable: a variable of the dtype in which the update is computed.
-      gradient: dense, of its shape and dtype.
+      gradient: dense, of the variable's shape and dtype.
       slots: slot variables by name.
-      at: the hyper-parameters of this update, see `values_at`, with those of `add_scalars`.
+      rule: a rule that has a kernel.
+      at: the hyper-parameters from `values_at`, after `add_scalars`.
     Returns:
-      The op to wait for; None when executed eagerly.
+      The op to wait for; None in eager execution.
     """
     handles = {name: slot.handle for name, slot in slots.items()}
     decays = rule.decays(at)
     if decays and rule.decay == "coupled":
         gradient = gradient + at.weight_decay * variable.read_value()
     if isinstance(rule, LAMB):
-        return _update_by_lamb(variable, gradient, handles, rule, at, f"{unique_id(slots['m'])}/direction")
+        return _update_with_lamb(variable, gradient, handles, rule, at, f"{unique_id(slots['m'])}/direction")
     if not (decays and rule.decay == "decoupled"):
-        return _lower(variable.handle, gradient, handles, rule, at)
+        return _apply_kernel(variable.handle, gradient, handles, rule, at)
     lost = at.learning_rate * at.weight_decay * variable.read_value()
     with tf.control_dependencies([lost]):
-        done = _lower(variable.handle, gradient, handles, rule, at)
+        done = _apply_kernel(variable.handle, gradient, handles, rule, at)
     with _after(done):
         return variable.assign_sub(lost, read_value=False)
 
 
-def change(
+def update_slots(
     parameter: tf.Tensor | None, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any, tensors: PerTensor, name: str
 ) -> tf.Tensor:
-    """Updates the slots and returns the addend of a parameter: minus the `amount` of the rule.
+    """Updates the slots; returns the tensor to add to a parameter, which is minus the `amount` of the rule.
 
     Args:
-      parameter: None where the rule does not read it.
-      gradient: of the same shape, a vector or a matrix.
-      slots: resource handles of vectors with as many elements, by slot name.
+      parameter: a vector or a matrix; None if the rule does not read it.
+      gradient: of the parameter's shape.
+      slots: resource handles of vectors with as many elements as the parameter, by slot name.
       rule, at: as in `update`.
-      tensors: sums over whole tensors.
+      tensors: computes sums over whole tensors.
       name: name of a temporary variable.
     """
     decays = rule.decays(at)
@@ -83,7 +84,7 @@ def change(
     shape = gradient.shape
     if shape.rank != 1:  # the shape of the slots
         start, gradient = tf.reshape(start, [-1]), tf.reshape(gradient, [-1])
-    scratch, lowered = _lowered(start, gradient, slots, rule, at, name)
+    scratch, lowered = _apply_to_scratch(start, gradient, slots, rule, at, name)
     with tf.control_dependencies([lowered]):
         destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
     with _after(destroyed):
@@ -99,21 +100,21 @@ def change(
     return lowered
 
 
-def _lowered(start, gradient, slots, rule, at, name):
-    """Lowers a scratch variable, which starts as `start`, by the rule; returns its handle and its value."""
+def _apply_to_scratch(start, gradient, slots, rule, at, name):
+    """Applies the kernel to a temporary variable that starts as `start`; returns its handle and its new value."""
     scratch = tf.raw_ops.VarHandleOp(dtype=start.dtype, shape=start.shape, shared_name=name)
     with _after(tf.raw_ops.AssignVariableOp(resource=scratch, value=start)):
-        lowered = _lower(scratch, gradient, slots, rule, at)
+        lowered = _apply_kernel(scratch, gradient, slots, rule, at)
     with _after(lowered):
         return scratch, tf.raw_ops.ReadVariableOp(resource=scratch, dtype=start.dtype)
 
 
-def _lower(handle, gradient, slots, rule, at):
-    """Lowers a variable by the amount of the rule without weight decay, by the direction for LAMB."""
+def _apply_kernel(handle, gradient, slots, rule, at):
+    """Applies the rule's kernel to a variable, without weight decay. For LAMB, this subtracts the direction."""
     return _KERNELS[type(rule)][1](handle, gradient, slots, rule, at)
 
 
-def _by_sgd(handle, gradient, slots, rule, at):
+def _apply_sgd(handle, gradient, slots, rule, at):
     if not slots:
         return tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=at.learning_rate, delta=gradient)
     return tf.raw_ops.ResourceApplyMomentum(
@@ -126,7 +127,7 @@ def _by_sgd(handle, gradient, slots, rule, at):
     )
 
 
-def _by_adam(handle, gradient, slots, rule, at):
+def _apply_adam(handle, gradient, slots, rule, at):
     """Runs Adam's kernel, which adds epsilon to the root of the uncorrected `v`."""
     return tf.raw_ops.ResourceApplyAdam(
         var=handle, m=slots["m"], v=slots["v"], beta1=at.beta_1, beta2=at.beta_2, grad=gradient, **at.of_kernel
@@ -147,8 +148,8 @@ def _scalars(at, rate, is_epsilon_corrected, is_corrected):
     return {"beta1_power": powers[0], "beta2_power": powers[1], "lr": rate, "epsilon": epsilon}
 
 
-def _update_by_lamb(variable, gradient, slots, rule, at, name):
-    """Lowers a scratch variable from `-weight_decay * p` to `-u` by Adam's kernel, then updates the variable by it."""
+def _update_with_lamb(variable, gradient, slots, rule, at, name):
+    """Computes minus the direction in a temporary variable by Adam's kernel, then updates the variable with it."""
     # Sequential, so that a thread finishes this variable before it begins the next: the output of one op is still in
     # the cache when the next one reads it. Reads that wait for nothing would run for all variables first.
     with tf.control_dependencies([gradient]):
@@ -160,14 +161,14 @@ def _update_by_lamb(variable, gradient, slots, rule, at, name):
         with tf.control_dependencies([start]):
             norms.append(_norm(parameter))
     with tf.control_dependencies(norms):
-        scratch, backwards = _lowered(start, gradient, slots, rule, at, name)
+        scratch, minus_direction = _apply_to_scratch(start, gradient, slots, rule, at, name)
     if at.adapts_layer:
-        rate = rate * rule.ratio(*norms, _norm(backwards), at)
+        rate = rate * rule.ratio(*norms, _norm(minus_direction), at)
     lost = None
     if decays and rule.decay == "decoupled":
         lost = at.learning_rate * at.weight_decay * parameter
     with tf.control_dependencies([] if lost is None else [lost]):
-        done = tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=-rate, delta=backwards)
+        done = tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=-rate, delta=minus_direction)
     with _after(done):
         destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
     if lost is None:
@@ -184,10 +185,10 @@ def _after(op):
     return tf.control_dependencies([] if op is None else [op])
 
 
-# The rules that have kernels: for which options, how, and which scalars all variables share.
+# The rules that have kernels, with a check of their options, the kernel, and the scalars that all variables share.
 _KERNELS = {
-    SGD: (lambda rule: not rule.is_on("dampening"), _by_sgd, lambda rule, at: {}),
-    Adam: (lambda rule: not rule.amsgrad, _by_adam, _scalars_of_adam),
-    AdamW: (lambda rule: not rule.amsgrad, _by_adam, _scalars_of_adam),
-    LAMB: (lambda rule: True, _by_adam, _scalars_of_lamb),
+    SGD: (lambda rule: not rule.is_on("dampening"), _apply_sgd, lambda rule, at: {}),
+    Adam: (lambda rule: not rule.amsgrad, _apply_adam, _scalars_of_adam),
+    AdamW: (lambda rule: not rule.amsgrad, _apply_adam, _scalars_of_adam),
+    LAMB: (lambda rule: True, _apply_adam, _scalars_of_lamb),
 }

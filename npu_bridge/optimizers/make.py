@@ -1,4 +1,4 @@
-"""Makes the optimizer classes of all update rules: for TF 1 and the generations of Keras."""
+"""Makes the optimizer classes of all update rules: for TF 1 and for the versions of Keras."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from npu_bridge.base.errors import unknown_keyword
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import rules
 
-_OF_FACES = ("groups", "name", "fused")
+_COMMON_ARGUMENTS = ("groups", "name", "fused")
 
 
 def named_optimizers(base: type, module: str) -> dict:
-    """Makes a class for each rule, by name: the base with the rule's arguments, in order, and its documentation."""
+    """Returns a class for each rule by name: a subclass of `base` with the arguments and docstring of the rule."""
     return {rule.__name__: _named_optimizer(base, rule, module) for rule in rules.ALL}
 
 
 def make_signature(rule: type) -> inspect.Signature:
-    """Returns the signature of an optimizer of this rule."""
+    """Returns the signature of the optimizers of a rule."""
     fields = [
         inspect.Parameter(
             field.name,
@@ -28,7 +28,7 @@ def make_signature(rule: type) -> inspect.Signature:
         )
         for field in dataclasses.fields(rule)
     ]
-    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _OF_FACES]
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _COMMON_ARGUMENTS]
     rest = inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)
     return inspect.Signature([*fields, *own, rest])
 

@@ -1,8 +1,8 @@
-"""Defines an update rule: a formula with its hyper-parameters, independent of where and how it is run.
+"""Defines update rules. A rule is a formula with hyper-parameters, independent of where and how it is run.
 
-A rule is a frozen dataclass. Its fields are the constructor's arguments, made with `hyper`, `number`, `flag`,
-`choice` and `patterns`, which define the allowed values. Its `amount` is the formula. The optimizer classes for TF 1
-and Keras, execution by variable or on flat buffers, schedules and parameter groups are derived from it.
+A rule is a frozen dataclass. Its fields are the constructor's arguments. They are made with `hyper`, `number`, `flag`,
+`choice` and `patterns`, which define the allowed values. The method `amount` is the formula. The optimizer classes for
+TF 1 and Keras, updates by variable or on flat buffers, schedules and parameter groups are all derived from the rule.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from npu_bridge.base.own_tensorflow import tf
 
 
 class PerTensor:
-    """Sums over tensors, for rules that treat each tensor as a whole; in this class there is one tensor."""
+    """Computes sums and norms of whole tensors, for rules that need them; here the values are one tensor."""
 
     def sum(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over each tensor's elements, in a shape that broadcasts against `values`."""
+        """Returns the sum of the elements of each tensor, in a shape that broadcasts to `values`."""
         return tf.reduce_sum(values)
 
     def norm(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the 2-norm of each tensor, in a shape that broadcasts against `values`."""
+        """Returns the 2-norm of each tensor, in a shape that broadcasts to `values`."""
         return tf.sqrt(self.sum(tf.square(values)))
 
 
@@ -35,19 +35,19 @@ ONE_TENSOR = PerTensor()
 
 
 def hyper(default: float | None, low: float = 0.0, below: float = math.inf, optional: bool = False) -> Any:
-    """Defines a hyper-parameter: a number of at least `low` and less than `below`, or a schedule of numbers.
+    """Defines a hyper-parameter: a number of at least `low` and less than `below`, or a schedule of such numbers.
 
     Args:
-      default: value when none is given; None with `optional=False` makes the argument required.
-      low, below: bounds. Schedules are not checked.
-      optional: whether None is allowed, which turns the option off.
+      default: value if the argument is not given; None with `optional=False` makes the argument required.
+      low, below: bounds of numbers; values of schedules are not checked.
+      optional: whether None is allowed; None turns the option off.
     """
     missing = default is None and not optional
     return _field(default, _check_hyper, low=low, below=below, optional=optional, is_hyper=True, is_required=missing)
 
 
 def number(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
-    """Defines a number of at least `low` that is the same in all updates; None is allowed where it is `optional`."""
+    """Defines a number of at least `low` that is the same in all updates; with `optional`, None is allowed, too."""
     return _field(default, _check_number, low=low, below=math.inf, optional=optional)
 
 
@@ -62,25 +62,25 @@ def choice(default: str, *others: str) -> Any:
 
 
 def patterns() -> Any:
-    """Defines an argument that is None or a list of regular expressions, searched for in names of variables."""
+    """Defines an argument that is None or a list of regular expressions that are searched for in variable names."""
     return _field(None, _check_patterns)
 
 
 class Rule(KnownKeywords, abc.ABC):
-    """A formula that turns a gradient into the amount that a parameter is lowered by.
+    """A formula that turns a gradient into the amount to subtract from a parameter.
 
     Every rule has the fields `learning_rate`, `weight_decay`, `decay` and `exclude_from_weight_decay`. With
-    `decay="coupled"`, `weight_decay * parameter` is added to the gradient first; with "decoupled", the parameter is
-    also lowered by `learning_rate * weight_decay * parameter`. A rule can define more.
+    `decay="coupled"`, `weight_decay * parameter` is first added to the gradient; with "decoupled", `learning_rate *
+    weight_decay * parameter` is also subtracted from the parameter. A rule can define other values of `decay`.
     """
 
     learning_rate: Any
     weight_decay: Any
     decay: str
     exclude_from_weight_decay: Any
-    # False for a rule that needs more of a tensor's shape than `PerTensor` offers: it cannot run on flat buffers.
+    # False for a rule that needs a tensor's shape for more than the sums of `PerTensor`: it cannot run on flat buffers.
     is_elementwise_or_norms = True
-    # True for a rule that needs sums over whole tensors; variables are then joined only with those of their size.
+    # True for a rule that needs sums over whole tensors. Only variables of the same size are then joined.
     uses_norms = False
 
     def __post_init__(self):
@@ -90,7 +90,7 @@ class Rule(KnownKeywords, abc.ABC):
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most rules have arguments that do not depend on each other
-        """Raises ValueError when arguments contradict each other."""
+        """Raises ValueError if arguments contradict each other."""
 
     @classmethod
     def hyper_names(cls) -> list:
@@ -99,21 +99,21 @@ class Rule(KnownKeywords, abc.ABC):
         return [field.name for field in fields if field.metadata.get("is_hyper")]
 
     def is_on(self, name: str) -> bool:
-        """Returns False when a hyper-parameter is 0 for the whole run; a schedule can take any value, so it is on."""
+        """Returns False if a hyper-parameter is None or 0 in all updates. Schedules are on: they can take any value."""
         value = getattr(self, name)
         return value is not None and not (isinstance(value, float) and value == 0.0)
 
     def slots(self) -> dict:
-        """Returns the names of the values kept for each parameter, with the start of their elements."""
+        """Returns the names of the slots of each parameter, with the initial value of their elements."""
         return {}
 
     @property
     def uses_global_norm(self) -> bool:
-        """True when gradients are first multiplied by a factor that depends on the norm of all of them."""
+        """True if gradients are first multiplied by a factor that depends on the norm of all gradients."""
         return False
 
     def gradient_factor(self, global_norm: tf.Tensor) -> tf.Tensor:
-        """Returns the factor for all gradients, where `uses_global_norm`."""
+        """Returns the factor for all gradients; called only if `uses_global_norm`."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -122,13 +122,14 @@ class Rule(KnownKeywords, abc.ABC):
 
         Args:
           parameter, gradient: float32 or float64 tensors of one shape.
-          slots: tensors of that shape by name.
-          at: the hyper-parameters of this update by name, scalars of that dtype; `at.update` counts updates from 1.
-          tensors: sums over whole tensors.
+          slots: tensors of the parameter's shape by slot name.
+          at: the hyper-parameters of this update as attributes, scalars of the parameter's dtype; `at.update` counts
+            updates from 1.
+          tensors: computes sums and norms of whole tensors.
         """
 
     def updated(self, parameter, gradient, slots: dict, at, tensors: PerTensor = ONE_TENSOR) -> tuple:
-        """Returns `amount` with the weight decay; the arguments and results are the same."""
+        """Returns `amount` with the weight decay, and the new slots; the arguments are those of `amount`."""
         decays = self.decays(at)
         if decays and self.decay == "coupled":
             gradient = gradient + at.weight_decay * parameter
@@ -141,11 +142,11 @@ class Rule(KnownKeywords, abc.ABC):
 
     @property
     def reads_parameter(self) -> bool:
-        """True when the amount depends on the parameter itself."""
+        """True if the amount depends on the parameter itself."""
         return self.is_on("weight_decay")
 
     def decays(self, at) -> bool:
-        """Returns True when a weight decay is part of this update; without one `values_at` returns the number 0.0."""
+        """Returns whether this update has a weight decay. If not, `at.weight_decay` is the Python number 0.0."""
         return not (isinstance(at.weight_decay, float) and at.weight_decay == 0.0)
 
 
@@ -154,7 +155,7 @@ def _field(default, check, **metadata):
 
 
 def is_schedule(value: Any) -> bool:
-    """Returns True for values that can change with each update: schedules, callables, tensors and variables."""
+    """Returns True for values that can change from update to update: schedules, callables, tensors and variables."""
     return callable(value) or isinstance(value, (tf.Tensor, tf.Variable)) or hasattr(value, "handle")
 
 
@@ -175,8 +176,8 @@ def _check_hyper(owner, field, value):
 
 def _check_number(owner, field, value):
     if is_schedule(value):
-        problem, got = f"{field.name} is the same in all updates", type(value).__name__
-        raise TypeError(message(owner, problem, "a number", got, "Give one."))
+        problem, got = f"{field.name} cannot change between updates", type(value).__name__
+        raise TypeError(message(owner, problem, "a number", got, "Give a number."))
     return _check_hyper(owner, field, value)
 
 

@@ -1,4 +1,4 @@
-"""Reads and sets the state of an optimizer, as arrays by the names of variables."""
+"""Reads and sets the state of an optimizer, as arrays by variable name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
     Args:
       count: the variable that counts updates.
       slots: slot variables by variable name and slot name.
-      session: a session of a TF 1 graph; the default session by default.
+      session: a session of the TF 1 graph; by default the default session.
     Returns:
-      "step_counter", an int, and for each slot name a dictionary of arrays by variable name. Slots that another rank
-      keeps are left out.
+      A dictionary with "step_counter", an int, and for each slot name a dictionary of arrays by variable name. Slots
+      that another rank keeps are left out.
     """
     variables: dict[Any, Any] = {_COUNT: count}
     for name, own in slots.items():
@@ -35,7 +35,7 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
     if tf.executing_eagerly():
         values = {key: variable.numpy() for key, variable in variables.items()}
     else:
-        values = _session(session).run(variables)
+        values = _session_or_default(session).run(variables)
     states: dict[str, Any] = {_COUNT: int(values.pop(_COUNT))}
     for (slot, name), value in values.items():
         states.setdefault(slot, {})[name] = value
@@ -43,7 +43,7 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
 
 
 def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> None:
-    """Assigns the result of `get_states`; leaves unnamed variables unchanged, and after an error all of them.
+    """Assigns the result of `get_states`; leaves variables that are not named unchanged, and after an error all.
 
     Raises:
       TypeError: a value is not the expected dictionary, or has numbers of a kind that its variable cannot hold.
@@ -61,10 +61,12 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
                 got = f"{slot} of {name}"
                 fix = did_you_mean(got, [f"{slot} of {name}" for slot, name in known], "Remove it.")
                 raise ValueError(message(owner, "unknown state", "a slot of a variable", got, fix))
-            variable, value = known[slot, name], _array_for(owner, f"{slot} of {name}", value, known[slot, name])
+            variable, value = known[slot, name], _to_array(owner, f"{slot} of {name}", value, known[slot, name])
             if not variable.shape.is_compatible_with(value.shape):
                 shapes = str(variable.shape), str(value.shape)
-                raise ValueError(message(owner, f"{slot} of {name} does not fit", *shapes, "Give its own."))
+                raise ValueError(
+                    message(owner, f"{slot} of {name} does not fit", *shapes, "Give an array of the variable's shape.")
+                )
             chosen.append((variable, value))
     if tf.executing_eagerly():
         for variable, value in chosen:
@@ -72,13 +74,15 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
         return
     # Fed into the initialisers, so that nothing is added to a graph, which may be finalized.
     fed = {variable.initializer.inputs[1]: value for variable, value in chosen}
-    _session(session).run([variable.initializer for variable, _ in chosen], fed)
+    _session_or_default(session).run([variable.initializer for variable, _ in chosen], fed)
 
 
 def _check_form(owner, states, count):
-    """Checks that states are a dictionary of dictionaries and, optionally, a count."""
+    """Checks that `states` is a dictionary of dictionaries and, optionally, a count."""
     if not isinstance(states, Mapping):
-        raise TypeError(message(owner, "the states are not a dictionary", "one by slots", shown(states), _FIX))
+        raise TypeError(
+            message(owner, "the states are not a dictionary", "a dictionary by slot name", shown(states), _FIX)
+        )
     for slot, by_name in states.items():
         if slot != _COUNT:
             expected = "a dictionary of arrays by variable"
@@ -94,14 +98,14 @@ def _check_form(owner, states, count):
         raise ValueError(message(owner, f"{_COUNT} is out of range", expected, shown(value), _FIX))
 
 
-def _array_for(owner, what, value, variable):
-    """Converts a value to an array that a variable can hold: no texts, and no fractions for integers, for example."""
+def _to_array(owner, what, value, variable):
+    """Converts a value to an array that a variable can hold; rejects strings, or fractions for integer variables."""
     try:
         array = np.asarray(value)
-        given = _KINDS.index(_kind_of(tf.as_dtype(array.dtype)))
+        given = _KINDS.index(_number_kind(tf.as_dtype(array.dtype)))
     except (TypeError, ValueError):  # no numbers, or lists of different lengths
         given = len(_KINDS)
-    kind = _kind_of(variable.dtype)
+    kind = _number_kind(variable.dtype)
     if given > _KINDS.index(kind) or (kind == "bool") != (given == 0):
         raise TypeError(
             message(owner, f"{what} has numbers of another kind", f"an array of {kind}", shown(value), _FIX)
@@ -109,40 +113,40 @@ def _array_for(owner, what, value, variable):
     return array
 
 
-def _kind_of(dtype):
+def _number_kind(dtype):
     if dtype.is_bool or dtype.is_complex:
         return "bool" if dtype.is_bool else "complex"
     return "int" if dtype.is_integer else "float" if dtype.is_floating else "no numbers"
 
 
-class StatesToCome:
-    """States that a Keras optimizer got before it has made its slots."""
+class DeferredStates:
+    """States that a Keras optimizer was given before it has slots."""
 
     def __init__(self):
-        self._waiting: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
 
     def keep(self, owner: str, values: dict, count: Any) -> None:
-        """Keeps the states for which there are no slots yet; sets the number of updates now."""
+        """Keeps the states of slots until there are slots; sets the number of updates at once."""
         _check_form(owner, values, count)
         set_states(owner, {key: value for key, value in values.items() if key == _COUNT}, count, {})
         for slot, by_name in values.items():
             if slot != _COUNT:
-                self._waiting.setdefault(slot, {}).update(by_name)
+                self._kept.setdefault(slot, {}).update(by_name)
 
     def added_to(self, states: dict) -> dict:
-        """Returns `states`, in the form of `get_states`, with the waiting values added."""
-        return {**states, **{slot: {**states.get(slot, {}), **own} for slot, own in self._waiting.items()}}
+        """Returns `states`, in the form of `get_states`, with the kept values added."""
+        return {**states, **{slot: {**states.get(slot, {}), **own} for slot, own in self._kept.items()}}
 
     def assign(self, owner: str, count: Any, slots: dict) -> None:
-        """Assigns kept values to slots that were just made; errors as in `set_states`."""
-        waiting, self._waiting = self._waiting, {}
+        """Assigns kept values to slots that were just made; raises the errors of `set_states`."""
+        waiting, self._kept = self._kept, {}
         if waiting:
             set_states(owner, waiting, count, slots)
 
 
-def _session(session):
+def _session_or_default(session):
     session = session or tf.compat.v1.get_default_session()
     if session is None:
-        problem, fix = "there is no session", "Give one, or use `with`."
-        raise ValueError(message("get_states and set_states", problem, "a session=", "none", fix))
+        problem, fix = "there is no session", "Give a session, or call inside `with session:`."
+        raise ValueError(message("get_states and set_states", problem, "session=", "none", fix))
     return session

@@ -12,7 +12,7 @@ from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, update, working_dtype
+from npu_bridge.optimizers.unfused import apply_norm_factor, as_dense, update, working_dtype
 
 _COUNT = "update_count"
 
@@ -23,10 +23,10 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
     Args:
       groups: see `ParameterGroups`.
       name: name of the optimizer; slots are named `<variable>/<name>/<slot>`.
-      fused: update many variables at once, with the same results up to rounding and the same slots.
-      **arguments: those of the rule. Schedules are read at the number of updates so far, which does not count skipped
-        steps; a tensor (of `global_step`, say) is read unchanged.
-    Graph: for each variable the rule's slots, float32 at least, and one int64 count of updates named
+      fused: update many variables at once, with the same slots, and the same results except for rounding.
+      **arguments: arguments of the rule. Schedules are read at the number of updates so far, without skipped steps. A
+        tensor (computed from `global_step`, say) is read as it is.
+    Graph: the rule's slots for each variable, in float32 at least, and one int64 count of updates named
       `<name>/update_count`.
     """
 
@@ -46,17 +46,17 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate as it was given."""
+        """The learning rate as it was passed to the optimizer."""
         return self.rule.learning_rate
 
     @property
     def needs_all_gradients(self) -> bool:
-        """True where one update needs the norm of all gradients, so that ranks cannot share the work."""
+        """True if an update needs the norm of all gradients, so that ranks cannot share the work."""
         return self.rule.uses_global_norm
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """Updates the variables; see `tf.compat.v1.train.Optimizer.apply_gradients`."""
-        grads_and_vars = multiplied_by_factor(self.rule, list(grads_and_vars))
+        grads_and_vars = apply_norm_factor(self.rule, list(grads_and_vars))
         return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
     def get_states(self, session: tf.compat.v1.Session | None = None) -> dict:
@@ -69,7 +69,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def combine_key(self, variable):
         """Returns a key that is equal for variables updated as one flat tensor; None for other variables."""
-        return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
+        return batch_key(variable, self._groups.treatment_of(variable)) if self._is_fused else None
 
     def _slots_by_name(self):
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -77,7 +77,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return {name_of(variable): self._slots_of(variable) for variable in own}
 
     def _slots_of(self, variable):
-        return {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
+        return {slot: self.get_slot(variable, slot) for slot in self._groups.treatment_of(variable).rule.slots()}
 
     def _create_slots(self, var_list):
         self._groups.check(var_list)
@@ -85,7 +85,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
             dtype = working_dtype(variable)
-            for slot, start in self._groups.of(variable).rule.slots().items():
+            for slot, start in self._groups.treatment_of(variable).rule.slots().items():
                 starting = tf.constant_initializer(start)
                 where = f"{self._name}/{slot}"
                 self._get_or_make_slot_with_initializer(variable, starting, variable.shape, dtype, slot, where)
@@ -98,14 +98,14 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return self._get_non_slot_variable(f"{self._name}/{_COUNT}", graph=graph)
 
     def _prepare(self):
-        # Read once: an op that runs late in a step would read the count after it.
+        # Read once: an op that runs late in a step would read the count after the step.
         self._count_before = tf.identity(self._updates_done())
         self._pending = []
 
     def _apply_dense(self, grad, var):
-        treatment = self._groups.of(var)
+        treatment = self._groups.treatment_of(var)
         slots = self._slots_of(var)
-        # A constraint follows the variable's own update.
+        # A constraint is applied after the variable's own update.
         if self._is_fused and getattr(var, "constraint", None) is None:
             self._pending.append(Pending(var, grad, slots, treatment))
             return None

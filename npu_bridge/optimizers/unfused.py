@@ -1,4 +1,4 @@
-"""Runs a rule on one variable after the other."""
+"""Runs a rule on variables one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def working_dtype(variable: Any) -> tf.DType:
 
 
 def as_dense(gradient: Any) -> tf.Tensor:
-    """Returns a gradient with all its rows; adds up rows with the same index."""
+    """Returns a gradient as a dense tensor; sums the rows of a sparse gradient that have the same index."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = tf.get_static_value(tf.convert_to_tensor(gradient.dense_shape))
@@ -37,12 +37,12 @@ def as_dense(gradient: Any) -> tf.Tensor:
 
 
 def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: Any) -> Any:
-    """Updates one variable and its slots (variables by name); a sparse gradient is made dense.
+    """Updates one variable and its slots (variables by slot name); makes a sparse gradient dense.
 
     Args:
       at: the hyper-parameters of this update in the working dtype, see `values_at`.
     Returns:
-      The op to wait for; None when executed eagerly.
+      The op to wait for; None in eager execution.
     """
     dtype = working_dtype(variable)
     old_slots = {name: tf.convert_to_tensor(slot) for name, slot in slots.items()}
@@ -60,8 +60,8 @@ def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: 
     return None if tf.executing_eagerly() else tf.group(*written)
 
 
-def multiplied_by_factor(rule: Rule, grads_and_vars: list) -> list:
-    """Multiplies gradients by the factor of the global norm, for rules that use it; makes them dense first."""
+def apply_norm_factor(rule: Rule, grads_and_vars: list) -> list:
+    """Multiplies gradients by the factor of their global norm, for rules that use it; makes these gradients dense."""
     if not rule.uses_global_norm:
         return grads_and_vars
     dense = [(None if grad is None else as_dense(grad), variable) for grad, variable in grads_and_vars]

@@ -1,6 +1,6 @@
-"""Declares all options once in a table, and generates from it constructors, checks, readers and a page.
+"""Declares all options once, in a table, and derives constructors, checks, readers and a page from this table.
 
-`read_run_config` and `read_session_config` return the immutable `TrainingOptions` from which engines take their
+`read_run_config` and `read_session_config` return the immutable `TrainingOptions`, from which all other code takes its
 settings. Names are imported on first use, because the launcher and its ranks need few of them.
 """
 

@@ -1,4 +1,4 @@
-"""Writes the options that a training has changed as TOML, which `NPURunConfig.from_file` reads."""
+"""Writes the options that a training has changed from their defaults as TOML, which `NPURunConfig.from_file` reads."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from typing import Any
 from npu_bridge.base.terminal import in_line
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.config_file import LONGEST_LINE
-from npu_bridge.options.construction import changed_values, usual_values
+from npu_bridge.options.construction import adjusted_defaults, changed_values
 from npu_bridge.options.kinds import Helper
 from npu_bridge.options.table import REQUIRED, RUN_CONFIG
 
 OPTIONS_FILE = "run.toml"
 _FIRST_LINE = "# Options that this training changed. NPURunConfig.from_file reads this file."
 OPTIONS_FILES = rb"^# Options that this training changed\."  # the beginning of such files
-_OF_SESSION = "# They are those of its session, which is not told what tf.estimator.RunConfig takes, such as model_dir."
+_OF_SESSION = "# These are the options of its session, without parameters of tf.estimator.RunConfig such as model_dir."
 _SHOWN_CHARACTERS = 60
 
 
 def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str:
     """Returns the text of a file from which `NPURunConfig.from_file` makes the same configuration.
 
-    A comment names values that a file cannot hold: Python objects, None in place of another default, very long texts.
+    A comment lists values that a file cannot hold: Python objects, None for an option with another default, very long
+    texts.
 
     Args:
       config: an `NPURunConfig`.
-      options: the options of a session without such an object; None if there are none.
+      options: the options of a session, if there is no `config`; None if the session had no options.
     """
     lines, lost = [_FIRST_LINE], []
     if config is not None:
-        values = _changed_of_object(config)
+        values = _changed_in_object(config)
     else:
-        values = _changed_of_options(options or {}, RUN_CONFIG)
-        lines.append("# It had no options." if options is None else _OF_SESSION)
+        values = _changed_in_options(options or {}, RUN_CONFIG)
+        lines.append("# The session had no options." if options is None else _OF_SESSION)
     tables = []
-    for section, name, value in _flat(values, ""):
+    for section, name, value in _flatten(values, ""):
         if name == "":
             tables += ["", f"[{section}]"]
             continue
-        line = _line(name, value)
+        line = _toml_line(name, value)
         if line is None:
             lost.append(f"#   {section}{'.' if section else ''}{name}: {in_line(_shown(value))}")
         elif section:
@@ -50,33 +51,33 @@ def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str
             lines.append(line)
     for name, each in getattr(config, "_tables", {}).items():
         for entry in each:
-            tables += ["", f"[[{name}]]", *filter(None, (_line(key, value) for key, value in entry.items()))]
+            tables += ["", f"[[{name}]]", *filter(None, (_toml_line(key, value) for key, value in entry.items()))]
     if lost:
-        told = "# A file cannot hold the following. Pass them: NPURunConfig.from_file(path, NAME=...)"
-        lines += ["", told, *lost]
+        note = "# A file cannot hold the following. Pass them: NPURunConfig.from_file(path, NAME=...)"
+        lines += ["", note, *lost]
     return "\n".join([*lines, *tables, ""])
 
 
-def _changed_of_object(config: Any) -> dict[str, Any]:
-    """Returns values by name; a helper object's values are a dict in it."""
+def _changed_in_object(config: Any) -> dict[str, Any]:
+    """Returns the changed values of a config object by name, with a dictionary for each helper object."""
     is_helper = config._declared_as != RUN_CONFIG
-    values = changed_values(config, **({} if is_helper else usual_values(config)))
-    return {name: _changed_of_object(value) if _has_table(value) else value for name, value in values.items()}
+    values = changed_values(config, **({} if is_helper else adjusted_defaults(config)))
+    return {name: _changed_in_object(value) if _fits_in_table(value) else value for name, value in values.items()}
 
 
-def _has_table(value: Any) -> bool:
-    """Returns whether a value is a helper object that a file can hold: one with all required values."""
+def _fits_in_table(value: Any) -> bool:
+    """Returns whether a value is a helper object that a file can hold: an object with all required values."""
     if not hasattr(value, "_declared_as"):
         return False
     required = [o for o in value._option_table.of(value._declared_as) if o.default is REQUIRED]
     return all(getattr(value, option.attribute) is not None for option in required)
 
 
-def _changed_of_options(options: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def _changed_in_options(options: Mapping[str, Any], owner: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in OPTIONS.of(owner):
         if isinstance(option.kind, Helper):
-            inner = _changed_of_options(options, option.kind.owner)
+            inner = _changed_in_options(options, option.kind.owner)
             if inner:
                 required = [each.name for each in OPTIONS.of(option.kind.owner) if each.default is REQUIRED]
                 values[option.name] = {**{name: options.get(name) for name in required}, **inner}
@@ -85,8 +86,8 @@ def _changed_of_options(options: Mapping[str, Any], owner: str) -> dict[str, Any
     return values
 
 
-def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str, Any]]:
-    """Yields section, name and value, inner tables last; a table starts with an entry that has only a section."""
+def _flatten(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str, Any]]:
+    """Yields (section, name, value), inner tables last. A table begins with an entry whose name is empty."""
     for name, value in values.items():
         if not isinstance(value, dict):
             yield section, name, value
@@ -95,17 +96,17 @@ def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str, A
             inner = f"{section}.{name}" if section else name
             if not value or not all(isinstance(each, dict) for each in value.values()):
                 yield inner, "", None
-            yield from _flat(value, inner)
+            yield from _flatten(value, inner)
 
 
-def _line(name: str, value: Any) -> str | None:
-    """Returns a line of TOML, or None if TOML cannot express the value."""
-    text = _toml_of(value)
+def _toml_line(name: str, value: Any) -> str | None:
+    """Returns a line of TOML; None if TOML cannot express the value."""
+    text = _toml_value(value)
     line = f"{name} = {text}"
     return line if text is not None and len(line) <= LONGEST_LINE else None
 
 
-def _toml_of(value: Any) -> str | None:
+def _toml_value(value: Any) -> str | None:
     if isinstance(value, int):
         return json.dumps(value)  # includes True, which is an int
     if isinstance(value, float):
@@ -118,10 +119,10 @@ def _toml_of(value: Any) -> str | None:
             return None
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
-        parts = [_toml_of(each) for each in value]
+        parts = [_toml_value(each) for each in value]
         return None if None in parts else f"[{', '.join(parts)}]"  # type: ignore[arg-type]
     if isinstance(value, dict):
-        pairs = {json.dumps(str(key)): _toml_of(each) for key, each in value.items()}
+        pairs = {json.dumps(str(key)): _toml_value(each) for key, each in value.items()}
         made = ", ".join(f"{key} = {each}" for key, each in pairs.items())
         return None if None in pairs.values() else f"{{{made}}}"
     return None

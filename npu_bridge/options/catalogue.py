@@ -1,4 +1,4 @@
-"""Holds the table of all options; a new option goes into the `table_*.py` module of its topic and nowhere else."""
+"""Holds the table of all options. Add a new option to the `table_*.py` module of its topic and nowhere else."""
 
 from __future__ import annotations
 

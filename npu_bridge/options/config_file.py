@@ -1,4 +1,4 @@
-"""Reads run configurations as TOML: a key for each constructor value, a table for each helper object."""
+"""Reads run configurations from TOML files: a key for each constructor value, a table for each helper object."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def build_from_file(
       path: the file.
       overrides: constructor values that override the file.
       helpers: the helper classes by owner name.
-      lists: lists of tables that a file can hold beside constructor values: by name, the function that makes an object
-        of one table. The objects are kept as a tuple, in the attribute of that name with an underscore in front, and
-        the file's text about them in `_tables`.
+      lists: lists of tables that a file can hold besides constructor values: for each name, a function that makes an
+        object from a table. A list named `NAME` becomes the attribute `_NAME`, a tuple of objects; the parsed tables of
+        all lists become the attribute `_tables`.
     Raises:
-      TypeError, ValueError: the file is not TOML, names an unknown key, or holds an illegal value or
-        combination; the message starts with file, line and key.
+      TypeError, ValueError: the file is not TOML, names an unknown key, or holds an illegal value or combination; the
+        message starts with file, line and key.
       OSError: the file cannot be read.
     """
     content, text = read_toml(path, f"{cls.__name__}.from_file")
@@ -60,7 +60,7 @@ def build_from_file(
 
 
 def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[str, Any], str]:
-    """Returns a file's content and text; errors as for `build_from_file`, without options, beginning with `owner`."""
+    """Returns the parsed content and the text of a file; raises the errors of `build_from_file`, without options."""
     try:
         with open_file(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -71,7 +71,9 @@ def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[s
         raise TypeError(message(owner, problem, "a path", got, "Name a TOML file.")) from None
     if len(content) > _MOST_BYTES:
         bound = f"at most {_MOST_BYTES >> 10} KiB"
-        raise ValueError(f"{path}: it is too large. Expected {bound}, enough for every option many times; got more.")
+        raise ValueError(
+            f"{path}: the file is too large. Expected {bound}, enough for every option many times; got more."
+        )
     text = content.decode("utf-8", "replace")
     for number, line in enumerate(text.splitlines(), start=1):
         dots = _BEGINNING.match(line).group().count(".")
@@ -82,13 +84,13 @@ def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[s
 
 
 class TomlReader:
-    """A reader that turns parsed TOML into constructor values, and knows each key's line.
+    """A reader that turns parsed TOML into constructor values, and knows the line of each key.
 
     Args:
-      path: the file, or another text to put in front of messages.
-      text: the parsed text.
+      path: the file, or another text that begins error messages.
+      text: the text from which the TOML was parsed.
       table: the known options.
-      helpers: the helper classes, or other functions of their arguments, by owner name.
+      helpers: the helper classes, or other functions with their arguments, by owner name.
     """
 
     def __init__(self, path: str, text: str, table: OptionTable, helpers: Mapping[str, type]):
@@ -100,7 +102,7 @@ class TomlReader:
     def arguments(
         self, owner: str, content: Mapping[str, Any], section: str, skip: Container[str] = ()
     ) -> dict[str, Any]:
-        """Returns values for the constructor of an owner, whose table is `section`, as in "dump_config."."""
+        """Returns the constructor values of an owner, whose table has the prefix `section`, such as "dump_config."."""
         names = [option.name for option in self._table.of(owner)]
         values = {}
         for key, value in content.items():
@@ -114,7 +116,7 @@ class TomlReader:
         kind = self._table[key].kind
         if isinstance(kind, Helper):
             if not isinstance(value, dict):
-                place, expected = self._place(section + key), f"[{section}{key}] with {kind.owner}'s parameters"
+                place, expected = self._location(section + key), f"[{section}{key}] with {kind.owner}'s parameters"
                 raise ValueError(message(place, f"{key} is a table", expected, shown(value), "Write a table."))
             inner = f"{section}{key}."
             arguments = self.arguments(kind.owner, value, inner)
@@ -123,15 +125,15 @@ class TomlReader:
             except (TypeError, ValueError) as error:
                 raise self.located(error, inner) from error
         if isinstance(kind, (TensorFlowObject, RawBytes)):
-            place, fix = self._place(section + key), f"Pass it as from_file(path, {key}=...)."
-            raise ValueError(message(place, f"a file cannot hold {key}", "it in code", shown(value), fix))
+            place, fix = self._location(section + key), f"Pass it as from_file(path, {key}=...)."
+            raise ValueError(message(place, f"a file cannot hold {key}", "this value in code", shown(value), fix))
         return value
 
     def objects(self, name: str, tables: Any, make: Callable[[Mapping[str, Any]], Any]) -> tuple:
-        """Returns the result of `make` for each table of a list."""
+        """Returns a tuple of the results of `make` for each table of a list."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            fix = f"Write [[{name}]] above each."
-            raise ValueError(message(self._place(name), f"{name} is a list of tables", "tables", shown(tables), fix))
+            fix = f"Write [[{name}]] above each table."
+            raise ValueError(message(self._location(name), f"{name} is a list of tables", "tables", shown(tables), fix))
         made = []
         for position, table in enumerate(tables):
             try:
@@ -141,28 +143,29 @@ class TomlReader:
         return tuple(made)
 
     def located(self, error: Exception, section: str) -> Exception:
-        """Returns the error with file, line and key in front; unchanged when it already has them."""
+        """Returns the error with file, line and key in front; an error that already has them is returned unchanged."""
         if getattr(error, "is_located", False):
             return error
         option = getattr(error, "option", None)
-        in_file = next((k for k in (f"{section}{option}", self._by_last_part(option)) if k in self._lines), None)
+        in_file = next((k for k in (f"{section}{option}", self._find_key(option)) if k in self._lines), None)
         kind = TypeError if isinstance(error, TypeError) else ValueError  # subclasses can require more than a text
-        located = kind(shortened(f"{self._place(in_file or section.rstrip('.'))}: {error}"))
+        located = kind(shortened(f"{self._location(in_file or section.rstrip('.'))}: {error}"))
         located.option = option  # type: ignore[attr-defined]
         located.is_located = True  # type: ignore[attr-defined]
         return located
 
-    def _by_last_part(self, option: str | None) -> str | None:
+    def _find_key(self, option: str | None) -> str | None:
         named = (key for key in self._lines if key.rpartition(".")[2] == option)
-        return next((key for key in named if "[" not in key), None)  # tables of a list have their own keys
+        # Keys of tables in a list are found by their full name only.
+        return next((key for key in named if "[" not in key), None)
 
-    def _place(self, key: str) -> str:
-        line = self._lines.get(key) or self._lines.get(key.partition("[")[0])  # for a list written in one line
+    def _location(self, key: str) -> str:
+        line = self._lines.get(key) or self._lines.get(key.partition("[")[0])  # a list can be written in one line
         return ":".join(part for part in (self._path, str(line or ""), f" key {key}" if key else "") if part)
 
 
 def parse_toml(text: str, path: str) -> dict[str, Any]:
-    """Parses a text; messages of errors, as for `build_from_file`, begin with `path`."""
+    """Parses a text; messages of errors begin with `path`."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -176,7 +179,7 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
 
 
 def _key_lines(text: str) -> dict[str, int]:
-    """Returns the line of every dotted key and table header; keys in a table have the table's name in front.
+    """Returns the line number of every key and table header by dotted name, such as `dump_config.dump_mode`.
 
     Tables of a list are numbered: `[[stages]]` is `stages[0]`, and the next one `stages[1]`.
     """

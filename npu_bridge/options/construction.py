@@ -1,4 +1,4 @@
-"""Makes constructors of config classes from the option table, with the checks of `NPURunConfig` in order."""
+"""Makes the constructors of config classes from the option table, with the checks of `NPURunConfig` in their order."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ BASE_PARAMETERS = (
 
 
 def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]:
-    """Returns a class decorator that gives a config class the constructor its options describe.
+    """Returns a class decorator that gives a config class the constructor that its options describe.
 
-    The class handles the bound values in `_set_up(values)`. Signature and the `Args` of the class docstring come from
-    the table. Keywords that only the base class has are passed on to `_set_up` by name.
+    The constructor calls `_set_up(values)` of the class with the bound values. Its signature and the `Args` of the
+    class docstring come from the table. Keywords that only the base class has are passed on to `_set_up` as keywords.
 
     Args:
       owner: the owner under which the table lists the options.
@@ -42,11 +42,11 @@ def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]
 
     def give_constructor(cls: type) -> type:
         base = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
-        of_base = {name for name, one in base.items() if one.kind is one.POSITIONAL_OR_KEYWORD} - {"self"}
-        of_base.difference_update(option.name for option in table.of(owner))
+        base_only = {name for name, one in base.items() if one.kind is one.POSITIONAL_OR_KEYWORD} - {"self"}
+        base_only.difference_update(option.name for option in table.of(owner))
 
         def __init__(self, *args, **kwargs):
-            others = {name: kwargs.pop(name) for name in of_base.intersection(kwargs)}
+            others = {name: kwargs.pop(name) for name in base_only.intersection(kwargs)}
             self._set_up(table.bind(owner, args, kwargs), **others)
 
         __init__.__signature__ = table.signature(owner)  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]
 
 
 class DeclaredConfig:
-    """A base of the helper config objects: checks the values, then keeps them as attributes."""
+    """A base of the helper config classes, which checks the values and then stores them as attributes."""
 
     _declared_as = ""
     _option_table = OPTIONS
@@ -75,31 +75,31 @@ class DeclaredConfig:
             setattr(self, option.attribute, values[option.name])
 
     def __repr__(self) -> str:
-        return written_out(self)
+        return format_call(self)
 
 
-def written_out(config: Any, **defaults: Any) -> str:
+def format_call(config: Any, **defaults: Any) -> str:
     """Returns the call that makes a config object, with only the values that differ from the defaults.
 
     Args:
       config: an object of a class with `declared`.
-      **defaults: values that stand for a missing parameter, if they are not the defaults of the table.
+      **defaults: default values that differ from those of the table.
     """
     parts = []
     for name, value in changed_values(config, **defaults).items():
-        text = repr(value)  # has several lines for a TensorFlow message
+        text = repr(value)  # the repr of a protobuf message has several lines
         parts.append(f"{name}={shortened(' '.join(text.split()), 240) if chr(10) in text else text}")
     return f"{type(config).__name__}({', '.join(parts)})"
 
 
 def changed_values(config: Any, **defaults: Any) -> dict[str, Any]:
-    """Returns a config object's values that differ from the defaults, by parameter; arguments as for `written_out`."""
+    """Returns the values of a config object that differ from the defaults, by parameter; see `format_call`."""
     pairs = [(option, getattr(config, option.attribute)) for option in config._option_table.of(config._declared_as)]
     return {o.name: value for o, value in pairs if value != defaults.get(o.name, o.default)}
 
 
 def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) -> None:
-    """Checks the values given to an NPURunConfig, in the documented order; rules between options come later.
+    """Checks the values given to an NPURunConfig, in the documented order; combinations of options are checked later.
 
     Raises:
       TypeError, ValueError: the first check that fails.
@@ -111,21 +111,27 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
 
     check("iterations_per_loop", "mix_compile_mode")
     if values["mix_compile_mode"] and values["iterations_per_loop"] != 1:
-        raise _conflict("iterations_per_loop", values, "does not go with mix_compile_mode=True", "1", "Set it to 1.")
+        raise _conflict_error(
+            "iterations_per_loop", values, "does not go with mix_compile_mode=True", "1", "Set it to 1."
+        )
     check("jit_compile", only_type=True)
     _check_cluster(values)
     check("dump_config", "horovod_mode", "graph_run_mode", "enable_exception_dump")
     check("dynamic_input_config", "experimental_config")
     check(*BASE_PARAMETERS)
     if values["save_checkpoints_steps"] is not None and values["save_checkpoints_secs"] is not None:
-        raise _conflict(
-            "save_checkpoints_secs", values, "is set together with save_checkpoints_steps", "one of them", "Keep one."
+        raise _conflict_error(
+            "save_checkpoints_secs",
+            values,
+            "is set together with save_checkpoints_steps",
+            "one of them",
+            "Leave one out.",
         )
     check(*(option.name for option in table.of(RUN_CONFIG)))
 
 
 def _check_cluster(values: Mapping[str, Any]) -> None:
-    """Checks that a cluster in TF_CONFIG, a parameter-server strategy and mix_compile_mode come together."""
+    """Checks that a cluster in TF_CONFIG, a parameter-server strategy and mix_compile_mode are set together."""
     cluster = environment.tf_config().get("cluster")
     if values["distribute"] is not None:
         OPTIONS["distribute"].check(values["distribute"], IN_OBJECT)
@@ -133,29 +139,29 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
         problem = f"does not fit TF_CONFIG, which describes {'a' if cluster else 'no'} cluster"
         expected = "a ParameterServerStrategy exactly when TF_CONFIG has a cluster"
         left = " Another launcher may have left TF_CONFIG: unset it (env -u TF_CONFIG)." if cluster else ""
-        raise _conflict("distribute", values, problem, expected, f"Set both or none.{left}")
+        raise _conflict_error("distribute", values, problem, expected, f"Set both or none.{left}")
     if cluster and not values["mix_compile_mode"]:
-        raise _conflict(
+        raise _conflict_error(
             "mix_compile_mode", values, "is off although TF_CONFIG describes a cluster", "True", "Set it to True."
         )
 
 
 def checkpoint_steps(values: Mapping[str, Any]) -> Any:
-    """Returns the stored `save_checkpoints_steps`: 100 when neither steps nor seconds are given."""
+    """Returns the `save_checkpoints_steps` to store: 100 if neither steps nor seconds are given."""
     if values["save_checkpoints_steps"] is None and values["save_checkpoints_secs"] is None:
         return DEFAULT_CHECKPOINT_STEPS
     return values["save_checkpoints_steps"]
 
 
-def usual_values(config: Any) -> dict[str, Any]:
-    """Returns the stored values of an NPURunConfig without arguments that are not the defaults of the table."""
+def adjusted_defaults(config: Any) -> dict[str, Any]:
+    """Returns the defaults of an NPURunConfig's stored values that differ from those of the table."""
     secs = OPTIONS["save_checkpoints_secs"].attribute
     given = {"save_checkpoints_steps": None, "save_checkpoints_secs": getattr(config, secs)}
     return {"save_checkpoints_steps": checkpoint_steps(given)}
 
 
 def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:
-    """Warns once when checkpoints come late, between loops, or depend on the clocks of several ranks."""
+    """Warns once if checkpoints come late because of the training loop, or depend on the clocks of several ranks."""
     if steps and steps % loop:
         below = int(steps // loop * loop)
         fitting = f"{below} or {below + loop}" if below else f"{loop}"
@@ -170,7 +176,7 @@ def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:
         say_once(logging.WARNING, message(RUN_CONFIG, problem, "None", f"save_checkpoints_secs={secs}", fix))
 
 
-def _conflict(name: str, values: Mapping[str, Any], problem: str, expected: str, fix: str) -> Exception:
+def _conflict_error(name: str, values: Mapping[str, Any], problem: str, expected: str, fix: str) -> Exception:
     return option_error(
         ValueError, RUN_CONFIG, name, f"{name} {problem}", expected, f"{name}={shown(values[name])}", fix
     )

@@ -1,4 +1,4 @@
-"""The documented environment variables: what each means on the NPU stack and what it does here."""
+"""Lists the documented environment variables: their meaning on the NPU stack and their effect here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Variable(NamedTuple):
     Attributes:
       name: the variable.
       doc: its meaning on the NPU stack.
-      effect: what it does here.
-      is_documented: whether the NPU stack documents it; the stack also reads the other variables.
+      effect: its effect here.
+      is_documented: whether the NPU stack documents it; the stack also reads variables that it does not document.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Variable(NamedTuple):
 
     @property
     def value(self) -> str | None:
-        """The value in the environment now, None when unset or empty."""
+        """The current value in the environment; None if the variable is unset or empty."""
         return read_variable(self.name)
 
 

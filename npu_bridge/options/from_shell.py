@@ -1,4 +1,4 @@
-"""`npu-run --set NAME=VALUE`: sets options of every `NPURunConfig` of a run, overriding its script.
+"""Implements `npu-run --set NAME=VALUE`, which sets options of every `NPURunConfig` of a run and overrides its script.
 
 The launcher checks names and values, and passes them to the ranks in an environment variable.
 """
@@ -24,83 +24,92 @@ from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 _PYTHON_WORDS = {"True": True, "False": False}
 
 
-def announce(words: Sequence[str]) -> None:
-    """Checks the settings, and passes them to the ranks through the environment.
+def pass_to_ranks(words: Sequence[str]) -> None:
+    """Checks the settings, and passes them to the ranks in an environment variable.
 
     Args:
-      words: each a `NAME=VALUE`, where VALUE is TOML; anything else is taken as text.
+      words: settings in the form `NAME=VALUE`, where VALUE is TOML; a VALUE that is not TOML becomes text.
     Raises:
-      TypeError, ValueError: a name is unknown, or a value illegal by itself; the message begins with `--set`.
+      TypeError, ValueError: a name is unknown, or a value is illegal by itself; the message begins with `--set`.
     """
     helpers = {o.kind.owner: functools.partial(_check, o.kind.owner) for o in OPTIONS if isinstance(o.kind, Helper)}
     for word in words:
-        reader = TomlReader(_title(word), "", OPTIONS, helpers)
+        reader = TomlReader(_message_start(word), "", OPTIONS, helpers)
         values = reader.arguments(RUN_CONFIG, _parse(word), "")
         try:
             _check(RUN_CONFIG, **values)
         except (TypeError, ValueError) as error:
-            raise _located(error, word, OPTIONS) from error
+            raise _with_location(error, word, OPTIONS) from error
     environment.write_variable(environment.SETTINGS, json.dumps(list(words)))
     environment.write_variable(environment.SETTINGS_READ, 0)
 
 
 @contextlib.contextmanager
-def taken(values: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]) -> Iterator[dict[str, Any]]:
-    """Changes the values with which an `NPURunConfig` is made in the block; then rank 0 prints, once, which one it was.
+def apply_settings(
+    values: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
+) -> Iterator[dict[str, Any]]:
+    """Applies the settings to the values with which an `NPURunConfig` is made in the block.
+
+    After the block, rank 0 prints, once for each place in the script, which NPURunConfig was changed.
 
     Args:
       values: constructor values, by parameter.
-      table: its options.
+      table: the options of the NPURunConfig.
       helpers: the helper classes by owner name.
     Yields:
       The values, overridden by the settings.
     Raises:
-      TypeError, ValueError: a setting makes an illegal value, or raised in the block: the message begins with `--set`.
+      TypeError, ValueError: a setting gives an illegal value, or causes an error in the block; the message begins with
+        `--set`.
     """
     words = environment.given_settings()
     changed, word = dict(values), ""
     try:
         for word in words:
-            changed.update(_merged(RUN_CONFIG, changed, _parse(word), table, helpers))
+            changed.update(_merge(RUN_CONFIG, changed, _parse(word), table, helpers))
     except (TypeError, ValueError) as error:
-        raise _located(error, word, table) from error
+        raise _with_location(error, word, table) from error
     try:
         yield changed
     except (TypeError, ValueError) as error:
         option = getattr(error, "option", None)
-        culprit = next((word for word in words if option in _names(_parse(word))), None)
-        if culprit is None:
+        failing_word = next((word for word in words if option in _nested_names(_parse(word))), None)
+        if failing_word is None:
             raise
-        raise _located(error, culprit, table) from error
+        raise _with_location(error, failing_word, table) from error
     if words:
         environment.write_variable(environment.SETTINGS_READ, 1)
         if environment.probable_rank() == 0:
-            say_on_terminal(f"npu-run: the NPURunConfig of {in_line(_place())} takes {_said(words)}")
+            say_on_terminal(f"npu-run: the NPURunConfig of {in_line(_script_line())} takes {_format_settings(words)}")
 
 
-def tell_unread() -> None:
+def report_unread() -> None:
     """Reports, at the end of the script, settings that no NPURunConfig has read."""
     words = environment.given_settings()
     if words and not environment.is_flag_on(environment.SETTINGS_READ) and environment.probable_rank() == 0:
-        said = f"{_said(words)} changed nothing: the script has made no NPURunConfig"
+        said = f"{_format_settings(words)} changed nothing: the script has made no NPURunConfig"
         say_on_terminal(f"npu-run: {said}. Make one, or set the option where the script sets its own.")
 
 
 def _parse(word: str) -> dict[str, Any]:
-    """Parses a `NAME=VALUE` to the form that a file would have."""
+    """Parses `NAME=VALUE` into the form that a parsed TOML file has."""
     name, equals, text = word.partition("=")
     name, text = name.strip(), text.strip()
     if not equals or not name or len(word) > LONGEST_LINE or "\n" in word:
-        raise ValueError(f"{_title(word)}: Expected NAME=VALUE in one line, such as --set save_checkpoints_steps=50.")
+        raise ValueError(
+            f"{_message_start(word)}: Expected NAME=VALUE in one line, such as --set save_checkpoints_steps=50."
+        )
     if text == "None":
-        raise ValueError(f"{_title(word)}: None cannot be set here. Leave {name} out, or change it in the script.")
+        raise ValueError(
+            f"{_message_start(word)}: None cannot be set here. Leave {name} out, or change it in the script."
+        )
     try:
-        return parse_toml(f"{name} = {text}", _title(word))
+        return parse_toml(f"{name} = {text}", _message_start(word))
     except ValueError:
         if text[:1] in ("", '"', "'", "[", "{", "#"):
             raise
     value = _PYTHON_WORDS.get(text, text)  # the shell removes quotes, and users write Python's words
-    return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _title(word))
+    return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _message_start(word))
 
 
 def _check(owner: str, **values: Any) -> None:
@@ -109,41 +118,41 @@ def _check(owner: str, **values: Any) -> None:
             option.check(values[option.name], IN_OBJECT)
 
 
-def _located(error: Exception, word: str, table: OptionTable) -> Exception:
-    return TomlReader(_title(word), "", table, {}).located(error, "")
+def _with_location(error: Exception, word: str, table: OptionTable) -> Exception:
+    return TomlReader(_message_start(word), "", table, {}).located(error, "")
 
 
-def _names(content: Mapping[str, Any]) -> Iterator[str]:
+def _nested_names(content: Mapping[str, Any]) -> Iterator[str]:
     for name, value in content.items():
         yield name
-        yield from _names(value) if isinstance(value, dict) else ()
+        yield from _nested_names(value) if isinstance(value, dict) else ()
 
 
-def _merged(
+def _merge(
     owner: str, before: Mapping[str, Any], content: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
 ) -> dict[str, Any]:
-    """Returns an owner's settings by name; makes helper objects anew, with their other values unchanged."""
+    """Returns the settings of an owner by name; makes helper objects anew, with their other values unchanged."""
     values = {}
     for name, value in content.items():
         kind = table[name].kind
         if isinstance(kind, Helper):
             helper = before.get(name)
             own = {} if helper is None else {o.name: getattr(helper, o.attribute) for o in table.of(kind.owner)}
-            value = helpers[kind.owner](**{**own, **_merged(kind.owner, own, value, table, helpers)})
+            value = helpers[kind.owner](**{**own, **_merge(kind.owner, own, value, table, helpers)})
         values[name] = value
     return values
 
 
-def _title(word: str) -> str:
+def _message_start(word: str) -> str:
     return shortened(f"--set {word}", 120)
 
 
-def _said(words: Sequence[str]) -> str:
+def _format_settings(words: Sequence[str]) -> str:
     return in_line(" ".join(f"--set {shlex.quote(word)}" for word in words))
 
 
-def _place() -> str:
-    """Returns file and line of the script that makes a config object."""
+def _script_line() -> str:
+    """Returns file and line of the script where a config object is made."""
     frame = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("npu_bridge", "contextlib"):
         frame = frame.f_back  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""Parses option values that are texts with their own syntax, such as step ranges or input shapes.
+"""Parses option values that are texts with a syntax of their own, such as step ranges or input shapes.
 
-Pure functions: text in, value out, or a ValueError. Its message carries only the reason; the caller adds the option and
-the object it was given to.
+All functions are pure: they take a text and return a value, or raise ValueError. The message is only the reason; the
+caller adds the option, and the object that got the option.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DIMENSION = re.compile(r"-?[0-9]+")
 
 
 class AccelerateTrainMode(NamedTuple):
-    """The end of a training's low-precision first part, and its dtype.
+    """The dtype of a training's first, low-precision part, and the condition that ends this part.
 
     Attributes:
       low_dtype: "float16" or "bfloat16".
-      trigger: "step" (a share of the total steps) or "loss" (a multiple of the target loss).
-      ratio: the share or multiple, rounded to float32.
+      trigger: "step" (a fraction of the total steps) or "loss" (a multiple of the target loss).
+      ratio: the fraction or multiple, rounded to float32.
     """
 
     low_dtype: str
@@ -39,11 +39,11 @@ def parse_accelerate_train_mode(text: str | None) -> AccelerateTrainMode | None:
     """Reads `accelerate_train_mode`: `fast|step`, `fast1|loss|1.2`, ...
 
     Args:
-      text: two or three fields separated by `|`: `fast` or `fast1`; `step` or `loss`; a ratio, by default
-        0.9 for `step` (0.2 to 0.9) and 1.05 for `loss` (1.01 to 1.5). Limits are included and compared in
-        float32.
+      text: two or three fields separated by `|`: `fast` or `fast1`; `step` or `loss`; a ratio. For `step`, the ratio is
+        from 0.2 to 0.9, by default 0.9. For `loss`, it is from 1.01 to 1.5, by default 1.05. The limits themselves are
+        allowed; ratios are compared in float32.
     Returns:
-      The plan, or None when the text is None or empty: the feature is off.
+      The parsed mode; None if the text is None or empty, which turns the feature off.
     """
     if not text:
         return None
@@ -68,14 +68,14 @@ def parse_accelerate_train_mode(text: str | None) -> AccelerateTrainMode | None:
 
 
 def parse_dump_step(text: str) -> tuple[tuple[int, int], ...]:
-    """Reads `dump_step`: `0|5|10-20` becomes ((0, 0), (5, 5), (10, 20)), both ends included."""
+    """Reads `dump_step`: `0|5|10-20` becomes ((0, 0), (5, 5), (10, 20)). Both ends of a range are included."""
     fields = text.split("|")
     if len(fields) > MOST_DUMP_FIELDS:
         raise ValueError(f"it has {len(fields)} fields, more than {MOST_DUMP_FIELDS}")
-    return tuple(_step_range(field) for field in fields)
+    return tuple(_parse_step_range(field) for field in fields)
 
 
-def _step_range(field: str) -> tuple[int, int]:
+def _parse_step_range(field: str) -> tuple[int, int]:
     ends = field.split("-")
     if len(ends) > 2 or not all(_WHOLE.fullmatch(end) for end in ends):
         raise ValueError(f"its field {field!r} is neither a step nor a range such as 3-7")
@@ -134,7 +134,7 @@ def parse_profiling_options(text: str) -> dict[str, Any]:
 
 
 def parse_stream_limits(text: str) -> dict[str, int]:
-    """Reads `stream_max_parallel_num`: `DNN_VM_AICPU:10,AIcoreEngine`; a number left out is 1."""
+    """Reads `stream_max_parallel_num`: `DNN_VM_AICPU:10,AIcoreEngine`. The default of a number is 1."""
     limits = {}
     for part in text.split(","):
         engine, _, streams = part.partition(":")

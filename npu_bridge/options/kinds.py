@@ -1,8 +1,8 @@
-"""Defines the types of option values (integer, choice, path and so on): what each accepts, and how sessions hold it.
+"""Defines the kinds of option values (integer, choice, path and so on): the accepted values and their form in sessions.
 
-A kind finds the problem with a value, describes the expected values (for messages and the documentation page), and
-turns a legal value into the plain form engines read (`str`, `int`, `bool`). Limits that the NPU stack documents but
-never enforces are `enforced=False`: a value outside them is kept, with a warning that names them.
+A kind finds the problem with a value and describes the expected values, for messages and the documentation page. It
+converts a legal value into the plain form that other code reads (`str`, `int`, `bool`). Limits that the NPU stack
+documents but never enforces are `enforced=False`: a value outside of them is kept, with a warning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FITS_64_BITS = "Use a number that fits 64 bits, at most 2**63 - 1."
 
 
 class Problem(NamedTuple):
-    """The problem with a value: exception type, cure, and whether it raises or only warns."""
+    """The problem with a value: exception type, cure, and whether the problem is an error or only a warning."""
 
     error: type[Exception]
     fix: str
@@ -28,25 +28,25 @@ class Problem(NamedTuple):
     says: str = "has a value outside its range"
 
 
-_NULL_BYTE = Problem(ValueError, "Leave it out.", says="has a null byte, which ends a text elsewhere")
+_NULL_BYTE = Problem(ValueError, "Remove the null byte.", says="has a null byte, at which other programs end the text")
 
 
-def _as_int(value: Any) -> str:
-    """Returns the cure for a value that should be an `int`."""
+def _int_cure(value: Any) -> str:
+    """Returns the cure for a value that must be an `int`."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return f"Write {int(value)}."
     return without_quotes(value, int) or "Pass an int."
 
 
 class Kind:
-    """Any value. Base of the other kinds."""
+    """Any value; the base class of all other kinds."""
 
     session_field: str | None = None
     choices: tuple[Any, ...] = ()
 
     @property
     def expected(self) -> str:
-        """The expected values, as the noun phrase of a sentence."""
+        """The expected values, as a noun phrase."""
         return "any value"
 
     def problem(self, value: Any) -> Problem | None:
@@ -63,14 +63,14 @@ class Text(Kind):
     """`str` or `bytes` holding UTF-8 text.
 
     Attributes:
-      choices: the legal texts; empty when any text is.
-      parse: reads the text and raises ValueError with the reason; None when there is no grammar.
-      says: the grammar in words.
-      enforced: False when a text outside `choices` or the grammar only draws a warning.
-      refused: legal texts that cannot be honoured here, each with the reason.
+      choices: the legal texts; empty if any text is legal.
+      parse: parses the text, and raises ValueError with the reason if it is illegal; None if there is no grammar.
+      says: a description of the grammar.
+      enforced: False if a text outside of `choices` or the grammar only causes a warning.
+      refused: legal texts that raise an error because they have no equivalent here, each with the cure.
       instead: common illegal texts, each with its cure.
       only_str: whether `bytes` is a wrong type.
-      wrong_type: what a wrong type raises.
+      wrong_type: the exception for a wrong type.
     """
 
     choices: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class Text(Kind):
         if "\0" in text:
             return _NULL_BYTE
         if text in self.refused:
-            return Problem(ValueError, self.refused[text], says="asks for something that is refused here")
+            return Problem(ValueError, self.refused[text], says="is refused here")
         if self.choices and text not in self.choices:
             fix = self.instead.get(text.lower()) or did_you_mean(text, self.choices, "Use one of these.")
             return Problem(ValueError, fix, self.enforced, "is not one of its values")
@@ -107,7 +107,7 @@ class Text(Kind):
             try:
                 self.parse(text)
             except ValueError as reason:
-                return Problem(ValueError, f"Correct it: {reason}.", self.enforced, "does not follow its grammar")
+                return Problem(ValueError, f"Correct it: {reason}.", self.enforced, "does not follow the grammar")
         return None
 
     def normalise(self, value: Any) -> Any:
@@ -116,7 +116,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Stringified(Kind):
-    """Any value; its `str()` is kept."""
+    """Any value; its `str()` is stored."""
 
     session_field = "s"
     expected = "anything, kept as text"
@@ -134,7 +134,7 @@ class Stringified(Kind):
 
 @dataclass(frozen=True)
 class RawBytes(Kind):
-    """Only `bytes`, and only when empty: the content cannot be honoured here."""
+    """Only empty `bytes`; other content has no equivalent here."""
 
     refusal: str = ""
     session_field = "s"
@@ -142,7 +142,7 @@ class RawBytes(Kind):
 
     def problem(self, value: Any) -> Problem | None:
         if not isinstance(value, bytes):
-            return Problem(TypeError, "It accepts only bytes; leave it out.", says="has the wrong type")
+            return Problem(TypeError, "Leave the option out; it accepts only bytes.", says="has the wrong type")
         if value:
             return Problem(ValueError, self.refusal, says="is refused here")
         return None
@@ -157,8 +157,8 @@ class Integer(Kind):
 
     Attributes:
       low, high: the limits; None for the limit of 64-bit integers.
-      enforced: False when a value outside them only draws a warning.
-      clamps: whether a value outside them is replaced by the nearest limit, with a warning.
+      enforced: False if a value outside of the limits only causes a warning.
+      clamps: whether a value outside of the limits is replaced by the nearest limit, with a warning.
     """
 
     low: int | None = None
@@ -177,7 +177,7 @@ class Integer(Kind):
         if isinstance(value, bool):
             return Problem(TypeError, f"Pass {int(value)}.", says="has the wrong type")
         if not isinstance(value, int):
-            return Problem(TypeError, _as_int(value), says="has the wrong type")
+            return Problem(TypeError, _int_cure(value), says="has the wrong type")
         if not _INT64_LIMITS[0] <= value <= _INT64_LIMITS[1]:
             return Problem(ValueError, _FITS_64_BITS)
         if self._clamped(value) != value:
@@ -218,11 +218,11 @@ class OneOf(Kind):
 
 @dataclass(frozen=True)
 class Boolean(Kind):
-    """`bool`; the integers 0 and 1 count as such unless `only_bool`.
+    """`bool`; the integers 0 and 1 are accepted, too, unless `only_bool` is set.
 
     Attributes:
       only_bool: whether an `int` is a wrong type.
-      wrong_type: what a wrong type raises.
+      wrong_type: the exception for a wrong type.
     """
 
     only_bool: bool = False
@@ -243,11 +243,11 @@ class Boolean(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """`int` or `float`, at least 0 or above 0. For the parameters `tf.estimator.RunConfig` itself checks.
+    """`int` or `float`, at least 0 or above 0; for parameters that `tf.estimator.RunConfig` checks itself.
 
     Attributes:
-      above_zero: whether 0 is too small.
-      whole: whether it is a count: fractions and infinity are then illegal, 100.0 is not.
+      above_zero: whether 0 is illegal.
+      whole: whether only whole numbers are legal; 100.0 is one, infinity is not.
     """
 
     above_zero: bool = False
@@ -278,7 +278,7 @@ class Seed(Kind):
 
     def problem(self, value: Any) -> Problem | None:
         if isinstance(value, bool) or not isinstance(value, int):
-            return Problem(ValueError, _as_int(value), says="has the wrong type")
+            return Problem(ValueError, _int_cure(value), says="has the wrong type")
         return None
 
 
@@ -293,7 +293,7 @@ class Directory(Kind):
             return Problem(TypeError, "Pass a path.", says="has the wrong type")
         if "\0" in os.fsdecode(value):
             return _NULL_BYTE
-        return None if os.fspath(value) else Problem(ValueError, "Name a directory or leave it out.")
+        return None if os.fspath(value) else Problem(ValueError, "Give a directory, or leave the option out.")
 
     def normalise(self, value: Any) -> Any:
         return os.fsdecode(value)
@@ -301,7 +301,7 @@ class Directory(Kind):
 
 @dataclass(frozen=True)
 class Helper(Kind):
-    """One of the helper config objects, identified by the name it is declared under."""
+    """One of the helper config objects, identified by the owner name under which its class is declared."""
 
     owner: str = ""
 

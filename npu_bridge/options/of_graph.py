@@ -1,8 +1,9 @@
-"""Keeps the options of a run with the graph it trains, for code that has only the graph.
+"""Stores the options of a run with the graph that it trains, for code that has only the graph.
 
-The builder of a graph (such as an optimizer) need not know the run's configuration, and the code with the configuration
-need not know the builder: one publishes the options, the other asks for them. Options can also arrive after the graph
-was built, with the session; they are then compared with the values that the graph was built with.
+The builder of a graph (an optimizer, say) does not know the run's configuration, and the code with the configuration
+does not know the builder. So the code with the configuration publishes the options, and the builder reads them. Options
+can also arrive with the session, after the graph was built. They are then compared with the values with which the graph
+was built.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class _Record:
 
 
 def publish(options: TrainingOptions, graph: Any = None) -> None:
-    """Publishes the options under which a graph runs; works for a finalized graph too.
+    """Publishes the options of the runs of a graph; works for a finalized graph, too.
 
     Args:
-      options: the options.
-      graph: the graph; the default one when None. Warns if it was built with other values.
+      options: the options. Warns if the graph was built with other values.
+      graph: the graph; None for the default graph.
     """
     record = _record(graph)
     record.options = options
@@ -36,9 +37,9 @@ def publish(options: TrainingOptions, graph: Any = None) -> None:
         _COMPARISONS[name](getattr(options, name), value, is_built=True)
 
 
-def options_of_graph() -> TrainingOptions | None:
-    """Returns the options of the graph being built; None if none were published, or when executing eagerly."""
-    record = _record_being_built()
+def options_of_current_graph() -> TrainingOptions | None:
+    """Returns the options of the graph that is being built; None if none were published, or in eager execution."""
+    record = _current_record()
     return record.options if record is not None else None
 
 
@@ -47,14 +48,14 @@ def options_of(graph: Any) -> TrainingOptions | None:
     return _record(graph).options
 
 
-def built_with(name: str, value: Any) -> None:
-    """Notes the value with which a part of the current graph was built.
+def record_built_value(name: str, value: Any) -> None:
+    """Records the value with which a part of the current graph was built.
 
     Args:
       name: an option, `is_tailing_optimization` or `hcom_parallel`.
-      value: the built value. Warns if the options of the run, published before or later, differ.
+      value: the value. Warns if the options of the run, published before or later, have another value.
     """
-    record = _record_being_built()
+    record = _current_record()
     if record is None:
         return
     record.built_with[name] = value
@@ -62,13 +63,13 @@ def built_with(name: str, value: Any) -> None:
         _COMPARISONS[name](getattr(record.options, name), value, is_built=False)
 
 
-def value_built(name: str, graph: Any) -> Any:
-    """Returns the value a graph was built with, or None."""
+def built_value(name: str, graph: Any) -> Any:
+    """Returns the value with which a graph was built; None if no value was recorded."""
     return _record(graph).built_with.get(name)
 
 
 def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
-    """Warns if the switches of NPURunConfig (default False) and NPUOptimizer, documented to agree, differ."""
+    """Warns if `is_tailing_optimization` differs between NPURunConfig (default False) and NPUOptimizer."""
     del is_built
     if configured != built:
         problem = "NPURunConfig (or the session) and NPUOptimizer differ"
@@ -78,9 +79,9 @@ def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
 
 
 def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> None:
-    """Warns that gradients which are reduced as they become ready cannot be held back once the graph is built."""
+    """Warns if `hcom_parallel=False` comes too late: the graph already reduces gradients as soon as they are ready."""
     if is_built and not configured and built:
-        problem = "the option came when the gradients were built already"
+        problem = "the option came after the gradients were built"
         expected = "hcom_parallel=False to be known before compute_gradients"
         fix = "Use NPUEstimator, or make the session before the optimizer; results are the same."
         say_once(logging.WARNING, message("hcom_parallel", problem, expected, "a session made afterwards", fix))
@@ -100,8 +101,8 @@ def _record(graph: Any = None) -> _Record:
     return kept[0]
 
 
-def _record_being_built() -> _Record | None:
+def _current_record() -> _Record | None:
     import tensorflow as tf
 
-    with tf.init_scope():  # a function belongs to the graph it is built in
+    with tf.init_scope():  # for a function: the graph that contains it
         return None if tf.executing_eagerly() else _record()

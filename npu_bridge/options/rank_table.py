@@ -1,8 +1,8 @@
-"""Reads rank tables: JSON files that say which rank runs on which device of which server.
+"""Reads rank tables: JSON files that list the server and the device of each rank.
 
-Reads three forms: version 1.0 (`server_list`), version 1.2 for super-nodes (`server_list` with more fields), and the
-older one with groups (`group_list`), where ranks follow the order of listing. Unknown fields are ignored; so are
-addresses, since Horovod finds its own.
+Three forms are read: version 1.0 (`server_list`), version 1.2 for super-nodes (`server_list` with more fields), and an
+older form with groups (`group_list`), in which the order of the entries determines the ranks. Unknown fields and
+addresses are ignored; Horovod finds addresses itself.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any, NamedTuple
 from npu_bridge.base import environment
 from npu_bridge.base.reading import parse_json, read_text
 
-# The documentation's maximum of ranks, and a file large enough to list them.
+# The documented maximum number of ranks, and a file size that is enough to list them.
 MOST_RANKS = 32768
 _MOST_BYTES = 8 * 2**20
 _LONGEST_QUOTE = 120
 
 
 class Placement(NamedTuple):
-    """One rank of a table.
+    """The place of one rank in a rank table.
 
     Attributes:
       rank: global rank.
-      server: identity of its server.
-      device: device ordinal on that server.
-      local_rank: position among the server's ranks.
+      server: id of the rank's server.
+      device: number of the device on the server.
+      local_rank: position among the ranks of the server.
       local_size: number of ranks on the server.
-      pod: pod name in the older form, else "".
+      pod: name of the pod in the older form, else "".
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Placement(NamedTuple):
 
 
 class RankTable(NamedTuple):
-    """A whole table: its ranks in order."""
+    """A rank table: the places of all ranks, in rank order."""
 
     placements: tuple[Placement, ...]
 
@@ -52,14 +52,14 @@ class RankTable(NamedTuple):
 
     @property
     def servers(self) -> tuple[tuple[str, int], ...]:
-        """Every server with its number of ranks, in the order of their first ranks: Horovod's hosts."""
+        """Each server with its number of ranks, ordered by the first rank of each server: the hosts for Horovod."""
         return tuple({p.server: p.local_size for p in self.placements}.items())
 
-    def own(self) -> Placement:
-        """Returns this process's placement: by `RANK_ID`, else by `POD_NAME`, else the only one.
+    def own_placement(self) -> Placement:
+        """Returns this process's placement: by `RANK_ID`, else by `POD_NAME`, else the only one in the table.
 
         Raises:
-          ValueError: the process is not in the table, or does not say which rank it is.
+          ValueError: the process is not in the table, or neither variable identifies its rank.
         """
         rank, pod = environment.declared_rank(), environment.read_variable("POD_NAME")
         if rank is not None:
@@ -73,18 +73,24 @@ class RankTable(NamedTuple):
         if self.size == 1:
             return self.placements[0]
         expected, got = f"RANK_ID in 0..{self.size - 1}", f"none, and POD_NAME={pod!r} names {len(in_pod)} ranks"
-        raise _error("rank table", "this process does not say which rank it is", expected, got, "Set RANK_ID")
+        raise _error(
+            "rank table",
+            "neither RANK_ID nor POD_NAME identifies the rank of this process",
+            expected,
+            got,
+            "Set RANK_ID",
+        )
 
 
 def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
-    """Reads a rank table and checks it against itself and against `RANK_SIZE`.
+    """Reads a rank table, and checks that it is consistent and fits `RANK_SIZE`.
 
     Args:
-      path: the file; by default that of `RANK_TABLE_FILE`.
+      path: the file; by default the file that `RANK_TABLE_FILE` names.
     Returns:
       The table, or None when no path is given and `RANK_TABLE_FILE` is unset.
     Raises:
-      ValueError: the file is unreadable or not JSON, not completed, or contradicts itself or `RANK_SIZE`.
+      ValueError: the file cannot be read, is not JSON, is not completed, is inconsistent, or contradicts `RANK_SIZE`.
     """
     chosen = path if path is not None else environment.read_variable("RANK_TABLE_FILE")
     if chosen is None:
@@ -102,7 +108,7 @@ def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
 
 
 def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
-    """Turns the JSON of a rank table into a `RankTable`.
+    """Converts the parsed JSON of a rank table into a `RankTable`.
 
     Args:
       content: the parsed JSON, in one of the three forms.
@@ -130,57 +136,59 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
 
 
 def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str]]:
-    servers = _list(content, "server_list", where)
+    servers = _read_list(content, "server_list", where)
     _check_count(content, "server_count", len(servers), where)
     rows, seen = [], set()
     for server in servers:
-        identity = _text(server, "server_id", where)
+        identity = _read_text(server, "server_id", where)
         if identity in seen:
             raise _error(where, "server_id is not unique", "each server once", repr(identity), "Merge its devices")
         seen.add(identity)
-        for device in _list(server, "device", where):
-            rows.append((_number(device, "rank_id", where), identity, _number(device, "device_id", where), ""))
-            _check_room(rows, where)
+        for device in _read_list(server, "device", where):
+            rows.append(
+                (_read_number(device, "rank_id", where), identity, _read_number(device, "device_id", where), "")
+            )
+            _check_rank_count(rows, where)
     return rows
 
 
 def _rows_of_groups(content: dict, where: str) -> list[tuple[int, str, int, str]]:
-    groups = _list(content, "group_list", where)
+    groups = _read_list(content, "group_list", where)
     _check_count(content, "group_count", len(groups), where)
     rows: list[tuple[int, str, int, str]] = []
     for group in groups:
-        instances = _list(group, "instance_list", where)
+        instances = _read_list(group, "instance_list", where)
         _check_count(group, "instance_count", len(instances), where)
         before = len(rows)
         for instance in instances:
-            server, pod = _text(instance, "server_id", where), str(instance.get("pod_name", ""))
-            for device in _list(instance, "devices", where):
-                rows.append((len(rows), server, _number(device, "device_id", where), pod))
-                _check_room(rows, where)
+            server, pod = _read_text(instance, "server_id", where), str(instance.get("pod_name", ""))
+            for device in _read_list(instance, "devices", where):
+                rows.append((len(rows), server, _read_number(device, "device_id", where), pod))
+                _check_rank_count(rows, where)
         _check_count(group, "device_count", len(rows) - before, where)
     return rows
 
 
-def _check_room(rows: list, where: str) -> None:
+def _check_rank_count(rows: list, where: str) -> None:
     if len(rows) > MOST_RANKS:
         raise _error(where, "it has too many ranks", f"1..{MOST_RANKS}", "more", "Use fewer")
 
 
-def _list(parent: Any, field: str, where: str) -> list:
+def _read_list(parent: Any, field: str, where: str) -> list:
     value = parent.get(field) if isinstance(parent, dict) else None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise _error(where, f"{field} is missing or malformed", "an array of objects", repr(value), "Correct it")
     return value
 
 
-def _text(parent: dict, field: str, where: str) -> str:
+def _read_text(parent: dict, field: str, where: str) -> str:
     value = parent.get(field)
     if not isinstance(value, str) or not value:
         raise _error(where, f"{field} is missing or malformed", "a non-empty string", repr(value), "Correct it")
     return value
 
 
-def _number(parent: dict, field: str, where: str) -> int:
+def _read_number(parent: dict, field: str, where: str) -> int:
     value = str(parent.get(field))
     if not value.isdecimal() or len(value) > 18:
         raise _error(where, f"{field} is missing or malformed", 'digits such as "0"', repr(value), "Correct it")

@@ -1,6 +1,6 @@
 """Turns an NPURunConfig or a session's ConfigProto into `TrainingOptions`, and options back into a ConfigProto.
 
-Changes no object of the caller: session settings are copied before an entry is added.
+Objects of the caller are never changed: a ConfigProto is copied before an entry is added.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from npu_bridge.options.training_options import TrainingOptions
 
 DEFAULT_CHECKPOINT_STEPS = 100  # for an NPURunConfig without steps and seconds
 ENTRY_NAME = "NpuOptimizer"
-_MOST_NAMES = 3  # in a line about several options
+_MOST_NAMES = 3  # number of names in a line about several options
 _SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}
 
 
 def read_run_config(config: Any) -> TrainingOptions:
     """Returns the options of an NPURunConfig.
 
-    Reads an `NpuOptimizer` entry in its `session_config` first; the object's own values override it.
+    First reads the `NpuOptimizer` entries in its `session_config`; then the NPURunConfig's own values override them.
 
     Args:
       config: an NPURunConfig.
@@ -51,44 +51,44 @@ def read_run_config(config: Any) -> TrainingOptions:
     own = _own_values(config, table)
     given.update(_sent_values(own, table))
     given.update({name: value for name, value in own.items() if table[name].key is None})
-    return _options(settings_of(given, IN_OBJECT, table))
+    return _apply_rules(collect_settings(given, IN_OBJECT, table))
 
 
 def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> TrainingOptions:
     """Returns the options of a session.
 
-    Reads all entries named `NpuOptimizer` in order; for each key the last one wins.
+    Reads all entries named `NpuOptimizer` in order; for each key, the last value counts.
 
     Args:
-      session_config: a ConfigProto, with or without such an entry, or None.
+      session_config: a ConfigProto, with or without such entries, or None.
       table: the known options.
     Raises:
-      ValueError: a value, or a combination of options, is illegal. Unknown keys draw a warning.
+      ValueError: a value, or a combination of options, is illegal. Unknown keys only cause a warning.
     """
-    return _options(settings_of(entry_values(session_config, table), IN_SESSION, table))
+    return _apply_rules(collect_settings(entry_values(session_config, table), IN_SESSION, table))
 
 
 def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
     """Returns the options that a function takes as keywords.
 
     Args:
-      function: its name, for messages.
+      function: name of the function, for messages.
       values: by option name; None for unset options.
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
-    return _options(settings_of(dict(values), Place(is_session=False, function=function), OPTIONS))
+    return _apply_rules(collect_settings(dict(values), Place(is_session=False, function=function), OPTIONS))
 
 
 def parameter_values(config: Any) -> dict[str, Any]:
-    """Returns an NPURunConfig's values for the parameter_map: plain `str`, `int` or `bool` by session key."""
+    """Returns an NPURunConfig's values for the parameter_map, by session key: `str`, `int` or `bool`."""
     table = find_table(config)
     sent = _sent_values(_own_values(config, table), table)
     return {table[name].key: table[name].kind.normalise(value) for name, value in sent.items()}
 
 
 def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTable = OPTIONS) -> Any:
-    """Copies session settings and appends an `NpuOptimizer` entry.
+    """Returns a copy of a ConfigProto with one more `NpuOptimizer` entry.
 
     Args:
       session_config: a ConfigProto, left unchanged; None for an empty one.
@@ -114,17 +114,17 @@ def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTabl
 
 
 def make_session_config(config: Any) -> Any:
-    """Copies an NPURunConfig's session settings, with a last `NpuOptimizer` entry that holds all its options."""
+    """Copies an NPURunConfig's ConfigProto, and adds an `NpuOptimizer` entry with all options of the NPURunConfig."""
     return with_entry(session_config(config), parameter_values(config), find_table(config))
 
 
 def find_table(config: Any) -> OptionTable:
-    """Returns the table from which a config object was declared."""
+    """Returns the option table from which the class of a config object was declared."""
     return getattr(type(config), "_option_table", OPTIONS)
 
 
 def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> None:
-    """Checks the values of one helper object: each by itself, then combinations within the object.
+    """Checks the values of one helper object: first each value, then combinations within the object.
 
     Raises:
       TypeError, ValueError: a value, or a combination, is illegal.
@@ -138,17 +138,17 @@ def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> N
         rule(Settings(plain, given, IN_OBJECT, table))
 
 
-def _options(settings: Settings) -> TrainingOptions:
-    """Applies the rules, and returns the options, overridden by those that the launcher sets."""
+def _apply_rules(settings: Settings) -> TrainingOptions:
+    """Applies the rules; returns the options, overridden by the options that the launcher sets."""
     for rule in RULES:
         rule(settings)
     values, imposed = settings.values, environment.imposed_options()
     imposed = {name: value for name, value in imposed.items() if name in values}
-    return TrainingOptions({**values, **imposed}, _announce(settings))
+    return TrainingOptions({**values, **imposed}, _report_unusual(settings))
 
 
-def settings_of(given: dict[str, Any], place: Place, table: OptionTable) -> Settings:
-    """Returns the input of the rules: the given values, checked one by one, and the defaults of the others.
+def collect_settings(given: dict[str, Any], place: Place, table: OptionTable) -> Settings:
+    """Returns the input of the rules: the given values, each checked, and the defaults of all other options.
 
     Raises:
       TypeError, ValueError: a value is illegal.
@@ -165,14 +165,14 @@ def settings_of(given: dict[str, Any], place: Place, table: OptionTable) -> Sett
 
 
 def _plain_value(option: Option, given: Mapping[str, Any]) -> Any:
-    # Without a session key there is no "absent" key either: a given None means None.
+    # An option without a session key has no value for an absent key: a given None means None.
     if option.key is None and option.name in given and given[option.name] is None:
         return None
     return option.normalise(given.get(option.name))
 
 
 def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None:
-    """Takes an unset option from its environment variable."""
+    """Sets an option that is not set from its environment variable."""
     text = environment.read_variable(option.variable)
     if text is None:
         return
@@ -188,8 +188,8 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
     values[option.name] = option.normalise(value)
 
 
-def _announce(settings: Settings) -> list[str]:
-    """Returns the names of options with unusual values; warns about deprecated ones, once, on rank 0."""
+def _report_unusual(settings: Settings) -> list[str]:
+    """Returns the names of options with unusual values; rank 0 also logs deprecated and ineffective options."""
     # Only an NPURunConfig writes this key, and it has already given these warnings about its own options.
     is_sent = settings.place.is_session and "min_group_size" in settings.given
     names = []
@@ -217,7 +217,7 @@ def _announce(settings: Settings) -> list[str]:
 def tell_effects(options: TrainingOptions) -> None:
     """Prints in one line, when a training begins, how many of the set options have no effect here.
 
-    Only rank 0 prints it, on standard error, and each line once in a process.
+    Only rank 0 prints, on standard error. Each line is printed once in a process.
     """
     given = options._set
     idle = [name for name in given if name in OPTIONS and OPTIONS[name].effect.level == "recorded"]
@@ -244,7 +244,7 @@ def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
 
 
 def _sent_values(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
-    """Returns the values of an NPURunConfig that it sends to a session."""
+    """Returns the values of an NPURunConfig that are sent to a session."""
     dynamic = [own.get(option.name) for option in table.of(DYNAMIC_INPUT)]
     sent = {}
     for name, value in own.items():
@@ -278,7 +278,7 @@ def _task_values(table: OptionTable) -> dict[str, Any]:
 
 
 def entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
-    """Returns values by option name from every NpuOptimizer entry of session settings."""
+    """Returns the values in all `NpuOptimizer` entries of a ConfigProto, by option name."""
     given: dict[str, Any] = {}
     if session_config is None:
         return given
@@ -288,7 +288,7 @@ def entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
         for key in sorted(entry.parameter_map):
             try:
                 option = table.by_key(key)
-            except UnknownKeyError as error:  # scripts can carry keys of newer stacks
+            except UnknownKeyError as error:  # scripts can have keys of newer NPU stacks
                 say_once(logging.WARNING, str(error))
                 continue
             value = _slot_value(option, entry.parameter_map[key])
@@ -298,16 +298,17 @@ def entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
 
 
 def _slot_value(option: Option, attribute: Any) -> Any:
-    """Returns the value of a key; None when the key is to be skipped.
+    """Returns the value of a key in the parameter_map; None if the key must be skipped.
 
-    Scripts carry keys whose value is in the wrong slot. A value that has a meaning there is used, with a warning;
-    others are skipped, with a warning, except for options about which the NPU stack itself is strict.
+    In some scripts, the value of a key is in the wrong slot of the AttrValue. A value that can be converted is used,
+    with a warning; any other is skipped, with a warning. For options about which the NPU stack itself is strict, this
+    is an error, or the key is always skipped.
     """
     slot = option.kind.session_field
     used = attribute.WhichOneof("value")
     if used == slot:
-        return _text_or_same(option, getattr(attribute, slot))
-    value = _moved(getattr(attribute, used), slot) if used else _text_or_same(option, getattr(attribute, slot))
+        return _decode_text(option, getattr(attribute, slot))
+    value = _convert_slot(getattr(attribute, used), slot) if used else _decode_text(option, getattr(attribute, slot))
     if option.strict_slot == "skip" or value is None or option.kind.problem(value) is not None:
         value = None
     problem = f"{option.key} is in slot .{used} of its AttrValue" if used else f"{option.key} has an empty AttrValue"
@@ -322,8 +323,8 @@ def _slot_value(option: Option, attribute: Any) -> Any:
     return value
 
 
-def _moved(value: Any, slot: str) -> Any:
-    """Converts a value of one slot to another slot's type; returns None if it has no meaning there."""
+def _convert_slot(value: Any, slot: str) -> Any:
+    """Converts the value of one slot to another slot's type; returns None if the value has no meaning there."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, (bool, int, float, str)):
@@ -341,7 +342,7 @@ def _moved(value: Any, slot: str) -> Any:
     return number if slot == "i" else {0: False, 1: True}.get(number)
 
 
-def _text_or_same(option: Option, value: Any) -> Any:
+def _decode_text(option: Option, value: Any) -> Any:
     if isinstance(value, bytes) and not isinstance(option.kind, RawBytes):
         try:
             return value.decode("utf-8")

@@ -21,16 +21,16 @@ _DYNAMIC_TRIO = ("input_shape", "dynamic_dims", "dynamic_node_type")
 
 
 class DirectoryError(ValueError):
-    """A directory that does not exist, and that other code might create later."""
+    """Raised for a directory that does not exist or cannot be used; other code might still create the directory."""
 
 
 class Settings(NamedTuple):
     """The input of a rule.
 
     Attributes:
-      values: plain values by option name; rules that correct a value write into it.
-      given: names of options that were set; the others have the NPU stack's defaults.
-      place: where they were set.
+      values: plain values by option name; rules that correct a value change it here.
+      given: names of the options that were set; the others have the NPU stack's defaults.
+      place: the place where the options were set.
       table: the options.
     """
 
@@ -40,28 +40,28 @@ class Settings(NamedTuple):
     table: OptionTable
 
     def error(self, name: str, problem: str, expected: str, fix: str) -> Exception:
-        """Returns a ValueError about option `name`; `{}` in a problem stands for the option's spelling."""
-        where, *words = self._words(name, problem, expected, fix)
+        """Returns a ValueError about option `name`; `{}` in `problem` stands for the name in the user's spelling."""
+        where, *words = self._message_parts(name, problem, expected, fix)
         return option_error(ValueError, where, name, *words)
 
     def warn(self, name: str, problem: str, expected: str, fix: str) -> None:
-        """Warns, once, with the message of `error`."""
-        say_once(logging.WARNING, message(*self._words(name, problem, expected, fix)))
+        """Logs the message of `error` as a warning, once."""
+        say_once(logging.WARNING, message(*self._message_parts(name, problem, expected, fix)))
 
-    def _words(self, name: str, problem: str, expected: str, fix: str) -> tuple[str, str, str, str, str]:
+    def _message_parts(self, name: str, problem: str, expected: str, fix: str) -> tuple[str, str, str, str, str]:
         option = self.table[name]
         problem = problem.format(self.place.spelling(option))
         return self.place.where(option), problem, expected, shown(self.values[name]), fix
 
-    def one_of(self, name: str, choices: Iterable[str]) -> None:
-        """Raises unless the value is one of `choices`."""
+    def check_one_of(self, name: str, choices: Iterable[str]) -> None:
+        """Raises ValueError if the option's value is not one of `choices`."""
         choices = tuple(choices)
         if self.values[name] not in choices:
             listed = " or ".join(repr(choice) for choice in choices)
             raise self.error(name, "{} is not one of its values", listed, "Use one of these.")
 
-    def parsed(self, name: str, parse: Callable[[str], Any]) -> None:
-        """Raises unless `parse` accepts the text."""
+    def check_parses(self, name: str, parse: Callable[[str], Any]) -> None:
+        """Raises ValueError if `parse` rejects the option's text."""
         try:
             parse(self.values[name])
         except ValueError as reason:
@@ -77,16 +77,16 @@ def one_precision_mode(s: Settings) -> None:
 
 
 def mixlist_needs_mixed_precision(s: Settings) -> None:
-    """Refuses `modify_mixlist` without mixed precision: only mixed precision has the lists that it edits."""
+    """Refuses `modify_mixlist` without mixed precision, as only mixed precision has lists that can be modified."""
     if s.values["modify_mixlist"] is None or _precision(s) in MIXED_PRECISION_MODES:
         return
     problem = f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}"
-    fix = "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave it out."
+    fix = "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave modify_mixlist out."
     raise s.error("modify_mixlist", problem, "no mixlist or a mixed precision mode", fix)
 
 
 def acceleration_fits_precision(s: Settings) -> None:
-    """Refuses `accelerate_train_mode` with a precision mode that is already reduced."""
+    """Refuses `accelerate_train_mode` with a precision mode that already lowers the precision."""
     if not s.values["accelerate_train_mode"]:
         return
     v2, v1 = s.values["precision_mode_v2"], s.values["precision_mode"]
@@ -106,47 +106,50 @@ def _precision(s: Settings) -> str | None:
 
 
 def dump_is_complete(s: Settings) -> None:
-    """Refuses a dump without a directory, or with two switches."""
+    """Refuses a dump without a directory, or with both of its switches on."""
     dumps, debugs = s.values["enable_dump"], s.values["enable_dump_debug"]
     if dumps and debugs:
-        raise s.error("enable_dump_debug", "{} is set together with enable_dump", "one of them", "Keep one.")
+        raise s.error("enable_dump_debug", "{} is set together with enable_dump", "one of them", "Leave one out.")
     if dumps or debugs:
         if s.values["dump_path"] is None:
             raise s.error(
-                "dump_path", "{} is missing although a dump is switched on", "an existing directory", "Name one."
+                "dump_path",
+                "{} is missing although a dump is switched on",
+                "an existing directory",
+                "Give a directory.",
             )
-    # Also while the dump is off: an error would only show when the dump is needed. The directory can be created later.
+    # Checked while the dump is off, too, so that errors show early. The directory can be created later.
     if s.values["dump_step"] is not None:
-        s.parsed("dump_step", grammar.parse_dump_step)
-    s.one_of("dump_mode", ("input", "output", "all"))
-    s.one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
+        s.check_parses("dump_step", grammar.parse_dump_step)
+    s.check_one_of("dump_mode", ("input", "output", "all"))
+    s.check_one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
 
 
 def dump_directory_exists(s: Settings) -> None:
-    """Checks the dump directory of a training; scripts can make a `DumpConfig` with a missing one, and drop it."""
+    """Checks the dump directory when a training uses it: a script can make a `DumpConfig` that no training uses."""
     if s.values["enable_dump"] or s.values["enable_dump_debug"]:
-        s.parsed("dump_path", usable_directory)
+        s.check_parses("dump_path", usable_directory)
 
 
 def profiling_is_complete(s: Settings) -> None:
-    """Checks profiling options, and fills in missing ones, only when profiling is on."""
+    """If profiling is on, checks the profiling options, or sets the default ones."""
     if not s.values["enable_profiling"]:
         return
     if s.values["profiling_options"] is None:
         s.values["profiling_options"] = DEFAULT_PROFILING_OPTIONS
-    s.parsed("profiling_options", grammar.parse_profiling_options)
+    s.check_parses("profiling_options", grammar.parse_profiling_options)
 
 
 def compile_cache_exists(s: Settings) -> None:
-    """Refuses a missing directory of compiled graphs."""
+    """Refuses a cache directory for compiled graphs that does not exist."""
     if s.values["graph_compiler_cache_dir"] is not None:
-        s.parsed("graph_compiler_cache_dir", usable_directory)
+        s.check_parses("graph_compiler_cache_dir", usable_directory)
 
 
 def implementation_types_need_a_mode(s: Settings) -> None:
-    """Refuses `optypelist_for_implmode`, the operator types of `op_select_implmode`, without that option."""
+    """Refuses `optypelist_for_implmode` without `op_select_implmode`, the mode of these operator types."""
     if s.values["optypelist_for_implmode"] is not None and s.values["op_select_implmode"] is None:
-        fix = "Set op_select_implmode='high_precision' or 'high_performance', or leave it out."
+        fix = "Set op_select_implmode='high_precision' or 'high_performance', or leave optypelist_for_implmode out."
         raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or none", fix)
 
 
@@ -156,14 +159,14 @@ def one_way_to_compress(s: Settings) -> None:
         raise s.error(
             "compress_weight_conf",
             "{} cannot go with enable_compress_weight, which is "
-            + ("there too" if s.place.is_session else "always sent"),
+            + ("set, too" if s.place.is_session else "always sent"),
             "None",
             "Leave it out.",
         )
 
 
 def dynamic_dims_are_complete(s: Settings) -> None:
-    """Refuses an incomplete set of the three options for dynamic dimensions, or other options for them beside it."""
+    """Refuses an incomplete set of the three options for dynamic dimensions, or options that exclude them."""
     set_names = [name for name in _DYNAMIC_TRIO if name in s.given]
     if set_names and len(set_names) < len(_DYNAMIC_TRIO):
         missing = [name for name in _DYNAMIC_TRIO if name not in s.given]
@@ -197,17 +200,17 @@ def _profiles_fit_shapes(s: Settings) -> None:
 
 
 def dynamic_input_fits_the_loop(s: Settings) -> None:
-    """Checks the execution mode only for dynamic inputs; lazy recompilation needs one step per run."""
+    """For dynamic inputs, checks the execution mode; lazy recompilation needs one step per run."""
     if not s.values["dynamic_input"]:
         return
-    s.one_of("dynamic_graph_execute_mode", ("dynamic_execute", "lazy_recompile"))
+    s.check_one_of("dynamic_graph_execute_mode", ("dynamic_execute", "lazy_recompile"))
     if s.values["dynamic_graph_execute_mode"] == "lazy_recompile" and s.values["iterations_per_loop"] > 1:
         problem = "{} does not go with dynamic_graph_execute_mode='lazy_recompile'"
-        raise s.error("iterations_per_loop", problem, "1", "Set it to 1, or use 'dynamic_execute'.")
+        raise s.error("iterations_per_loop", problem, "1", "Set iterations_per_loop=1, or use 'dynamic_execute'.")
 
 
 def mixed_compiling_runs_single_steps(s: Settings) -> None:
-    """Checks that `mix_compile_mode` has one step per run, and that `in_out_pair` and host variables have it."""
+    """Checks that `mix_compile_mode` has one step per run; checks options that need `mix_compile_mode`."""
     if s.values["mix_compile_mode"]:
         if s.values["iterations_per_loop"] != 1:
             raise s.error("iterations_per_loop", "{} does not go with mix_compile_mode=True", "1", "Set it to 1.")
@@ -221,18 +224,23 @@ def mixed_compiling_runs_single_steps(s: Settings) -> None:
 
 
 def shape_generalisation_applies(s: Settings) -> None:
-    """Warns about `shape_generalization_mode` unless compiling of static shapes is on."""
+    """Warns about `shape_generalization_mode` if static shapes are not compiled, so that the mode has no effect."""
     if s.values["shape_generalization_mode"] == "STRICT":
         return
     if s.values["jit_compile"] != "true" or s.values["compile_dynamic_mode"]:
         expected = "'STRICT', or jit_compile='true' with compile_dynamic_mode=False"
-        s.warn("shape_generalization_mode", "{} cannot apply", expected, "Set jit_compile='true' or leave it out.")
+        s.warn(
+            "shape_generalization_mode",
+            "{} has no effect",
+            expected,
+            "Set jit_compile='true', or leave shape_generalization_mode out.",
+        )
 
 
 def tuning_directory_is_usable(s: Settings) -> None:
-    """Checks the tuning directory, but only if tuning is requested."""
+    """Checks the tuning directory if tuning is on."""
     if s.values["aoe_mode"] is not None:
-        s.parsed("work_path", usable_directory)
+        s.check_parses("work_path", usable_directory)
 
 
 def inference_has_small_channels(s: Settings) -> None:
@@ -245,7 +253,7 @@ def usable_directory(path: str) -> str:
     """Returns the real path of an existing directory that can be read and written.
 
     Raises:
-      DirectoryError: (a ValueError) it does not exist, is not a directory, or lacks permission.
+      DirectoryError: (a ValueError) the path does not exist, is not a directory, or cannot be read and written.
     """
     real = os.path.realpath(path)
     if not os.path.isdir(real):

@@ -29,9 +29,10 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Effect(NamedTuple):
-    """The effect of an option here, and a note.
+    """The effect of an option here, with a note.
 
-    The level is `works` (as documented), `recorded` (checked and kept) or `refused` (any value but the default).
+    `level` is `works` (as documented), `recorded` (checked and stored, without effect) or `refused` (only the default
+    is legal).
     """
 
     level: str
@@ -39,7 +40,7 @@ class Effect(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Level and note in one text."""
+        """Level and note as one text."""
         return f"{self.level}: {self.note}" if self.note else self.level
 
 
@@ -53,25 +54,26 @@ class Option:
     """One option.
 
     Attributes:
-      position: 1-based place in its owner's constructor; order of listing for session-only options.
+      position: 1-based position in its owner's constructor; for session-only options, the position in lists.
       name: keyword in the owner's constructor, and field of `TrainingOptions`.
-      kind: the values it takes.
-      doc: one line with its meaning on the NPU stack.
+      kind: the kind of its values.
+      doc: its meaning on the NPU stack, in one line.
       effect: its effect here.
       default: constructor default; `REQUIRED` when there is none.
-      owner: class whose constructor takes it, or `SESSION` for options only a session's parameter_map has.
-      attribute: attribute of the config object holding the value; `_<name>` when not given.
-      status: documented, deprecated, undocumented, or unsupported (documented as not to be set).
+      owner: class whose constructor has the option, or `SESSION` for options that only a session's parameter_map has.
+      attribute: attribute of the config object that holds the value; by default `_<name>`.
+      status: documented, deprecated, undocumented, or unsupported (documented as "do not set").
       replaced_by: for deprecated options, the option to use instead.
       key: name in the session's parameter_map; None when a session cannot set it.
-      absent: value when the parameter_map lacks the key; the default when not given.
-      accepts_none: whether None is legal and means "not set"; by default when the default is None.
-      needs: another option that must be set for this one to be sent to a session.
+      absent: value if the parameter_map lacks the key; by default the constructor default.
+      accepts_none: whether None is legal and means "not set"; by default, whether the constructor default is None.
+      needs: another option; only if it is set, this option is sent to a session.
       sent_without_helper: for helper options, whether the default is sent when the helper object is None.
-      variable: environment variable that counts when neither the object nor the map sets the option.
-      strict_slot: whether a value in the wrong AttrValue slot is an error ("error"), skipped ("skip") or, if it has a
-        meaning there, read with a warning ("warn").
-      former_owner: class whose constructor took it on older NPU stacks; there it is left out with a warning.
+      variable: environment variable that sets the option if neither the config object nor the parameter_map does.
+      strict_slot: treatment of a value in the wrong AttrValue slot: it is an error ("error"), is skipped ("skip"), or
+        is converted with a warning if possible ("warn").
+      former_owner: class whose constructor had the option on older NPU stacks; this constructor ignores it with a
+        warning.
     """
 
     position: int
@@ -106,23 +108,23 @@ class Option:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the value is plain data, not an object of TensorFlow or a helper object."""
+        """Whether the value is plain data, rather than a TensorFlow object or a helper object."""
         return not isinstance(self.kind, (Helper, TensorFlowObject))
 
     @property
     def expected(self) -> str:
-        """The legal values, as the noun phrase of a sentence."""
+        """The legal values, as a noun phrase."""
         return self.kind.expected + (" or None" if self.accepts_none else "")
 
     def check(self, value: Any, place: Place, *, only_type: bool = False) -> None:
-        """Raises when `value` is illegal; warns once when it is outside limits that are not enforced.
+        """Raises an error if `value` is illegal. Warns once if it is outside of limits that are not enforced.
 
         Args:
           value: the user's value.
-          place: where it was given.
+          place: the place where the value was given.
           only_type: check only the type.
         Raises:
-          TypeError: the type is wrong (ValueError for the options documented so).
+          TypeError: the type is wrong. (Some kinds raise ValueError, as documented.)
           ValueError: the value is wrong.
         """
         if value is None and self.accepts_none:
@@ -136,7 +138,7 @@ class Option:
         say_once(logging.WARNING, message(place.where(self), *words))
 
     def normalise(self, value: Any) -> Any:
-        """Returns the plain form of a legal value; `absent` for None, and for empty text that means "not set"."""
+        """Returns the plain form of a legal value; `absent` for None, and for an empty text, meaning "not set"."""
         if value is None:
             return self.absent
         plain = self.kind.normalise(value)
@@ -144,29 +146,29 @@ class Option:
 
 
 class Place(NamedTuple):
-    """The place where the user set an option, so that messages use the user's spelling.
+    """The place where the user set an option; messages use the name that the option has there.
 
     Attributes:
-      is_session: whether it was in a session's parameter_map.
-      function: the function that took it as a keyword, or "".
+      is_session: whether the place is a session's parameter_map.
+      function: the function that took the option as a keyword, or "".
     """
 
     is_session: bool
     function: str = ""
 
     def where(self, option: Option) -> str:
-        """Returns the function, object or map the option was given to."""
+        """Returns the name of the function, object or map to which the option was given."""
         if self.function:
             return self.function
         return "NpuOptimizer parameter_map" if self.is_session or option.owner == SESSION else option.owner
 
     def spelling(self, option: Option) -> str:
-        """Returns the option's name there."""
+        """Returns the option's name in this place."""
         return (option.key if self.is_session else option.name) or option.name
 
 
 class UnknownKeyError(ValueError):
-    """An error for a session key that no option has."""
+    """Raised for a key in a session's parameter_map that belongs to no option."""
 
 
 IN_OBJECT = Place(is_session=False)
@@ -177,7 +179,7 @@ class OptionTable:
     """All options, looked up by name, by owner and by session key."""
 
     def __init__(self, options: Iterable[Option]):
-        """Args: options: in any order; unique in name and key, contiguous in position for each owner."""
+        """Args: options: in any order. Names and keys must be unique, and the positions of each owner contiguous."""
         self._options = tuple(sorted(options, key=lambda option: (option.owner, option.position)))
         self._by_name = {option.name: option for option in self._options}
         self._by_key = {option.key: option for option in self._options if option.key}
@@ -204,7 +206,7 @@ class OptionTable:
         return tuple(option for option in self._options if option.owner == owner)
 
     def by_key(self, key: str) -> Option:
-        """Returns the option with this key in a session's parameter_map.
+        """Returns the option with a key in a session's parameter_map.
 
         Raises:
           UnknownKeyError: (a ValueError) no option has this key.
@@ -216,13 +218,13 @@ class OptionTable:
         return self._by_key[key]
 
     def unknown(self, kind: type[Exception], owner: str, name: str) -> Exception:
-        """Returns the error for a name an owner does not have; names another owner that has it."""
+        """Returns the error for a name that an owner does not have; the error mentions another owner with this name."""
         other = self._by_name.get(name)
         fix = f"It belongs to {other.owner}." if other else ""
         return unknown_name_error(kind, owner, name, [option.name for option in self.of(owner)], fix)
 
-    def adding(self, *options: Option) -> OptionTable:
-        """Returns a table that also holds these options."""
+    def with_options(self, *options: Option) -> OptionTable:
+        """Returns a table with more options."""
         return OptionTable((*self._options, *options))
 
     def signature(self, owner: str) -> inspect.Signature:
@@ -233,10 +235,10 @@ class OptionTable:
         return inspect.Signature(parameters)
 
     def bind(self, owner: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Binds a constructor call: returns values by name, with defaults filled in.
+        """Binds the arguments of a constructor call; returns values by name, with defaults filled in.
 
         Raises:
-          TypeError: an unknown keyword, too many positional values, or a missing required one.
+          TypeError: a keyword is unknown, a required value is missing, or there are too many positional values.
         """
         names = [option.name for option in self.of(owner)]
         for name in [name for name in kwargs if name not in names]:

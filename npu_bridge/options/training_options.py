@@ -10,11 +10,11 @@ from npu_bridge.base.errors import did_you_mean
 
 
 class TrainingOptions(Mapping):
-    """Every option of one run, checked and in plain form: `options.precision_mode`, `options["dump_step"]`.
+    """All options of one run, checked and in plain form: `options.precision_mode`, `options["dump_step"]`.
 
-    Made by `read_run_config` and `read_session_config`; the same settings give equal values in both. Fields are named
-    as in `NPURunConfig` and the helper classes (`enable_dump`, `accelerate_train_mode`, ...). Texts are `str`; an unset
-    option has the NPU stack's default, often None.
+    `read_run_config` and `read_session_config` return such objects; both give equal values for equal settings. Fields
+    have the names of `NPURunConfig` and the helper classes (`enable_dump`, `accelerate_train_mode`, ...). Texts are
+    `str`. An option that is not set has the NPU stack's default, which is often None.
     """
 
     __slots__ = ("_set", "_values")
@@ -55,7 +55,7 @@ class TrainingOptions(Mapping):
         return TrainingOptions, (dict(self._values), self._set)
 
     def replace(self, **values: Any) -> TrainingOptions:
-        """Returns a copy with some values changed; for engines' tests and for plans that switch a setting mid-run.
+        """Returns a copy with some values changed, for tests and for code that changes a setting during a run.
 
         Raises:
           AttributeError: a name is not an option.

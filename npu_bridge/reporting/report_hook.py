@@ -79,7 +79,7 @@ class ReportHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         """Looks up tensors, rank and options."""
-        self._options = of_graph.options_of_graph()
+        self._options = of_graph.options_of_current_graph()
         for part in (*self._parts, self._graph, self._failure):
             part.begin()
 

@@ -60,7 +60,7 @@ def requested_devices(options: TrainingOptions) -> tuple[int, ...]:
         return tuple(parse_device_list(options.local_device_list))
     table = read_rank_table()
     if table is not None:
-        return (table.own().device,)
+        return (table.own_placement().device,)
     if environment.read_variable("ASCEND_DEVICE_ID") or environment.read_variable("DEVICE_ID"):
         return (environment.declared_device(),)
     placed = environment.launched()

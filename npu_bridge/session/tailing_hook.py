@@ -41,7 +41,7 @@ class TailingHook(tf.estimator.SessionRunHook):
         self._free_tail(run_context.session.graph)
 
     def _free_tail(self, graph):
-        if graph.get_collection(_KEY) or of_graph.value_built("is_tailing_optimization", graph) is False:
+        if graph.get_collection(_KEY) or of_graph.built_value("is_tailing_optimization", graph) is False:
             return  # done already, or switched off in NPUOptimizer
         ranks = collective.current()
         if ranks.size == 1:
@@ -51,7 +51,7 @@ class TailingHook(tf.estimator.SessionRunHook):
             report = optimize_tail(graph, ranks)
             graph.add_to_collection(_KEY, report)
         # NPUOptimizer has built its own decision early; only the checks of a script remain to be found.
-        is_built_in = of_graph.value_built("is_tailing_optimization", graph) is True and not report.has_changed
+        is_built_in = of_graph.built_value("is_tailing_optimization", graph) is True and not report.has_changed
         if report.has_found_gradients and ranks.rank == 0:
             self._publish(report, logging.DEBUG if is_built_in else logging.INFO)
 

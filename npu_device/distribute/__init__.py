@@ -47,7 +47,7 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
     Ranks: collective in `group`.
     """
     call = Call("npu.distribute.all_reduce", group)
-    call.fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    call.check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     if call.communicator.size == 1:
         return values
     given = list(values) if isinstance(values, (list, tuple)) else [values]
@@ -106,7 +106,7 @@ def npu_distributed_keras_optimizer_wrapper(
       ValueError: no optimizer has the given name, or another argument has an unsupported value.
     """
     where = "npu_distributed_keras_optimizer_wrapper"
-    Call(where, group).fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    Call(where, group).check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     for name, given, only, fix in (
         ("reduce_reduction", reduce_reduction, "mean", "For a sum, multiply the learning rate by the ranks."),
         ("group", group, WORLD, "Reduce gradients with npu.distribute.all_reduce, which takes groups."),

@@ -11,7 +11,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import LossScaleMixin
-from npu_bridge.operators.unavailable import unavailable
+from npu_bridge.operators.unavailable import unavailable_function
 
 __all__ = ["NpuLossScaleOptimizer"]
 
@@ -55,7 +55,7 @@ class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - the classes that it makes 
 
 NpuLossScaleOptimizer.register(LossScaleMixin)
 
-NpuExperimentalLossScaleOptimizer = unavailable(
+NpuExperimentalLossScaleOptimizer = unavailable_function(
     "NpuExperimentalLossScaleOptimizer", "a class around one that Keras has removed", "Use NpuLossScaleOptimizer."
 )
 

@@ -102,9 +102,9 @@ def main(arguments: list[str]) -> None:
 def _warn_about_unread_settings() -> None:
     """Warns about `--set` options that the script, now finished, has never read."""
     if given_settings():
-        from npu_bridge.options.from_shell import tell_unread
+        from npu_bridge.options.from_shell import report_unread
 
-        tell_unread()
+        report_unread()
 
 
 @contextlib.contextmanager

@@ -171,7 +171,7 @@ def test_unknown_option_is_a_warning(graph, caplog):
 
 def _options_of(session):
     with session.graph.as_default():
-        return of_graph.options_of_graph()
+        return of_graph.options_of_current_graph()
 
 
 @pytest.mark.parametrize("kind", [tf1.Session, tf1.InteractiveSession])
@@ -205,7 +205,7 @@ def test_monitored_sessions_are_sessions_too(graph):
     tf1.train.get_or_create_global_step()
     with tf1.train.MonitoredTrainingSession(config=config) as session:
         assert session.run(tf1.train.get_global_step(graph)) == 0
-    assert of_graph.options_of_graph().debug_dir == "here"
+    assert of_graph.options_of_current_graph().debug_dir == "here"
 
 
 def test_watched_sessions_behave_like_sessions(tmp_path, graph):

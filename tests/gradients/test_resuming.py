@@ -273,7 +273,7 @@ def test_states_are_set_on_a_fresh_keras_optimizer(generation, is_wrapped):
 
 
 BAD_STATES = [
-    (None, TypeError, "the states are not a dictionary. Expected one by slots; got None"),
+    (None, TypeError, "the states are not a dictionary. Expected a dictionary by slot name; got None"),
     (3, TypeError, "the states are not a dictionary"),
     ({"m": 3}, TypeError, "m is not a dictionary. Expected a dictionary of arrays by variable; got 3"),
     *[({"step_counter": v}, TypeError, "step_counter is not a number of updates") for v in (1.5, True, "1", None, [1])],

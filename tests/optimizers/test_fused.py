@@ -232,9 +232,9 @@ def test_in_an_npu_keras_optimizer():
 def test_what_is_joined(rule, expected):
     with tf.Graph().as_default():
         variables = [v1.get_variable(f"v{i}", shape, use_resource=True) for i, shape in enumerate(SHAPES)]
-        treatment = ParameterGroups(rule).of(variables[0])
+        treatment = ParameterGroups(rule).treatment_of(variables[0])
         pending = [fused_module.Pending(v, tf.zeros(v.shape), {"m": v, "v": v}, treatment) for v in variables]
-        joined = fused_module._batches(pending)
+        joined = fused_module._group_into_batches(pending)
     assert [[one.variable.op.name for one in batch] for batch in joined] == expected
 
 

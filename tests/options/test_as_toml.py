@@ -78,7 +78,7 @@ def test_tables_in_tables_and_what_a_session_was_told(tmp_path):
     options = read_run_config(config)
     assert read_run_config(again(tmp_path, None, options)) == options
     told = as_toml(None, {"hcom_parallel": False})
-    assert "which is not told what tf.estimator.RunConfig takes" in told and told.endswith("hcom_parallel = false\n")
+    assert "without parameters of tf.estimator.RunConfig" in told and told.endswith("hcom_parallel = false\n")
     assert as_toml().count("\n") == 2 and "= " not in as_toml()
 
 
@@ -102,7 +102,7 @@ def test_stages_of_a_file_stay(tmp_path):
 
 @pytest.mark.parametrize("value", [[1, "a"], (True,), {"a b": 1.5, "c": float("inf")}])
 def test_lists_and_tables_as_values(tmp_path, value):
-    from npu_bridge.options.as_toml import _toml_of
+    from npu_bridge.options.as_toml import _toml_value
     from npu_bridge.options.config_file import parse_toml
 
-    assert parse_toml(f"x = {_toml_of(value)}", "x")["x"] == (list(value) if isinstance(value, tuple) else value)
+    assert parse_toml(f"x = {_toml_value(value)}", "x")["x"] == (list(value) if isinstance(value, tuple) else value)

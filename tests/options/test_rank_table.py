@@ -82,12 +82,12 @@ def test_groups_number_ranks_in_order():
 
 def test_own_placement_by_rank(monkeypatch):
     monkeypatch.setenv("RANK_ID", "2")
-    assert parse_rank_table(TWO_SERVERS).own().server == "b"
+    assert parse_rank_table(TWO_SERVERS).own_placement().server == "b"
 
 
 def test_own_placement_by_pod(monkeypatch):
     monkeypatch.setenv("POD_NAME", "p1")
-    assert parse_rank_table(GROUPS).own().rank == 2
+    assert parse_rank_table(GROUPS).own_placement().rank == 2
 
 
 @pytest.mark.parametrize("variables", [{"RANK_ID": "4"}, {}, {"POD_NAME": "p0"}, {"POD_NAME": "nobody"}])
@@ -96,7 +96,7 @@ def test_own_placement_must_be_clear(monkeypatch, variables):
         monkeypatch.setenv(name, value)
     table = parse_rank_table(GROUPS if "POD_NAME" in variables else TWO_SERVERS)
     with pytest.raises(ValueError, match="RANK_ID"):
-        table.own()
+        table.own_placement()
 
 
 def _change(path, value):

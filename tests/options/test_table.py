@@ -19,7 +19,7 @@ FAKE = Option(89, "fake_level", Integer(0, 3), "A made-up level.", recorded("Mad
 
 
 def test_one_entry_is_enough_for_a_new_option():
-    table = OPTIONS.adding(FAKE)
+    table = OPTIONS.with_options(FAKE)
 
     @declared(RUN_CONFIG, table)
     class Extended(NPURunConfig):
@@ -52,7 +52,7 @@ def test_other_classes_do_not_know_it():
 )
 def test_table_refuses_contradictions(option):
     with pytest.raises(ValueError, match="options: "):
-        OPTIONS.adding(option)
+        OPTIONS.with_options(option)
 
 
 def test_every_option_has_an_honest_effect_and_a_line():

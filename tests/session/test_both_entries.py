@@ -77,7 +77,7 @@ def test_estimator_and_session_agree(name, value, others, tmp_path, monkeypatch)
     Path("dtypes.cfg").write_text("")
     estimator = NPUEstimator(model_fn, config=_run_config(OPTIONS[name].owner, values, tmp_path))
     with tf.Graph().as_default(), tf1.Session(config=_session_config(values)):
-        of_session = of_graph.options_of_graph()
+        of_session = of_graph.options_of_current_graph()
     if of_session is None:
         assert name == "use_off_line"
         return

@@ -37,22 +37,22 @@ def _model(**values):
 def test_functions_belong_to_the_graph_they_are_built_in(graph):
     of_graph.publish(_options(debug_dir="here"))
     seen = []
-    tf.while_loop(lambda i: i < 2, lambda i: (seen.append(of_graph.options_of_graph()), i + 1)[1:], (0,))
+    tf.while_loop(lambda i: i < 2, lambda i: (seen.append(of_graph.options_of_current_graph()), i + 1)[1:], (0,))
     assert {options.debug_dir for options in seen} == {"here"}
     assert not any("npu_bridge" in key for key in graph.get_all_collection_keys()), "meta graphs would hold it"
 
 
 def test_eager_execution_has_no_options():
-    of_graph.built_with("is_tailing_optimization", True)
-    assert of_graph.options_of_graph() is None
-    assert tf.function(lambda: of_graph.options_of_graph() is None)().numpy()
+    of_graph.record_built_value("is_tailing_optimization", True)
+    assert of_graph.options_of_current_graph() is None
+    assert tf.function(lambda: of_graph.options_of_current_graph() is None)().numpy()
 
 
 def test_other_graphs_know_nothing():
     with tf.Graph().as_default():
         of_graph.publish(_options())
     with tf.Graph().as_default():
-        assert of_graph.options_of_graph() is None
+        assert of_graph.options_of_current_graph() is None
 
 
 @pytest.mark.parametrize("kind", [NPUEstimator, tf.estimator.Estimator])
@@ -80,7 +80,7 @@ def test_tailing_of_sessions(session_comes_first, graph, caplog):
 def test_sessions_without_an_entry_demand_nothing(graph):
     _optimizer(is_tailing_optimization=True)
     with tf1.Session(), tf1.Session(config=tf1.ConfigProto()):
-        assert of_graph.options_of_graph() is None
+        assert of_graph.options_of_current_graph() is None
 
 
 @pytest.mark.parametrize("hcom_parallel", [False, True])
@@ -102,4 +102,4 @@ def test_holding_back_after_the_graph_was_built_comes_too_late(graph, caplog):
     tf1.Session(config=session_config(hcom_parallel=True)).close()
     assert "built already" not in caplog.text
     tf1.Session(config=session_config(hcom_parallel=False)).close()
-    assert "hcom_parallel: the option came when the gradients were built already" in caplog.text
+    assert "hcom_parallel: the option came after the gradients were built" in caplog.text

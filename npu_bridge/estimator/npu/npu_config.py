@@ -156,7 +156,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         return self.__dict__.get("_stages", ())
 
     def _set_up(self, values: dict[str, Any], **of_base: Any) -> None:
-        with from_shell.taken(values, self._option_table, _HELPERS) as changed:
+        with from_shell.apply_settings(values, self._option_table, _HELPERS) as changed:
             self._take(changed, of_base)
 
     def _take(self, values: dict[str, Any], others: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         precision.check_files(read_run_config(self))
 
     def __repr__(self) -> str:
-        return construction.written_out(self, **construction.usual_values(self))
+        return construction.format_call(self, **construction.adjusted_defaults(self))
 
     @property
     def session_config(self) -> Any:

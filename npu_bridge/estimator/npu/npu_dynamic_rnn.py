@@ -14,7 +14,7 @@ import tensorflow as tf
 from npu_bridge.base.errors import message
 from npu_bridge.operators import recurrent
 from npu_bridge.operators.recurrent import GATE_ORDERS, GruRule, GruWeights
-from npu_bridge.operators.unavailable import not_available
+from npu_bridge.operators.unavailable import not_available_error
 
 __all__ = ["DynamicAUGRU", "DynamicGRUV2", "DynamicRNN"]
 
@@ -156,7 +156,7 @@ class DynamicRNN(_DynamicLayer):
         weight, bias = (self._w if weight is None else weight), (self._b if bias is None else bias)
         if self.direction == _BIDIRECTIONAL:
             h, c = self._state(init_h, x, 2), self._state(init_c, x, 2)
-            return recurrent.lstm_both_ways(x, weight, bias, h, c, self.forget_bias, seq_length)
+            return recurrent.bidirectional_lstm(x, weight, bias, h, c, self.forget_bias, seq_length)
         (h,), (c,) = self._state(init_h, x), self._state(init_c, x)
         return recurrent.lstm(x, weight, bias, h, c, self.forget_bias, seq_length)
 
@@ -245,7 +245,7 @@ class DynamicGRUV2(_DynamicLayer):
             expected = " or ".join(map(repr, GATE_ORDERS))
             raise self._error("gate_order is unknown", expected, repr(self.gate_order), "Use one of these.")
         if self.direction == _BIDIRECTIONAL:
-            raise not_available(
+            raise not_available_error(
                 type(self).__name__, f"direction={_BIDIRECTIONAL!r}", "Use two layers, and tf.reverse_sequence."
             )
 

@@ -141,7 +141,7 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
     wire_dtype = wire_formats.wire_dtype(wire, owner)
     if wire_dtype is not None and not is_distributed:
         _LOG.info("%s: wire=%r has no effect because is_distributed is False.", owner, wire)
-    of_graph.built_with("is_tailing_optimization", is_tailed)
+    of_graph.record_built_value("is_tailing_optimization", is_tailed)
     return (manager if is_loss_scale else None), wire_dtype
 
 
@@ -289,8 +289,8 @@ def reduce(tensor, root_rank, average=True, fusion=0, fusion_id=-1):
     Returns, Ranks: as `allreduce`.
     """
     call = Call("npu_optimizer.reduce", WORLD)
-    call.group_rank(root_rank, "root_rank")
-    call.fusion(fusion, fusion_id)
+    call.check_group_rank(root_rank, "root_rank")
+    call.check_fusion(fusion, fusion_id)
     return mean_or_sum(tensor, average, call.communicator, f"npu_reduce_to_{root_rank}")
 
 
@@ -310,7 +310,7 @@ def npu_allreduce(values, reduction="mean", fusion=1, fusion_id=-1, group=WORLD)
       LookupError: when the result of "max", "min" or "prod" is differentiated.
     Ranks: collective in `group`.
     """
-    Call("npu_allreduce", group).fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    Call("npu_allreduce", group).check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     if isinstance(values, (list, tuple)):
         return reduce_all(values, reduction, fusion, group)
     return reduce_all([values], reduction, fusion, group)[0]

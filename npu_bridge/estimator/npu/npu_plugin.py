@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.estimator.npu.checks import check_bool_type
-from npu_bridge.operators.unavailable import unavailable
+from npu_bridge.operators.unavailable import unavailable_function
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.reading import read_keywords
 
@@ -121,7 +121,7 @@ def _arithmetic_of_this_process() -> types.SimpleNamespace:
 
 
 def _of_addresses(name, alternative):
-    return unavailable(f"npu_plugin.{name}", "an access to memory by its address", alternative)
+    return unavailable_function(f"npu_plugin.{name}", "an access to memory by its address", alternative)
 
 
 _EXCHANGE = "Exchange tensors with hccl_ops.all_to_all_v or hccl_ops.broadcast."

@@ -233,7 +233,7 @@ def when_ready(gradients: Sequence) -> list:
 
     The option comes from the run whose graph is being built; where there is none, as in eager execution, it is on.
     """
-    of_graph.built_with("hcom_parallel", _overlaps_backward_pass())
+    of_graph.record_built_value("hcom_parallel", _overlaps_backward_pass())
     if _overlaps_backward_pass():
         return list(gradients)
     with tf.control_dependencies([values_of(grad) for grad in gradients if grad is not None]):
@@ -241,13 +241,13 @@ def when_ready(gradients: Sequence) -> list:
 
 
 def _overlaps_backward_pass():
-    options = of_graph.options_of_graph()
+    options = of_graph.options_of_current_graph()
     return options is None or options.hcom_parallel
 
 
 def _may_overlap():
     """Returns whether the run's options ask for steps in a row that can overlap."""
-    options = of_graph.options_of_graph()
+    options = of_graph.options_of_current_graph()
     in_a_row = options is not None and options.iterations_per_loop > 1
     return in_a_row and environment.overlapped_steps() is not False
 

@@ -1,4 +1,4 @@
-"""Lists the update rules, one file each; a new rule is a new file and a line here."""
+"""Lists the update rules, one file each. A new rule needs a new file and an entry in `ALL`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from npu_bridge.optimizers.rule import Rule, choice, hyper, patterns
 class Adadelta(Rule):
     """`s <- rho*s + (1-rho)*g^2`, `d = sqrt(a+epsilon) / sqrt(s+epsilon) * g`, `a <- rho*a + (1-rho)*d^2`.
 
-    The parameter is lowered by `learning_rate * d`.
+    Then `learning_rate * d` is subtracted from the parameter.
 
     Args:
       learning_rate, rho, epsilon: as in the formula.

@@ -15,8 +15,8 @@ class Adagrad(Rule):
 
     Args:
       learning_rate, epsilon: as in the formula.
-      epsilon_inside: whether epsilon is added under the root; otherwise to the root.
-      initial_accumulator: the start of `h`; Keras' default is 0.1.
+      epsilon_inside: whether epsilon is added to `h` before the root is taken; otherwise it is added to the root.
+      initial_accumulator: the initial value of `h`; the default of Keras is 0.1.
       weight_decay, decay, exclude_from_weight_decay: see `Rule`.
     """
 

@@ -17,18 +17,18 @@ def moments(gradient, slots, at):
 
 
 def corrections(at):
-    """Returns the factors by which the two moments are too small after `at.update` updates, as they started at 0."""
+    """Returns the factors by which the two moments, which start at 0, are too small after `at.update` updates."""
     return 1.0 - tf.pow(at.beta_1, at.update), 1.0 - tf.pow(at.beta_2, at.update)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adam(Rule):
-    """`m <- b1*m + (1-b1)*g`, `v <- b2*v + (1-b2)*g^2`, and a step along `m / sqrt(v)`, both corrected for their start.
+    """`m <- b1*m + (1-b1)*g`, `v <- b2*v + (1-b2)*g^2`, and a step along `m / sqrt(v)`, both bias-corrected.
 
     With `c1 = 1 - b1^k` and `c2 = 1 - b2^k` in update k, the amount is
 
-    - `learning_rate * sqrt(c2)/c1 * m / (sqrt(v) + epsilon)` with `epsilon_placement="tf"`, as TF 1 and Keras do;
-    - `learning_rate * (m/c1) / (sqrt(v/c2) + epsilon)` with "corrected", as the paper does.
+    - `learning_rate * sqrt(c2)/c1 * m / (sqrt(v) + epsilon)` with `epsilon_placement="tf"`, as in TF 1 and Keras;
+    - `learning_rate * (m/c1) / (sqrt(v/c2) + epsilon)` with "corrected", as in the paper.
 
     Args:
       learning_rate, beta_1, beta_2, epsilon: as in the formula.

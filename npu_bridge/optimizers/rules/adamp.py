@@ -14,17 +14,18 @@ _SMALLEST_NORM = 1e-8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdamP(Rule):
-    """Adam's step, projected for weights whose gradient is nearly orthogonal to them.
+    """Adam, without the part of the step along weights whose gradient is nearly orthogonal to them.
 
-    A tensor of two or more dimensions is treated by output channel (the last axis), else as a whole: where the
-    largest `|cos(g, p)|` is below `delta / sqrt(elements)`, the part of the step along `p` is removed and the weight
-    decay multiplied by `wd_ratio`.
+    In a tensor of two or more dimensions, each output channel (last axis) is treated separately; otherwise the tensor
+    as a whole. If the largest `|cos(g, p)|` is below `delta / sqrt(elements)`, the part of the step along `p` is
+    removed and the weight decay is multiplied by `wd_ratio`.
 
     Args:
       learning_rate, beta_1, beta_2, epsilon: as in `Adam`, with the epsilon of the paper.
-      delta, wd_ratio: see above.
-      nesterov: look ahead.
-      weight_decay: the parameter is also lowered by `learning_rate * weight_decay * parameter`.
+      delta: bound of the cosine, as in the condition.
+      wd_ratio: factor of the weight decay where the step is projected.
+      nesterov: use Nesterov's look-ahead.
+      weight_decay: `learning_rate * weight_decay * parameter` is also subtracted from the parameter.
       decay, exclude_from_weight_decay: see `Rule`.
     """
 
@@ -52,18 +53,18 @@ class AdamP(Rule):
         direction = ahead / (tf.sqrt(square / of_square) + at.epsilon) / of_mean
         decay_factor = tf.ones([], gradient.dtype)
         if parameter.shape.rank is not None and parameter.shape.rank > 1:
-            direction, decay_factor = _projected(parameter, gradient, direction, at)
+            direction, decay_factor = _project(parameter, gradient, direction, at)
         amount = at.learning_rate * direction
         if self.decay == "projected" and self.decays(at):
             amount = amount + at.learning_rate * at.weight_decay * decay_factor * parameter
         return amount, {"m": mean, "v": square}
 
 
-def _projected(parameter, gradient, direction, at):
-    """Removes the direction's part along the parameter where it has no effect; returns also the factor of the decay."""
+def _project(parameter, gradient, direction, at):
+    """Removes the part of the direction along the parameter where it has no effect; returns also the decay's factor."""
     results = direction, tf.ones([], direction.dtype)
     by_channel = list(range(parameter.shape.rank - 1))
-    for axes in (None, by_channel):  # where both apply, the result by channel counts
+    for axes in (None, by_channel):  # if both conditions hold, the result by channel is used
         width = tf.cast(tf.size(parameter), direction.dtype)
         if axes is not None:
             width = width / tf.cast(tf.shape(parameter)[-1], direction.dtype)

@@ -1,4 +1,4 @@
-"""Implements BERT's Adam: no bias correction, decay in the direction, and its own warm-up."""
+"""Implements BERT's Adam: without bias correction, with decay in the direction and a warm-up of its own."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from npu_bridge.optimizers.rules.adam import moments
 class BertAdam(Rule):
     """`u = m / (sqrt(v) + epsilon) + weight_decay * p`, then `p <- p - learning_rate * factor(x) * u`.
 
-    `x` is the share of `total_steps` done before this update. The factor is `x / warmup` below `warmup` and then:
-    "cosine" `(1 + cos(pi x)) / 2`, "constant" 1, "linear" `max((x - 1) / (warmup - 1), 0)`, "poly" `sqrt(1 - x)`.
+    `x` is the number of updates before this one, divided by `total_steps`. The factor is `x / warmup` for `x` below
+    `warmup`; from there on, `schedule` determines it: "cosine" `(1 + cos(pi x)) / 2`, "constant" 1, "linear" `max((x -
+    1) / (warmup - 1), 0)`, "poly" `sqrt(1 - x)`.
 
     Args:
       learning_rate: must be given.
-      warmup: share of the steps in which the rate rises, at least 0 and below 1.
+      warmup: fraction of `total_steps` during which the rate rises, at least 0 and below 1.
       total_steps: number of updates; None keeps the factor at 1.
       schedule: "linear", "cosine", "constant" or "poly".
       beta_1, beta_2, epsilon: as in the formula.
-      weight_decay: as in the formula; `decay="coupled"` and "decoupled" are those of `Rule`.
+      weight_decay: as in the formula; for `decay="coupled"` and "decoupled" see `Rule`.
       exclude_from_weight_decay: variables without weight decay.
-      max_grad_norm: divide all gradients so that their global norm is at most this; None for no bound.
+      max_grad_norm: scale all gradients down so that their global norm is at most this; None for no bound.
     """
 
     learning_rate: Any = hyper(None)

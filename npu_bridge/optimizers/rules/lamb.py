@@ -14,17 +14,17 @@ from npu_bridge.optimizers.rules.adam import corrections, moments
 class LAMB(Rule):
     """`u = m / (sqrt(v) + epsilon) + weight_decay * p`, then `p <- p - learning_rate * |p|/|u| * u`.
 
-    `m` and `v` are Adam's moments; the norms are those of a whole tensor, and their quotient is 1 where one is 0.
+    `m` and `v` are Adam's moments. The norms are those of a whole tensor; if a norm is 0, the quotient is 1.
 
     Args:
       learning_rate, beta_1, beta_2, epsilon: as in the formula.
-      weight_decay: as in the formula; `decay="coupled"` and "decoupled" are those of `Rule`.
+      weight_decay: as in the formula; for `decay="coupled"` and "decoupled" see `Rule`.
       exclude_from_weight_decay: variables without weight decay.
-      exclude_from_layer_adaptation: variables whose quotient is 1; None excludes those without weight decay, as
-        tensorflow-addons does.
+      exclude_from_layer_adaptation: variables whose quotient is always 1; None excludes the variables without weight
+        decay, as in tensorflow-addons.
       bias_correction: correct the moments for their start at 0.
       weight_norm_cap: upper bound of `|p|`; None for no bound.
-      use_global_norm: divide all gradients by their global norm when that is above 1.
+      use_global_norm: divide all gradients by their global norm if the norm is above 1.
     """
 
     learning_rate: Any = hyper(0.001)
@@ -65,7 +65,7 @@ class LAMB(Rule):
         return direction, new
 
     def ratio(self, weight_norm, direction_norm, at):
-        """Returns the quotient of the norms, 1 where one of them is 0."""
+        """Returns the quotient of the norms; 1 if one of them is 0."""
         if self.weight_norm_cap is not None:
             weight_norm = tf.minimum(weight_norm, at.weight_norm_cap)
         is_both = tf.logical_and(weight_norm > 0.0, direction_norm > 0.0)

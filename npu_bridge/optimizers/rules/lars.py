@@ -13,16 +13,17 @@ from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
 class LARS(Rule):
     """`v <- momentum * v + learning_rate * ratio * (g + weight_decay * p)`, then `p <- p - v`.
 
-    `ratio = trust * |p| / (|g| + weight_decay * |p| + epsilon)` with the norms of a whole tensor, and 1 where one of
-    them is 0.
+    `ratio = trust * |p| / (|g| + weight_decay * |p| + epsilon)` with the norms of a whole tensor; if a norm is 0, the
+    ratio is 1.
 
     Args:
       learning_rate, momentum, trust, epsilon: as in the formula.
-      nesterov: the amount is `momentum * v` plus the newest summand of `v`.
+      nesterov: the amount is `momentum * v` plus the last term added to `v`.
       lr_in_momentum: False keeps learning rate and ratio out of `v`: the amount is `learning_rate * ratio * v`.
-      weight_decay: as in the formula; `decay="coupled"` and "decoupled" are those of `Rule`.
+      weight_decay: as in the formula; for `decay="coupled"` and "decoupled" see `Rule`.
       exclude_from_weight_decay: variables without weight decay.
-      exclude_from_layer_adaptation: variables whose ratio is 1; None excludes those without weight decay.
+      exclude_from_layer_adaptation: variables whose ratio is always 1; None excludes the variables without weight
+        decay.
     """
 
     learning_rate: Any = hyper(0.1)

@@ -14,13 +14,14 @@ class RMSProp(Rule):
     """`r <- rho * r + (1 - rho) * g^2`, then `p <- p - learning_rate * g / sqrt(r + epsilon)`.
 
     Args:
-      learning_rate, rho, momentum, epsilon: as in the formula; with a momentum the amount goes through a buffer.
+      learning_rate, rho, momentum, epsilon: as in the formula; with a momentum, the amount comes from a momentum
+        buffer.
       centered: subtract the square of the mean gradient from `r`.
-      epsilon_inside: whether epsilon is added under the root; otherwise to the root.
+      epsilon_inside: whether epsilon is added to `r` before the root is taken; otherwise it is added to the root.
       lr_in_momentum: whether the buffer holds amounts (`b <- momentum * b + learning_rate * g / ...`) or directions.
-      initial_accumulator: the start of `r`; `tf.compat.v1.train.RMSPropOptimizer` starts with 1.
-      weight_decay, decay, exclude_from_weight_decay: see `Rule`; "decoupled_unscaled" lowers the parameter by
-        `weight_decay * parameter`, without the learning rate.
+      initial_accumulator: the initial value of `r`; `tf.compat.v1.train.RMSPropOptimizer` starts with 1.
+      weight_decay, decay, exclude_from_weight_decay: see `Rule`; "decoupled_unscaled" subtracts `weight_decay *
+        parameter`, without the learning rate, from the parameter.
     """
 
     learning_rate: Any = hyper(0.01)

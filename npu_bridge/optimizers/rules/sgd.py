@@ -15,12 +15,12 @@ class SGD(Rule):
     """`v <- momentum * v + (1 - dampening) * g`, then `p <- p - learning_rate * v`; without momentum `v` is `g`.
 
     With `nesterov` the amount is `learning_rate * (g + momentum * v)`. The learning rate is not part of `v`, as in
-    `tf.compat.v1.train.MomentumOptimizer` and unlike Keras' SGD, which differs when the rate changes.
+    `tf.compat.v1.train.MomentumOptimizer`. Keras' SGD has it in `v`, so results differ after a change of the rate.
 
     Args:
       learning_rate, momentum, dampening: as in the formula.
-      nesterov: look ahead; needs a momentum and no dampening.
-      first_velocity: "dampened" starts with `(1 - dampening) * g`, as every step; "gradient" starts with `g`.
+      nesterov: use Nesterov's look-ahead; needs a momentum and no dampening.
+      first_velocity: the first value of `v`: `(1 - dampening) * g` with "dampened", `g` with "gradient".
       weight_decay, decay, exclude_from_weight_decay: see `Rule`.
     """
 

@@ -30,19 +30,19 @@ class Basis:
     """Orthonormal directions in the space of all trained values.
 
     Attributes:
-      rows: (k, n) float32 array, memory-mapped if it was loaded; a direction in each row.
-      columns: name and number of values of each variable, in the order of the columns; empty when the columns
-        follow the order in which variables are trained.
+      rows: (k, n) float32 array with a direction in each row; memory-mapped if it was loaded.
+      columns: name and number of values of each variable, in the order of the columns; empty if the columns are in the
+        order in which variables are trained.
     """
 
     rows: np.ndarray
     columns: tuple[tuple[str, int], ...] = ()
 
     def save(self, path: str | os.PathLike) -> str:
-        """Writes the rows to `path`, a `.npy` file, and describes columns in a `.json` next to it; returns the path.
+        """Writes the rows to `path`, a `.npy` file, and the columns to a `.json` file next to it; returns the path.
 
         Raises:
-          OSError: they cannot be written, or the `.json` file holds something else; then nothing is written.
+          OSError: the files cannot be written, or the `.json` file holds something else; then nothing is written.
         """
         path = pathlib.Path(path).with_suffix(".npy")
         described = path.with_suffix(".json")
@@ -54,13 +54,14 @@ class Basis:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Basis:
-        """Loads a basis that `save` wrote, or any `.npy` file of a matrix; reads only the values that are used.
+        """Loads a basis from the files of `save`, or from any `.npy` file of a matrix; reads only values that are used.
 
         Raises:
-          ValueError: it is not a matrix with at most as many rows as columns, or its description is wrong.
-          OSError: it cannot be read, or is not a regular file.
+          ValueError: the file does not hold a matrix with at most as many rows as columns, or the `.json` file is
+            wrong.
+          OSError: the file cannot be read, or is not a regular file.
         """
-        rows = _mapped(path)
+        rows = _map_array(path)
         if rows.ndim != 2 or rows.shape[0] > rows.shape[1]:
             expected = "a matrix with a row for each direction"
             fix = "Write it with Basis.save."
@@ -75,16 +76,17 @@ class Basis:
             raise ValueError(message("Basis", problem, expected, shown(error), fix)) from None
 
     def part(self, variables: Sequence[Any], number: int, count: int) -> np.ndarray:
-        """Returns one of `count` parts of the rows, their columns in the order of the given variables.
+        """Returns one of `count` parts of the rows, with columns in the order of the given variables.
 
         Args:
           variables: the trained variables.
-          number, count: position and number of parts, which differ by one row at most; some can be empty.
+          number, count: position of the part and number of parts. The numbers of rows differ by at most one; a part can
+            be empty.
         Raises:
-          ValueError: the basis has other variables, or they have other sizes.
+          ValueError: the basis has other variables, or variables of other sizes.
         """
         sizes = {name_of(variable): variable.shape.num_elements() for variable in variables}
-        first, last = split(len(self.rows), number, count)
+        first, last = part_range(len(self.rows), number, count)
         rows = self.rows[first:last]
         if not self.columns:
             if sum(sizes.values()) != self.rows.shape[1]:
@@ -94,10 +96,10 @@ class Basis:
                 raise ValueError(message("SubspaceNewton", problem, f"{self.rows.shape[1]} values", got, fix))
             return np.asarray(rows, np.float32)
         known: dict[str, slice] = {}
-        place = 0
+        position = 0
         for name, size in self.columns:
-            known[name] = slice(place, place + size)
-            place += size
+            known[name] = slice(position, position + size)
+            position += size
         for name, size in [*sizes.items(), *((name, size) for name, size in self.columns if name not in sizes)]:
             if name not in known or name not in sizes or known[name].stop - known[name].start != size:
                 near = nearest(name, set(known) - set(sizes) if name in sizes else set(sizes) - set(known))
@@ -118,27 +120,28 @@ def compute_pca_basis(
 ) -> Basis:
     """Computes the k directions along which the weights of some checkpoints differ most.
 
-    Each checkpoint is a point. The directions are the first k right singular vectors of the matrix of points minus
-    their mean, each with the sign that makes its largest entry positive.
+    Each checkpoint is a point. The mean of the points is subtracted from each row of the matrix of points; the
+    directions are the first k right singular vectors of this matrix. The sign of a direction makes its largest entry
+    positive.
 
     Args:
-      checkpoints: at least k of either format: their paths as `tf.train.load_checkpoint` takes them, or a folder, whose
-        checkpoints are all used.
+      checkpoints: at least k checkpoints of either format: a list of paths as `tf.train.load_checkpoint` takes them, or
+        a folder, of which all checkpoints are used.
       k: number of directions, at least 1 and at most the number of values.
-      variables: the trained variables or their names; by default the trainable ones of the TF 1 graph that is
+      variables: the trained variables or their names; by default the trainable variables of the TF 1 graph that is
         being built.
-      seed: seed of the random directions with which a randomised decomposition with one power iteration begins.
-      is_exact: decompose without random directions; slower.
+      seed: seed of the random directions with which the randomised decomposition starts; it has one power iteration.
+      is_exact: use an exact decomposition without random directions, which is slower.
     Returns:
-      The basis, its columns named.
+      The basis, with named columns.
     Raises:
       TypeError: `k` or `seed` is not an integer.
-      ValueError: one of them is out of range, there are fewer than k checkpoints or values, or a checkpoint lacks a
+      ValueError: `k` or `seed` is out of range, there are fewer than k checkpoints or values, or a checkpoint lacks a
         variable or has it in another shape.
     """
-    found = _in_folder(checkpoints) if isinstance(checkpoints, (str, os.PathLike)) else list(checkpoints)
-    k = check_count("compute_pca_basis", "k", k, "Leave it out for 32.")
-    seed = check_count("compute_pca_basis", "seed", seed, "Leave it out for 0.", at_least=0)
+    found = _list_checkpoints(checkpoints) if isinstance(checkpoints, (str, os.PathLike)) else list(checkpoints)
+    k = check_count("compute_pca_basis", "k", k, "Leave k out for 32.")
+    seed = check_count("compute_pca_basis", "seed", seed, "Leave seed out for 0.", at_least=0)
     if len(found) < k:
         got, fix = f"{len(found)} in {shown(checkpoints)}", "Keep more checkpoints, or take a smaller k."
         raise _error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, fix)
@@ -147,8 +150,8 @@ def compute_pca_basis(
     names = [variable if isinstance(variable, str) else name_of(variable) for variable in variables]
     if not names:
         fix = "Pass variables=model.trainable_variables, or their names."
-        raise _error("it is not known which variables are trained", "their names", "none", fix)
-    points = [_read(path, names) for path in found]
+        raise _error("the trained variables are unknown", "their names", "none", fix)
+    points = [_read_values(path, names) for path in found]
     sizes = [array.size for array in points[0]]
     for path, point in zip(found, points):
         for name, array, first in zip(names, point, points[0]):
@@ -162,11 +165,11 @@ def compute_pca_basis(
 
 
 def principal_directions(matrix: np.ndarray, k: int, seed: int = 0, is_exact: bool = False) -> np.ndarray:
-    """Centres the columns of a matrix; returns the first k right singular vectors as rows, with fixed signs."""
+    """Returns the first k right singular vectors of a matrix with centred columns, as rows with fixed signs."""
     centred = matrix - matrix.mean(axis=0, keepdims=True)
     if is_exact:
         directions = np.linalg.svd(centred, full_matrices=False)[2]
-        within = directions.T if len(directions) >= k else np.linalg.qr(_filled_up(directions.T, k, seed))[0]
+        within = directions.T if len(directions) >= k else np.linalg.qr(_add_random_columns(directions.T, k, seed))[0]
         directions = within.T[:k]
     else:
         # The matrix has few rows and very many columns, so rows are combined at random.
@@ -175,26 +178,26 @@ def principal_directions(matrix: np.ndarray, k: int, seed: int = 0, is_exact: bo
         reached = np.linalg.qr(mixed.T)[0]
         reached = np.linalg.qr(centred.T @ np.linalg.qr(centred @ reached)[0])[0]
         if reached.shape[1] < width:
-            reached = np.linalg.qr(_filled_up(reached, width, seed))[0]
+            reached = np.linalg.qr(_add_random_columns(reached, width, seed))[0]
         directions = (reached @ np.linalg.svd(centred @ reached, full_matrices=True)[2].T).T[:k]
     largest = directions[np.arange(k), np.abs(directions).argmax(axis=1)]
     return (directions * np.where(largest < 0, -1.0, 1.0)[:, np.newaxis]).astype(np.float32)
 
 
-def split(total: int, number: int, count: int) -> tuple[int, int]:
-    """Returns first and last + 1 of the rows in one of `count` parts, of which the first ones can have one row more."""
+def part_range(total: int, number: int, count: int) -> tuple[int, int]:
+    """Returns first and last + 1 of the rows in a part; the first of the `count` parts can have one row more."""
     size, larger = divmod(total, count)
     first = number * size + min(number, larger)
     return first, first + size + (number < larger)
 
 
-def _filled_up(columns, width, seed):
+def _add_random_columns(columns, width, seed):
     missing = width - columns.shape[1]
     return np.concatenate([columns, np.random.default_rng(seed).standard_normal((len(columns), missing))], axis=1)
 
 
-def _mapped(path):
-    """Maps the array of a `.npy` file into memory, so that only used values are read."""
+def _map_array(path):
+    """Maps the array of a `.npy` file into memory, so that only values that are used are read."""
     try:
         with open_file(path, "rb") as file:
             version = np.lib.format.read_magic(file)
@@ -208,23 +211,23 @@ def _mapped(path):
         raise ValueError(message("Basis", f"{path} holds no basis", expected, shown(error), fix)) from None
 
 
-def _in_folder(folder):
-    """Lists the checkpoints of a folder, in the order of the numbers in their names."""
+def _list_checkpoints(folder):
+    """Returns the checkpoints of a folder, in the order of the numbers in their names."""
     found = [path.with_suffix("") for path in pathlib.Path(folder).glob("*.index")]
 
-    def place(path):
+    def number_parts(path):
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
-    return [str(path) for path in sorted(found, key=place)]
+    return [str(path) for path in sorted(found, key=number_parts)]
 
 
-def _read(path, names):
+def _read_values(path, names):
     reader = tf.train.load_checkpoint(path)
     known = {name: name for name in reader.get_variable_to_shape_map()}
     known.update(keys_in_object_checkpoint(reader))
     for name in names:
         if name not in known:
-            fix = did_you_mean(name, known, "Pass the names that it has.")
+            fix = did_you_mean(name, known, "Pass names of variables in the checkpoint.")
             raise _error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), fix)
     return [reader.get_tensor(known[name]) for name in names]
 

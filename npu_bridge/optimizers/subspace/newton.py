@@ -1,4 +1,4 @@
-"""Implements `SubspaceNewton`: quasi-Newton steps along the directions of a basis, momentum along others."""
+"""Implements `SubspaceNewton`: quasi-Newton steps along the directions of a basis, momentum along all others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.graph.copies import make_copier
-from npu_bridge.optimizers.subspace.basis import Basis, split
+from npu_bridge.optimizers.subspace.basis import Basis, part_range
 from npu_bridge.optimizers.unfused import as_dense
 
 tf1 = tf.compat.v1
@@ -22,7 +22,7 @@ _LEAST_CURVATURE = 1e-20
 
 
 class SubspaceNewton(tf.compat.v1.train.Optimizer):
-    """Steps by BFGS along the directions of a basis, and by momentum along all others.
+    """Makes BFGS steps along the directions of a basis, and momentum steps along all other directions.
 
     With P the basis, g the gradient, f the loss on this batch and w the weights:
 
@@ -30,27 +30,27 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         d = -B c;  r = the first of 1, rho, rho^2... with f(w + r P'd) < f(w) + sigma r c.d, else 0
         m = gamma m + (g - P'P g);  w = w + r P'd - alpha m
 
-    Where no rate is accepted, B and c stay as before the step. Every trial evaluates the loss again, on the same
-    batch: a loss that is a function is called again; of a loss in a TF 1 graph the part that depends on the variables
-    is copied. The loss must have one value for one batch, unlike a function with dropout.
+    If no rate r is accepted, B and c stay as before the step. Every trial of a rate evaluates the loss again, on the
+    same batch. A loss function is called again. For a loss in a TF 1 graph, the part that depends on the variables is
+    copied. The loss must have only one value for a batch, unlike a loss with dropout.
 
-    With several ranks wrap it in `NPUDistributedOptimizer` or `NPUOptimizer`, which average the gradients. Each rank
-    holds a part of the rows of the basis; losses are averaged, so that all ranks accept the same rate. Under loss
-    scaling, losses and gradients are in true units.
+    With several ranks, wrap it in `NPUDistributedOptimizer` or `NPUOptimizer`, which average the gradients. Each rank
+    holds a part of the rows of the basis. Losses are averaged, so all ranks accept the same rate. Under loss scaling,
+    losses and gradients are unscaled.
 
     Args:
-      basis: a `Basis` of the trained variables, such as `compute_pca_basis` returns.
+      basis: a `Basis` of the trained variables, such as the result of `compute_pca_basis`.
       rho: the factor by which each further trial is shorter, in (0, 1).
       gamma: momentum, in [0, 1).
-      alpha: learning rate of the rest of the space, at least 0.
-      sigma: the share of the expected decrease that is accepted, in (0, 1).
-      trials: maximum number of rates that are tried. With 2 a step costs one or two evaluations.
+      alpha: learning rate for the directions outside of the basis, at least 0.
+      sigma: the smallest accepted decrease of the loss, as a fraction of the expected decrease, in (0, 1).
+      trials: maximum number of rates that are tried. With 2, a step evaluates the loss once or twice.
       name: name of the optimizer, and prefix of the names of its collectives.
     Raises:
       TypeError: `basis` is not a Basis, or an argument is not a number.
       ValueError: a number is out of range. When gradients are applied: the variables are not those of the basis.
     Graph: a slot `complement` for each variable, and for k directions a (k, k) matrix and two vectors. This rank's rows
-      of the basis are a local variable, which checkpoints do not hold.
+    of the basis are a local variable, which is not in checkpoints.
     Ranks: applying gradients is collective.
     """
 
@@ -81,40 +81,40 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         self._value: Any = None
 
     def compute_gradients(self, loss, *arguments, **keywords):
-        """Computes gradients as `tf.compat.v1.train.Optimizer` does; keeps the loss for the line search."""
+        """Computes gradients as `tf.compat.v1.train.Optimizer` does, and records the loss for the line search."""
         if not callable(loss):
             grads_and_vars = super().compute_gradients(loss, *arguments, **keywords)
-            self.evaluates(loss, loss)
+            self.set_unscaled_loss(loss, loss)
             return grads_and_vars
         values = []
 
-        def noted():
+        def record_loss():
             values.append(loss())
             return values[-1]
 
-        grads_and_vars = super().compute_gradients(noted, *arguments, **keywords)
-        self.evaluates(loss, values[0])
+        grads_and_vars = super().compute_gradients(record_loss, *arguments, **keywords)
+        self.set_unscaled_loss(loss, values[0])
         return grads_and_vars
 
-    def evaluates(self, loss: Any, value: tf.Tensor) -> None:
-        """Sets the minimized loss, in true units; a wrapper that scales the loss calls it.
+    def set_unscaled_loss(self, loss: Any, value: tf.Tensor) -> None:
+        """Sets the loss that the line search evaluates. A wrapper that scales the loss passes the unscaled loss here.
 
         Args:
-          loss: the loss, a tensor of a TF 1 graph or a function that returns it.
-          value: its value for this batch.
+          loss: the unscaled loss, a tensor of a TF 1 graph or a function that returns the loss.
+          value: the value of the loss for this batch.
         """
         self._loss, self._value = loss, value
 
-    def keep(self, variables: Callable[[], Sequence[Any]]) -> None:
-        """Sets the variables that evaluating a loss function changes, such as moving statistics.
+    def restore_after_trials(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """Sets the variables, such as moving statistics, that change when a loss function is evaluated.
 
         Args:
-          variables: returns the variables, which get their values back after each trial.
+          variables: a function that returns these variables, which get their values back after each trial.
         """
         self._kept = variables
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """Makes a step with the gradients of the loss that `compute_gradients` got last.
+        """Makes a step with gradients of the last loss given to `compute_gradients`.
 
         Args:
           grads_and_vars: pairs for all variables of the basis; a variable whose gradient is None is moved only by the
@@ -153,32 +153,34 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     def _step(self, gradient, variables, is_graph):
         state = self._state()
         learnt, before, last, is_started = [tf.identity(state[key].read_value()) for key in state if key != "rate"]
-        coordinates, rows, (first, end) = self._coordinates(gradient, variables)
+        coordinates, rows, (first, end) = self._project_gradient(gradient, variables)
         curvature = tf.tensordot(coordinates - before, last, 1)
         hessian = tf.cond(
             tf.logical_and(is_started, curvature > _LEAST_CURVATURE),
             lambda: next_inverse_hessian(learnt, coordinates - before, last),
             lambda: learnt,
         )
-        way = -tf.linalg.matvec(hessian, coordinates)
-        halves = tf.matmul(tf.stack([way[first:end], coordinates[first:end]]), rows)
-        direction, inside = tf.unstack(self._summed(halves, "direction"))
+        coordinate_step = -tf.linalg.matvec(hessian, coordinates)
+        halves = tf.matmul(tf.stack([coordinate_step[first:end], coordinates[first:end]]), rows)
+        direction, inside = tf.unstack(self._sum_over_ranks(halves, "direction"))
         with tf.control_dependencies([direction]):
-            start = [_copied(variable) for variable in variables]
-        rate = self._rate(direction, tf.tensordot(coordinates, way, 1), variables, start, is_graph)
+            start = [_copy_value(variable) for variable in variables]
+        rate = self._search_rate(direction, tf.tensordot(coordinates, coordinate_step, 1), variables, start, is_graph)
         complement = [self.get_slot(variable, _COMPLEMENT) for variable in variables]
         with tf.control_dependencies([rate]):
-            rest = _shaped_like(gradient - inside, variables)
+            rest = _split_into_shapes(gradient - inside, variables)
             momentum = [self._gamma * slot.read_value() + part for slot, part in zip(complement, rest)]
             moved = [
                 tf.cast(tf.cast(value, tf.float32) + rate * part - self._alpha * kept, variable.dtype.base_dtype)
-                for value, part, kept, variable in zip(start, _shaped_like(direction, variables), momentum, variables)
+                for value, part, kept, variable in zip(
+                    start, _split_into_shapes(direction, variables), momentum, variables
+                )
             ]
             is_accepted = rate > 0
             kept_or_new = {
                 "inverse_hessian": tf.where(is_accepted, hessian, learnt),
                 "coordinates": tf.where(is_accepted, coordinates, before),
-                "last_step": tf.where(is_accepted, rate * way, last),
+                "last_step": tf.where(is_accepted, rate * coordinate_step, last),
                 "is_started": tf.logical_or(is_accepted, is_started),
                 "rate": rate,
             }
@@ -186,45 +188,45 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             assigned += [slot.assign(value) for slot, value in zip(complement, momentum)]
             return assigned + [state[key].assign(value) for key, value in kept_or_new.items()]
 
-    def _coordinates(self, gradient, variables):
-        """Returns P g of all ranks, this rank's rows of P, and their range among all rows."""
+    def _project_gradient(self, gradient, variables):
+        """Returns the whole vector P g, this rank's rows of P, and the range of these rows in P."""
         ranks = collective.current()
-        first, end = split(len(self._basis.rows), ranks.rank, ranks.size)
-        rows = self._rows_here(variables)
+        first, end = part_range(len(self._basis.rows), ranks.rank, ranks.size)
+        rows = self._local_rows(variables)
         own = tf.linalg.matvec(rows, gradient)
-        whole = own if ranks.size == 1 else ranks.all_gather(own, f"{self._name}_coordinates")
+        whole = own if ranks.size == 1 else ranks.all_gather(own, f"{self._name}_project_gradient")
         return tf.ensure_shape(whole, [len(self._basis.rows)]), rows, (first, end)
 
-    def _summed(self, tensor, what):
+    def _sum_over_ranks(self, tensor, what):
         ranks = collective.current()
         return tensor if ranks.size == 1 else ranks.all_reduce([tensor], f"{self._name}_{what}", average=False)[0]
 
-    def _averaged(self, loss, what):
+    def _average_over_ranks(self, loss, what):
         ranks = collective.current()
         loss = tf.cast(tf.reduce_mean(loss), tf.float32)
         return loss if ranks.size == 1 else ranks.all_reduce([loss], f"{self._name}_{what}")[0]
 
-    def _rate(self, direction, slope, variables, start, is_graph):
-        """Searches for a rate; returns it, or 0.0 if none is accepted. The variables are left at the last trial."""
-        loss_before = self._averaged(self._value, "loss")
+    def _search_rate(self, direction, slope, variables, start, is_graph):
+        """Returns the accepted rate, or 0.0 if none is accepted. The variables keep the values of the last trial."""
+        loss_before = self._average_over_ranks(self._value, "loss")
         evaluate = make_copier(self._loss, variables, "SubspaceNewton") if not callable(self._loss) else self._loss
-        steps = _shaped_like(direction, variables)
+        steps = _split_into_shapes(direction, variables)
         kept = list(self._kept())
 
         def attempt(number, accepted):
             rate = tf.pow(self._rho, tf.cast(number, tf.float32))
-            saved = [_copied(variable) for variable in kept]
+            saved = [_copy_value(variable) for variable in kept]
             with tf.control_dependencies([rate, *saved]):
                 moved = [
                     variable.assign(tf.cast(tf.cast(value, tf.float32) + rate * step, variable.dtype.base_dtype))
                     for variable, value, step in zip(variables, start, steps)
                 ]
-            with tf.control_dependencies(_ops(moved)):
+            with tf.control_dependencies(_ops_in_graph(moved)):
                 loss = tf.identity(evaluate())
             with tf.control_dependencies([loss]):
-                given_back = [variable.assign(value) for variable, value in zip(kept, saved)]
-            with tf.control_dependencies(_ops(given_back)):
-                loss = self._averaged(loss, "trial")
+                restored = [variable.assign(value) for variable, value in zip(kept, saved)]
+            with tf.control_dependencies(_ops_in_graph(restored)):
+                loss = self._average_over_ranks(loss, "trial")
             is_accepted = loss < loss_before + self._sigma * rate * slope
             return number + 1, tf.where(is_accepted, rate, tf.zeros_like(rate))
 
@@ -251,8 +253,8 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         ):
             self._create_non_slot_variable(value, f"{self._name}/{key}", first)
 
-    def _rows_here(self, variables):
-        """Returns this rank's rows of the basis, its columns in the order of the variables."""
+    def _local_rows(self, variables):
+        """Returns this rank's rows of the basis, with columns in the order of the variables."""
         with tf.init_scope():
             place = None if tf.executing_eagerly() else tf1.get_default_graph()
             if place not in self._rows:
@@ -262,7 +264,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         return self._rows[place]()
 
     def _state(self):
-        """Returns the state kept between steps; its last item is the last accepted rate."""
+        """Returns the state kept from step to step, by name; the last entry is the last accepted rate."""
         with tf.init_scope():
             graph = None if tf.executing_eagerly() else tf1.get_default_graph()
         keys = ("inverse_hessian", "coordinates", "last_step", "is_started", "rate")
@@ -270,12 +272,12 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
 
     @property
     def rate(self) -> Any:
-        """The variable that holds the rate of the last step; 0.0 where none was accepted."""
+        """The variable that holds the rate of the last step, which is 0.0 if no rate was accepted."""
         return self._state()["rate"]
 
 
 def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Returns the BFGS update of an inverse Hessian B: T'B T + s s'/q with T = I - y s'/q and q = y.s.
+    """Returns the BFGS update of an inverse Hessian B: T'B T + s s'/q, where q = y.s and T = I - y s'/q.
 
     Args:
       inverse: B, a (k, k) matrix.
@@ -291,23 +293,23 @@ def _float32(grad):
     return tf.cast(as_dense(grad) if isinstance(grad, tf.IndexedSlices) else grad, tf.float32)
 
 
-def _copied(variable):
-    """Copies a variable's current value; a TF 1 reference variable's buffer would show later values."""
+def _copy_value(variable):
+    """Copies a variable's current value; the buffer of a TF 1 reference variable would show later values."""
     value = tf.convert_to_tensor(variable)
     return tf.identity(value) if tf.executing_eagerly() else tf.raw_ops.DeepCopy(x=value)
 
 
-def _ops(assigned):
+def _ops_in_graph(assigned):
     return [] if tf.executing_eagerly() else assigned
 
 
-def _shaped_like(flat, variables):
+def _split_into_shapes(flat, variables):
     parts = tf.split(flat, [variable.shape.num_elements() for variable in variables])
     return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables)]
 
 
 def _local_variable(array, name):
-    """Returns a function that returns an array as a tensor, kept in a variable that checkpoints leave out."""
+    """Returns a function that reads an array as a tensor, from a variable that is not in checkpoints."""
     if tf.executing_eagerly():
         return tf.Variable(array, trainable=False, name=name).read_value
     # A constant would be part of the TF 1 graph, which is limited to 2 GB.
