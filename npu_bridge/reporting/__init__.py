@@ -1,6 +1,6 @@
 """Reports on a training run: progress line, history file, page, picture, curves, timeline and summary.
 
-Pictures and files are made without TensorFlow too, so names are imported on first use.
+Names are imported on first use, as pictures and files can also be made without TensorFlow.
 """
 
 from npu_bridge.base.lazy import attributes

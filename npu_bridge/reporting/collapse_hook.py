@@ -1,4 +1,4 @@
-"""Holds hooks that end a training in which every step is skipped, or a step with a NaN loss is applied."""
+"""Holds hooks that end a training: one if every step is skipped, one if a step with a NaN loss is applied."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CONCISE_HEALTH = 3  # of `DebugNumericSummaryV2`: identity, size, and the count
 
 
 class LossScaleCollapseError(RuntimeError):
-    """Every step is skipped, and no other loss scale would help."""
+    """Raised when every step is skipped, and no other loss scale would help."""
 
 
 class _LocalValues(NamedTuple):
-    """Results of the operators of a run that need no other rank: the loss, and the worst value of each tensor."""
+    """Results of those operators of a run that need no other rank: the loss, and the worst value of each tensor."""
 
     ops: tuple
     fed: list
@@ -39,19 +39,20 @@ class _LocalValues(NamedTuple):
 
 
 class LossScaleCollapseHook(StepHook):
-    """A hook that raises when step after step is skipped at a loss scale that cannot become smaller.
+    """A hook that raises an error if step after step is skipped, and the loss scale cannot become smaller.
 
-    This is a dynamic scale that has come down to 1, or a fixed one. While a scale is on its way down, skipped steps are
-    normal. Before it raises, one more batch is computed without an update, to find out whether the loss or only its
-    gradients are bad, and which operator made the first NaN or Inf.
+    A fixed scale cannot become smaller, nor can a dynamic scale that has reached 1. While a larger dynamic scale goes
+    down, skipped steps are normal. Before the hook raises its error, it computes one more batch without an update. This
+    shows whether the loss or only its gradients are bad, and which operator made the first NaN or Inf.
 
     Args:
-      most_in_a_row: the number of consecutive session runs that may be skipped.
+      most_in_a_row: the allowed number of consecutive session runs that are skipped.
     Raises:
       ValueError: `most_in_a_row` is below 1.
-      LossScaleCollapseError: after a step, when this has happened.
-    Ranks: all see the same skipped steps and raise after the same one; each examines its own numbers.
-    Example: est.train(input_fn, hooks=[LossScaleCollapseHook(most_in_a_row=1000)]) waits longer than the default 100.
+      LossScaleCollapseError: after the step that exceeds the allowed number.
+    Ranks: all ranks see the same skipped steps and raise the error after the same step; each rank examines its own
+    numbers.
+    Example: est.train(input_fn, hooks=[LossScaleCollapseHook(most_in_a_row=1000)]) allows more than the default of 100.
     """
 
     def __init__(self, most_in_a_row: int = MOST_IN_A_ROW):
@@ -61,49 +62,50 @@ class LossScaleCollapseHook(StepHook):
         self._feeds = None
 
     def after_run(self, run_context, run_values):
-        """Keeps the feeds of the run for one more run."""
+        """Keeps the feeds of the run, for one more run with the same feeds."""
         self._feeds = run_context.original_args.feed_dict
         super().after_run(run_context, run_values)
 
     def on_step(self, session, observation: Observation) -> None:
-        """Raises if too many steps were skipped since the scale last moved."""
-        if self._skips.count >= self._most_in_a_row and self._is_at_its_end(session.graph):
-            raise LossScaleCollapseError(self._explanation(session))
+        """Raises an error if too many steps were skipped since the scale last changed."""
+        if self._skips.count >= self._most_in_a_row and self._is_scale_at_limit(session.graph):
+            raise LossScaleCollapseError(self._explain(session))
 
-    def _is_at_its_end(self, graph):
+    def _is_scale_at_limit(self, graph):
         scale = self._skips.scale
         return scale is not None and (scale <= _LOWEST_USEFUL_SCALE or not graph.get_collection(LOSS_SCALE_STATE))
 
-    def _explanation(self, session):
+    def _explain(self, session):
         what = (
             f"LossScaleCollapseHook: {self._skips.count} steps in a row were skipped at a loss scale of "
             f"{self._skips.scale:g}, "
             f"after step {self.read_step(session)}"
         )
         try:
-            look = self._look(session)
+            local = self._compute_local(session)
         except tf.errors.OpError as error:
             return f"{what}. Another batch could not be examined: {error.message.splitlines()[0]}"
-        origin = find_first_non_finite(look.ops, look.fed, look.worst)
+        origin = find_first_non_finite(local.ops, local.fed, local.worst)
         if origin is None:
             elsewhere = "They come from another rank, or only" if collective.current().size > 1 else "Only"
             return f"{what}. The next batch has no NaN or Inf on this rank. {elsewhere} some batches cause one."
         return (
-            f"{what}. {_state_of(look.loss)}The first NaN or Inf comes from {describe_operator(origin.origin)}. No "
+            f"{what}. {_describe_loss(local.loss)}The first NaN or Inf comes from {describe_operator(origin.origin)}. No "
             f"loss scale helps against that: keep what goes into this operator where it is finite, or, if it computes "
             f"in 16 bits, keep it in float32 with keep_dtype_scope()."
         )
 
-    def _look(self, session):
-        """Computes the part of a batch that needs no other ranks, as another rank may fail where this one does not.
+    def _compute_local(self, session):
+        """Computes those parts of a batch that need no other rank, as it can be that only this rank fails.
 
-        TensorFlow does not lower fetched operators. So it fetches added operators that check the outputs of others.
+        TensorFlow does not lower the precision of fetched operators. So the fetched operators are added ones, which
+        check the outputs of the original operators.
 
-        Graph: an operator for each tensor, also in a finalized graph: the training is about to end.
+        Graph: an operator for each tensor, also in a finalized graph, as the training is about to end.
         """
         graph = session.graph
         run = run_of(graph, [self._fetches.get("loss", []), graph.get_collection(STEP_SKIPPED)], self._feeds)
-        local = _without_transfers(run)
+        local = _local_ops(run)
         here = [*run.fed, *(tensor for op in local for tensor in op.outputs)]
         seen = [tensor for tensor in here if tensor.dtype.is_floating and tensor.name in run.values]
         with opened_for_changes(graph), graph.as_default(), tf.control_dependencies(None):
@@ -130,10 +132,10 @@ class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
 
 
 class NanLossHook(tf.estimator.SessionRunHook):
-    """A hook that ends a training whose loss is NaN in a step that was not skipped; a skipped one changes nothing.
+    """A hook that ends a training if the loss is NaN in a step that is not skipped; skipped steps change nothing.
 
     Args:
-      hook: a `tf.estimator.NanTensorHook`, which ends it after any step.
+      hook: a `tf.estimator.NanTensorHook`, which by itself would end the training after skipped steps, too.
     Raises:
       NanLossDuringTrainingError: (of `tf.estimator`) after such a step.
     Ranks: local.
@@ -144,7 +146,7 @@ class NanLossHook(tf.estimator.SessionRunHook):
         self._skipped = self._global_step = None
 
     def begin(self):
-        """Finds the tensor that tells whether the step is skipped, if there is one."""
+        """Finds the tensor that tells whether the step is skipped, if there is such a tensor."""
         deciding = tf.compat.v1.get_collection(STEP_SKIPPED)
         self._skipped = deciding[-1] if deciding else []
         self._global_step = global_step_of()
@@ -164,7 +166,7 @@ class NanLossHook(tf.estimator.SessionRunHook):
             raise LossIsNanError(int(step)) from None
 
 
-def _without_transfers(run) -> tuple:
+def _local_ops(run) -> tuple:
     """Returns the operators of a run that need nothing from other ranks."""
     fed = {tensor.op for tensor in run.fed}
     local = dict.fromkeys(fed)
@@ -179,7 +181,7 @@ def _worst_of_counts(minus_inf, inf, nan):
     return np.nan if nan else np.inf if inf or minus_inf else 0.0
 
 
-def _state_of(loss):
+def _describe_loss(loss):
     if loss is None:
         return ""
     return "The loss is finite, its gradients are not. " if np.isfinite(loss) else f"The loss itself is {loss:g}. "

@@ -1,4 +1,4 @@
-"""`MissingExtraError`: an optional package is not installed."""
+"""Defines `MissingExtraError`, and imports optional packages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class MissingExtraError(ImportError):
-    """An optional package is not installed; the message names the extra that installs it."""
+    """Raised when an optional package is not installed; the message names the extra that installs the package."""
 
 
-def imported(module: str, who: str, extra: str) -> Any:
-    """Imports a module of an optional package, or raises a `MissingExtraError` that names the user, `who`."""
+def import_optional(module: str, who: str, extra: str) -> Any:
+    """Imports a module of an optional package; raises `MissingExtraError`, which names `who`, if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -22,14 +22,14 @@ class BatchesHook(tf.estimator.SessionRunHook):
     """A hook that counts the batches of an evaluation, and the seconds from its first batch to its last.
 
     Attributes:
-      batches, secs: numbers of the latest evaluation.
+      batches, secs: number of batches and duration of the latest evaluation.
     """
 
     def __init__(self):
         self.batches, self.secs = 0, 0.0
 
     def after_create_session(self, session, coord):
-        """Starts to count."""
+        """Starts counting."""
         self.batches, self._began = 0, time.monotonic()
 
     def after_run(self, run_context, run_values):
@@ -49,16 +49,16 @@ def report_evaluation(
 ) -> None:
     """Prints the results of an evaluation, and adds them to the history and the page of its training.
 
-    An `NPUEstimator` does this by itself.
+    An `NPUEstimator` calls this function by itself.
 
     Args:
       folder: folder of the training.
       metrics: the result of `evaluate`, with `global_step`.
-      history: history of the training. None: the one in the folder, if there is one.
+      history: history of the training. None: the history in the folder, if there is one.
       name: name of the evaluation.
-      counted: a hook that was among those of `evaluate`.
-      stream: where to print. None: `sys.stdout`, looked up now.
-      is_over: False during a training, which makes the page when it ends.
+      counted: a hook that was passed to `evaluate`.
+      stream: where to print. None: the current `sys.stdout`.
+      is_over: whether the training is over; during a training, the page is not rewritten.
     Ranks: local; only rank 0 does anything.
     """
     if collective.current().rank > 0 or "global_step" not in metrics:

@@ -1,4 +1,4 @@
-"""Writes TensorBoard's event files through one writer for all hooks of a folder; its errors end no training."""
+"""Writes TensorBoard's event files, with one writer for all hooks of a folder. Write errors never end a training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from npu_bridge.base.tf_internals.savers import share_event_writer, shared_event
 
 
 class EventFiles:
-    """A writer with the methods of `tf.compat.v1.summary.FileWriter` that drops an entry that cannot be written.
+    """A writer with the methods of `tf.compat.v1.summary.FileWriter`; it drops entries that cannot be written.
 
-    TensorFlow's own writer has a thread, which ends with a traceback when a disk is full: the next entry raises its
-    error, in the middle of a training, and later entries are dropped silently. This writer first tests for room on the
-    disk, flushes every entry, and replaces a writer of TensorFlow that has failed.
+    TensorFlow's own writer has a thread, which ends with a traceback when the disk is full. The next entry then raises
+    the thread's error in the middle of a training, and later entries are dropped silently. `EventFiles` first checks
+    the free space of the disk, flushes every entry, and replaces a TensorFlow writer that has failed.
 
     Args:
-      folder: folder of the event files, on a file system of this machine.
+      folder: folder of the event files, on a local file system.
     """
 
     def __init__(self, folder: str):
@@ -33,7 +33,7 @@ class EventFiles:
 
     @classmethod
     def of(cls, folder: str) -> Any:
-        """Returns the writer of a folder, shared with TensorFlow's hooks; TensorFlow's own for a remote folder."""
+        """Returns the writer of a folder, which TensorFlow's hooks share; TensorFlow's own for a remote folder."""
         if "://" in folder:
             with tf.Graph().as_default():  # eager code has no such writer
                 return tf.compat.v1.summary.FileWriterCache.get(folder)
@@ -47,25 +47,25 @@ class EventFiles:
         return own
 
     def begin_with(self, graph: tf.Graph) -> None:
-        """Opens the file with a graph, as TensorFlow's own writer does, unless it has been opened."""
+        """Opens the file with a graph as its first entry, as TensorFlow's own writer does, unless it is open."""
         if self._writer is None:
             self._secondary.attempt(self._open, graph)
 
-    def own(self, owner: Any, tags: Iterable[str]) -> None:
-        """Reserves these tags for one owner from now on; summaries of others with these tags are dropped."""
+    def reserve_tags(self, owner: Any, tags: Iterable[str]) -> None:
+        """Reserves `tags` for one owner from now on: summaries of other owners with these tags are dropped."""
         self._owner, self._owned = owner, frozenset(tags)
 
-    def give_up(self, owner: Any) -> None:
+    def release_tags(self, owner: Any) -> None:
         """Ends the reservation of an owner."""
         if owner is self._owner:
-            self.own(None, ())
+            self.reserve_tags(None, ())
 
-    def add_own(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
-        """Adds summaries with their steps; returns True if they are in the file or another owner has the tags."""
-        return self._owner not in (None, owner) or self._attempt("add_summary", *entries)
+    def add_reserved(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
+        """Adds summaries with their steps; returns False if they could not be written and no other owner has tags."""
+        return self._owner not in (None, owner) or self._try_to_add("add_summary", *entries)
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:
-        """Adds a summary, as a message or as bytes."""
+        """Adds a summary, given as a message or as bytes."""
         if self._owned:
             given = summary if isinstance(summary, bytes) else summary.SerializeToString()
             summary = tf.compat.v1.Summary.FromString(given)
@@ -73,13 +73,13 @@ class EventFiles:
             if not kept:
                 return
             summary = tf.compat.v1.Summary(value=kept)
-        self._attempt("add_summary", (summary, global_step))
+        self._try_to_add("add_summary", (summary, global_step))
 
     def __getattr__(self, name: str) -> Any:
         """Returns the other methods that add entries, such as `add_graph`."""
         if not name.startswith("add_"):
             raise AttributeError(f"a writer of event files has no {name!r}")
-        return lambda *arguments, **keywords: self._attempt(name, arguments, **keywords)
+        return lambda *arguments, **keywords: self._try_to_add(name, arguments, **keywords)
 
     def get_logdir(self) -> str:
         """Returns the folder."""
@@ -89,7 +89,7 @@ class EventFiles:
         """Does nothing: the next entry opens the file."""
 
     def flush(self) -> None:
-        """Does nothing: every entry is in the file when the method that adds it returns."""
+        """Does nothing: every entry is flushed when it is added."""
 
     def close(self) -> None:
         """Closes the file; the next entry opens a new one."""
@@ -97,7 +97,7 @@ class EventFiles:
             self._secondary.attempt(self._writer.close, now=True)
             self._writer = None
 
-    def _attempt(self, name: str, *calls: tuple, **keywords: Any) -> bool:
+    def _try_to_add(self, name: str, *calls: tuple, **keywords: Any) -> bool:
         return self._secondary.attempt(functools.partial(self._add, name, *calls, **keywords))
 
     def _add(self, name: str, *calls: tuple, **keywords: Any) -> None:
@@ -109,7 +109,7 @@ class EventFiles:
                 getattr(self._writer, name)(*arguments, **keywords)
             self._writer.flush()
         except Exception:
-            self._writer = None  # its thread has ended
+            self._writer = None  # the writer's thread has ended
             raise
 
     def _open(self, graph: tf.Graph | None = None) -> None:
@@ -119,7 +119,7 @@ class EventFiles:
 
 
 class BeginEventsHook(tf.estimator.SessionRunHook):
-    """A hook that begins the event file of a folder with the graph; it must precede hooks that write to the file."""
+    """A hook that begins the event file of a folder with the graph; must precede hooks that write to the file."""
 
     def __init__(self, folder: str):
         self._folder = folder

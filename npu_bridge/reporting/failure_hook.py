@@ -1,4 +1,4 @@
-"""`FailureHook`: adds the error that stops a training to its report, while the error propagates."""
+"""Defines `FailureHook`, which adds the error that stops a training to its report, and lets the error propagate."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from npu_bridge.reporting import page  # its modules are loaded when a page is m
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.output import choose_output
 
-_PLAIN_ENDS = (StopIteration, tf.errors.OutOfRangeError)  # a MonitoredSession and `fit` end by these without an error
-_OF_OTHER_RANKS = (
+_PLAIN_ENDS = (StopIteration, tf.errors.OutOfRangeError)  # these end a MonitoredSession and `fit` normally
+_SECONDARY_ERRORS = (
     *("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer"),
     *("Collective ops is aborted", "Socket closed"),
 )
 
 
 class FailureHook(tf.estimator.SessionRunHook):
-    """A hook that makes `report.html` of a training that an error stops, with the error in it.
+    """A hook that writes `report.html` with the error if an error stops a training.
 
-    Every `ReportHook` contains one, and an `NPUEstimator` has it on ranks above 0. A file that cannot be written is
-    logged. The error is raised unchanged.
+    Every `ReportHook` contains a FailureHook, and an `NPUEstimator` has one on ranks above 0. If a file cannot be
+    written, this is logged. The error is raised unchanged.
 
     Args:
       folder: folder of the training.
-      prepare: called before the page is made, with the global step.
-      history: history of the training. None: it is read from the folder.
-      stream: where rank 0 prints the path of the page. None: `sys.stdout`, looked up then.
+      prepare: called with the global step before the page is made.
+      history: history of the training. None: the history is read from the folder.
+      stream: where rank 0 prints the path of the page. None: the `sys.stdout` of that time.
     Graph: adds nothing.
     Ranks: local. A rank without `report.json` in its folder writes nothing.
     """
@@ -56,9 +56,9 @@ class FailureHook(tf.estimator.SessionRunHook):
 
     def after_create_session(self, session, coord):
         """Watches for the end of the session."""
-        add_engine(session, _UntilClosed(self._tell))
+        add_engine(session, _ErrorWatchingEngine(self._report_error))
 
-    def _tell(self, session, error: BaseException) -> None:
+    def _report_error(self, session, error: BaseException) -> None:
         step = None
         if self._global_step is not None and not is_remote(session):
             with contextlib.suppress(Exception):  # the error can have broken the session too
@@ -68,13 +68,13 @@ class FailureHook(tf.estimator.SessionRunHook):
         report_failure(self._folder, error, step, self._history, self._stream or sys.stdout)
 
 
-class _UntilClosed(SessionEngine):
+class _ErrorWatchingEngine(SessionEngine):
     """A session engine that calls a function with the error that ends the session."""
 
     place = Place.HOOKS
 
-    def __init__(self, tell: Callable[[Any, BaseException], None]):
-        self._tell = tell
+    def __init__(self, report_error: Callable[[Any, BaseException], None]):
+        self._report_error = report_error
         self._handled = sys.exc_info()[1]  # an error that the script is handling while it trains
 
     def close(self, session):
@@ -82,20 +82,20 @@ class _UntilClosed(SessionEngine):
         if error is not None and error is not self._handled and stops_training(error):
             self._handled = error
             secondary = Secondary("the report of the error", (Exception,))
-            secondary.attempt(self._tell, session, error)
+            secondary.attempt(self._report_error, session, error)
         self.inner.close(session)
 
 
 def report_failure(
     folder: str, error: BaseException, step: int | None, history: History | None = None, stream: TextIO | None = None
 ) -> None:
-    """Notes an error in `report.json` and makes the page.
+    """Records an error in `report.json` and makes the page.
 
     Args:
       folder: folder of the training.
       error: an error that is being handled.
-      step: global step that was reached.
-      history: history of the training, on rank 0; other ranks read it.
+      step: the last global step.
+      history: history of the training, on rank 0; other ranks read the history.
       stream: where rank 0 prints the path of the page. None: nowhere.
     Raises:
       OSError: a file cannot be written.
@@ -104,7 +104,7 @@ def report_failure(
     rank = collective.current().rank
     if rank > 0 and isinstance(error, KeyboardInterrupt):
         return  # rank 0 is interrupted too
-    is_secondary = any(words in f"{type(error).__name__} {error}" for words in _OF_OTHER_RANKS)
+    is_secondary = any(words in f"{type(error).__name__} {error}" for words in _SECONDARY_ERRORS)
     if page.note_failure(folder, page.describe_failure(error, step, rank, is_secondary)) or rank == 0:
         made = page.write_page(folder, history=None if rank else history)
         if stream is not None and rank == 0:
@@ -112,7 +112,7 @@ def report_failure(
 
 
 def stops_training(error: BaseException) -> bool:
-    """Returns whether an error stops a training before its end."""
+    """Returns whether an error stops a training before its normal end."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return not isinstance(error, (*_PLAIN_ENDS, GeneratorExit))

@@ -1,4 +1,4 @@
-"""`History`: a file with loss, loss scale and skips of every training step, also across restarts."""
+"""Defines `History`: a file with loss, loss scale and skips of every training step, across restarts, too."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.terminal import logger
 
 HISTORY_FILE = "history.jsonl"  # default name in the folder of a training
-_FILES = rb'^\{"(step|start|evaluation)": -?\d'  # how they begin
+_FILES = rb'^\{"(step|start|evaluation)": -?\d'  # how these files begin
 _MOST_RANKS = 1 << 20
 _LAST_SECOND = 253402300800.0  # of the year 9999
-_KEPT_BYTES = 1 << 26  # some half a million steps, while the file cannot be written
+_KEPT_BYTES = 1 << 26  # enough for about half a million steps, while the file cannot be written
 _log = logger(__name__)
 
 
@@ -27,13 +27,13 @@ class StepRow(NamedTuple):
     """One step.
 
     Attributes:
-      step: global step after this step; it does not move when the step is skipped.
+      step: global step after this step; a skipped step does not change it.
       loss: the unscaled loss, or None if it is not known.
-      loss_scale: the factor this step used, or None without loss scaling.
+      loss_scale: the loss scale of this step, or None without loss scaling.
       skipped: whether the update was skipped.
       time: seconds since the epoch.
       learning_rate: learning rate of this step, or None if it is not known.
-      precision: dtype that the step was lowered to, such as "bfloat16, imitated", or "float32"; None without a
+      precision: dtype in which the step was computed, such as "bfloat16, imitated" or "float32"; None without a
         precision option.
     """
 
@@ -59,8 +59,8 @@ class Evaluation(NamedTuple):
 
     Attributes:
       step: global step of the checkpoint.
-      time: seconds since the epoch, when it ended.
-      metrics: its numbers, normally with "loss".
+      time: end of the evaluation, in seconds since the epoch.
+      metrics: its numbers by name, usually with "loss".
       name: the name given to `Estimator.evaluate`; "" without one.
       batches, secs: number of batches and duration; None if not known.
     """
@@ -76,21 +76,21 @@ class Evaluation(NamedTuple):
     def of(
         cls, step: int, metrics: Mapping[str, Any], name: str, batches: int | None, secs: float | None, time: float
     ) -> Evaluation:
-        """Makes an evaluation of the metrics that are single numbers, without `global_step`."""
+        """Makes an `Evaluation` of those metrics that are single numbers, without `global_step`."""
         numbers = {key: float(value) for key, value in metrics.items() if key != "global_step" and _is_number(value)}
         return cls(step, time, numbers, name, batches, None if secs is None else round(secs, 3))
 
 
 class SessionFacts(NamedTuple):
-    """Facts about a session besides its steps; None for unknown ones. A later entry adds to an earlier one.
+    """Facts about a session besides its steps; None for unknown facts. A later entry adds to earlier entries.
 
     Attributes:
-      step: global step when it was written.
+      step: global step when the entry was written.
       time: seconds since the epoch.
       samples_per_step: samples of all ranks in one step.
       parameters: number of trained parameters.
-      memory_bytes: peak memory of each rank, by the number of the rank.
-      gpu_memory_bytes: peak memory of its GPU, likewise.
+      memory_bytes: peak memory of each rank, by rank number.
+      gpu_memory_bytes: peak GPU memory of each rank, by rank number.
     """
 
     step: int
@@ -102,13 +102,13 @@ class SessionFacts(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """How the ranks of a job spent the time of the steps before; not every comparison is recorded.
+    """A comparison of how the ranks of a job spent the time of the previous steps. Not every comparison is recorded.
 
     Attributes:
-      step: global step when it was made.
+      step: global step at the comparison.
       time: seconds since the epoch.
-      own_ms: for each rank, its own work of a step: input, hooks and computation, until its last gradient is ready.
-      waiting: for each rank, the share of a typical step in which it then waited for reductions.
+      own_ms: for each rank, its own work in a step: input, hooks and computation, until its last gradient is ready.
+      waiting: for each rank, the fraction of a typical step that it then waited for reductions.
       slow: the slow ranks.
     """
 
@@ -126,10 +126,10 @@ _FIRST = {SessionStart: "start", Evaluation: "evaluation", SessionFacts: "facts"
 
 
 class History:
-    """An append-only file of JSON lines, one per step, start of a session, evaluation, note of facts, and comparison.
+    """An append-only file of JSON lines: one for each step, session start, evaluation, note of facts, and comparison.
 
-    A resumed run continues the file: steps after the restored checkpoint are dropped, as they will be done again. A
-    last line that a dying process left half-written is dropped too.
+    A resumed run continues the file: steps after the restored checkpoint are dropped, as they will be done again. If a
+    process died while it wrote the last line, this line is dropped, too.
 
     Args:
       path: the file. It need not exist; reading never creates it.
@@ -142,16 +142,16 @@ class History:
         self._clock = clock
         self._file: GrowingFile | None = None
         self._is_open = False
-        self.entries: list[Entry] = list(_read(self.path))
+        self.entries: list[Entry] = list(_read_entries(self.path))
 
     @property
     def rows(self) -> list[StepRow]:
-        """All steps, in the order they happened."""
+        """All steps, in the order in which they were made."""
         return [entry for entry in self.entries if isinstance(entry, StepRow)]
 
     @property
     def starts(self) -> list[SessionStart]:
-        """All session starts, in order. The first one starts the run, the others resume it."""
+        """All session starts, in order. The first starts the run, the others resume it."""
         return [entry for entry in self.entries if isinstance(entry, SessionStart)]
 
     @property
@@ -166,7 +166,7 @@ class History:
 
     @property
     def facts(self) -> SessionFacts:
-        """The known facts of all sessions; later ones win."""
+        """The known facts of all sessions; a later value replaces an earlier one."""
         known: dict[str, Any] = {"step": 0, "time": 0.0}
         for entry in self.entries:
             if isinstance(entry, SessionFacts):
@@ -175,21 +175,22 @@ class History:
 
     @property
     def skipped_steps(self) -> int:
-        """Skipped steps over the whole run."""
+        """Number of skipped steps in the whole run."""
         return sum(row.skipped for row in self.rows)
 
     def skipped_until(self, step: int) -> int:
-        """Counts the skipped steps before global step `step` was reached."""
-        return sum(isinstance(entry, StepRow) and entry.skipped for entry in _up_to(self.entries, step))
+        """Returns the number of steps that were skipped before global step `step` was reached."""
+        return sum(isinstance(entry, StepRow) and entry.skipped for entry in _entries_until(self.entries, step))
 
     def begin_session(self, step: int, ranks: int = 1) -> None:
-        """Drops the entries after global step `step`, marks a new start there and opens the file for rows.
+        """Drops the entries after global step `step`, adds a session start there, and opens the file for steps.
 
-        The file is rewritten in one move, so a crash here leaves either the old or the new one. If it cannot be
-        written, the training continues, and entries are kept until it can; a file that is not a history is left alone.
+        The file is replaced as a whole, so a crash here leaves either the old or the new file. If the file cannot be
+        written, the training continues, and entries are kept until it can be written. A file that is not a history is
+        left alone.
         """
         self.close()
-        self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
+        self.entries = _entries_until(self.entries, step) + [SessionStart(step, self.now, ranks)]
         begin = functools.partial(write_whole, self.path, "".join(map(_to_line, self.entries)), _FILES)
         self._file = self._new_file(begin)
         self._file.write(b"")
@@ -197,7 +198,7 @@ class History:
 
     @property
     def now(self) -> float:
-        """Seconds since the epoch, rounded as in the rows."""
+        """The current time in seconds since the epoch, rounded as in the entries."""
         return round(self._clock(), 3)
 
     def append(
@@ -210,13 +211,13 @@ class History:
         precision: str | None = None,
         time: float | None = None,
     ) -> None:
-        """Adds one step, and writes it to the file at once if that is possible; `time` is now by default.
+        """Adds one step, and writes it to the file at once if possible. The default of `time` is the current time.
 
         Raises:
           RuntimeError: no session was begun.
         """
         if not self._is_open:
-            raise RuntimeError(f"History.append: {self.path} is not open for rows. Call begin_session() first.")
+            raise RuntimeError(f"History.append: {self.path} is not open for steps. Call begin_session() first.")
         self._add(
             StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision)
         )
@@ -229,7 +230,7 @@ class History:
         batches: int | None = None,
         secs: float | None = None,
     ) -> Evaluation:
-        """Adds an evaluation, also between sessions, with the metrics that are single numbers.
+        """Adds an evaluation with those metrics that are single numbers; also possible between sessions.
 
         Returns:
           The new entry.
@@ -239,7 +240,7 @@ class History:
         return entry
 
     def note_facts(self, step: int, **facts: Any) -> None:
-        """Adds facts of this session: the fields of `SessionFacts` that are known."""
+        """Adds facts of this session, as keywords: those fields of `SessionFacts` that are known."""
         self._add(SessionFacts(step, self.now, **facts))
 
     def note_comparison(self, found: Comparison) -> None:
@@ -247,7 +248,7 @@ class History:
         self._add(found)
 
     def close(self) -> None:
-        """Closes the file; the entries stay readable."""
+        """Closes the file; the entries can still be read."""
         self._is_open = False
         if self._file is not None:
             self._file.close()
@@ -264,18 +265,18 @@ class History:
             self._file.close()
 
 
-def _up_to(entries: list[Entry], step: int) -> list[Entry]:
-    """Returns the entries before a checkpoint of this step: up to the row that reached it.
+def _entries_until(entries: list[Entry], step: int) -> list[Entry]:
+    """Returns the entries before the checkpoint of a step: up to the row that reached the step.
 
-    Skipped steps after that row have the same step number, but come after the checkpoint. Evaluations of the
-    checkpoint, and facts, are kept too.
+    Skipped steps after that row have the same step number, but come after the checkpoint. Evaluations, facts and
+    comparisons up to the step are kept, too.
     """
     reached = [i for i, e in enumerate(entries) if isinstance(e, StepRow) and e.step >= step and not e.skipped]
     if step <= 0:
         return []
     if not reached:
         return list(entries)
-    # Rows can be sparse: a first row beyond the step belongs to the steps that are done again.
+    # Rows can be sparse: a first row beyond the step belongs to steps that will be done again.
     end = reached[0] + (entries[reached[0]].step == step)
     # Evaluations, for example, can precede earlier steps that were written to the file later.
     return [
@@ -285,7 +286,7 @@ def _up_to(entries: list[Entry], step: int) -> list[Entry]:
     ]
 
 
-def _read(path: str) -> Iterator[Entry]:
+def _read_entries(path: str) -> Iterator[Entry]:
     if not os.path.exists(path):
         return
     with open_file(path, errors="replace") as file:
@@ -296,10 +297,10 @@ def _read(path: str) -> Iterator[Entry]:
         try:
             yield _from_line(line)
         except (ValueError, KeyError, TypeError):
-            if number == len(lines):  # without a newline: the writer died in the middle
-                _log.info("%s: the last line was not finished; left out.", path)
+            if number == len(lines):  # without a newline: the writing process died in the middle
+                _log.info("%s: the last line is incomplete and was left out.", path)
             else:
-                _log.warning("%s, line %d is not a step; left out: %.60s", path, number, line)
+                _log.warning("%s, line %d is not an entry and was left out: %.60s", path, number, line)
 
 
 def _from_line(line: str) -> Entry:
@@ -308,34 +309,34 @@ def _from_line(line: str) -> Entry:
         raise TypeError("the line is not an object")
     if "start" in fields:
         return SessionStart(
-            whole_number(fields["start"]), _time(fields["time"]), whole_number(fields["ranks"], 1, _MOST_RANKS)
+            whole_number(fields["start"]), _parse_time(fields["time"]), whole_number(fields["ranks"], 1, _MOST_RANKS)
         )
-    time = _time(fields["time"])
+    time = _parse_time(fields["time"])
     if "evaluation" in fields:
         metrics = {str(name): float(value) for name, value in dict(fields["metrics"]).items()}
-        batches, secs = _count(fields.get("batches")), _number(fields.get("secs"))
+        batches, secs = _parse_count(fields.get("batches")), _parse_number(fields.get("secs"))
         return Evaluation(whole_number(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs)
     if "facts" in fields:
-        samples, parameters = (_count(fields.get(name)) for name in SessionFacts._fields[2:4])
-        memory, of_gpu = (_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
+        samples, parameters = (_parse_count(fields.get(name)) for name in SessionFacts._fields[2:4])
+        memory, of_gpu = (_parse_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
         return SessionFacts(whole_number(fields["facts"]), time, samples, parameters, memory, of_gpu)
     if "comparison" in fields:
-        return _comparison(fields, time)
+        return _parse_comparison(fields, time)
     precision = fields.get("precision")
     if not isinstance(precision, (str, type(None))):
         raise TypeError("precision is not a name of a dtype")
     return StepRow(
         whole_number(fields["step"]),
-        _number(fields["loss"]),
-        _number(fields["loss_scale"]),
+        _parse_number(fields["loss"]),
+        _parse_number(fields["loss_scale"]),
         bool(fields["skipped"]),
         time,
-        _number(fields.get("learning_rate")),
+        _parse_number(fields.get("learning_rate")),
         precision,
     )
 
 
-def _comparison(fields: Mapping[str, Any], time: float) -> Comparison:
+def _parse_comparison(fields: Mapping[str, Any], time: float) -> Comparison:
     own_ms, waiting = ([float(each) for each in fields[name]] for name in ("own_ms", "waiting"))
     slow = [whole_number(rank, most=len(own_ms) - 1) for rank in fields["slow"]]
     if len(own_ms) != len(waiting) or len(own_ms) < 2 or not all(map(math.isfinite, own_ms + waiting)):
@@ -351,20 +352,20 @@ def _to_line(entry: Entry) -> str:
 
 
 def for_json(value: Any) -> Any:
-    """Converts a value for JSON: NaN and infinity, which JSON lacks, become text ("nan", "inf")."""
+    """Converts a value for JSON: NaN and infinity, which JSON lacks, become strings ("nan", "inf")."""
     if isinstance(value, dict):
         return {key: for_json(each) for key, each in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _time(value: Any) -> float:
+def _parse_time(value: Any) -> float:
     seconds = float(value)
     if not 0 <= seconds < _LAST_SECOND:
         raise ValueError(f"{value!r} is no time")
     return seconds
 
 
-def _number(value) -> float | None:
+def _parse_number(value) -> float | None:
     return None if value is None else float(value)
 
 
@@ -372,18 +373,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (getattr(value, "shape", None) == () and value.dtype.kind in "fiub")
 
 
-def _count(value: Any) -> int | None:
+def _parse_count(value: Any) -> int | None:
     return None if value is None else whole_number(value)
 
 
-def _by_rank(found: Any) -> dict[int, int] | None:
+def _parse_by_rank(found: Any) -> dict[int, int] | None:
     if found is None:
         return None
     return {whole_number(int(rank), most=_MOST_RANKS): whole_number(value) for rank, value in dict(found).items()}
 
 
-def laid_out(history: History) -> tuple[list[StepRow], list[int], list[int]]:
-    """Returns all steps, for each the number tried until then, and the rows that begin sessions."""
+def list_steps(history: History) -> tuple[list[StepRow], list[int], list[int]]:
+    """Returns all steps, the number of steps tried up to each, and the indices of the rows that begin sessions."""
     rows: list[StepRow] = []
     tried: list[int] = []
     starts: list[int] = []

@@ -1,4 +1,4 @@
-"""`HistoryHook`: writes training steps into a `History`."""
+"""Defines `HistoryHook`, which writes training steps into a `History`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from npu_bridge.session import steps_per_run
 class HistoryHook(StepHook):
     """A hook that records step, loss, loss scale, skips, learning rate and precision in a file, on rank 0.
 
-    Of the comparisons of a `StragglerHook` it records the first one, those in which the slow ranks change, and the last
-    one.
+    It records the first and the last comparison of a `StragglerHook`, and each comparison with other slow ranks than
+    before.
 
     Args:
       history: the history to write to, or the path of its file.
       every_n_steps: record one step in n. The first step and skipped steps are always recorded. With
         `iterations_per_loop` N, only the last step of a run is seen. None: every step of the first thousand, then one
-        in 8, in 16 and so on, and between two of them the steps with the lowest and the highest loss; written a
-        hundred at a time, or twice a second.
+        in 8, in 16 and so on; between two recorded steps, the steps with the lowest and the highest loss. Rows are then
+        written a hundred at a time, or twice a second.
       loss: tensor or name, see `StepHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
@@ -38,21 +38,21 @@ class HistoryHook(StepHook):
         if every_n_steps is not None:
             check_count("HistoryHook", "every_n_steps", every_n_steps, "Leave it out for every step.")
         self.history = history if isinstance(history, History) else History(history)
-        self._thins = every_n_steps is None
+        self._leaves_out_steps = every_n_steps is None
         self._every_n_steps = every_n_steps or 1
         self._steps_since = self._every_n_steps  # the first step is recorded
         self._thinning: Any = None  # a `Thinning` if steps are left out
         self._writes = False
-        self._compared: Comparison | None = None  # the last one that was recorded
+        self._recorded_comparison: Comparison | None = None  # the last recorded comparison
 
     def begin(self):
-        """Looks up tensors and rank."""
+        """Finds the tensors and the rank."""
         super().begin()
         self._writes = collective.current().rank == 0
         self._steps_since = self._every_n_steps
 
     def before_run(self, run_context):
-        """Fetches the tensors on the rank that writes."""
+        """Fetches the tensors on rank 0."""
         return super().before_run(run_context) if self._writes else None
 
     def after_create_session(self, session, coord):
@@ -61,8 +61,8 @@ class HistoryHook(StepHook):
         if self._writes:
             step = self.read_step(session)
             self.history.begin_session(step, ranks=collective.current().size)
-            self._thinning = Thinning(step) if self._thins else None
-            self._compared = None
+            self._thinning = Thinning(step) if self._leaves_out_steps else None
+            self._recorded_comparison = None
 
     def on_step(self, session, observation: Observation) -> None:
         """Adds the rows that are due."""
@@ -86,7 +86,7 @@ class HistoryHook(StepHook):
         self.stop(self.read_step(session) if self._writes and self._thinning is not None else None)
 
     def stop(self, step: int | None) -> None:
-        """Does the same as `end` for a session that an error ends.
+        """Writes the last step and closes the file, as `end` does, for a session that an error ends.
 
         Args:
           step: the global step; None if it cannot be read.
@@ -98,7 +98,7 @@ class HistoryHook(StepHook):
         self.history.close()
 
     def _note_comparison(self, is_last: bool = False):
-        before, found = self._compared, latest_comparison(self._graph)
+        before, found = self._recorded_comparison, latest_comparison(self._graph)
         if found not in (None, before) and (is_last or before is None or before.slow != found.slow):
             self.history.note_comparison(found)
-            self._compared = found
+            self._recorded_comparison = found

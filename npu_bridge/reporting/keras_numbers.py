@@ -9,11 +9,11 @@ import tensorflow as tf
 
 
 class Numbers(NamedTuple):
-    """An optimizer's numbers; None for those it does not have.
+    """The numbers of an optimizer; None for a number that the optimizer does not have.
 
     Attributes:
       step: updates so far.
-      loss_scale: the factor that the next step uses.
+      loss_scale: the loss scale of the next step.
       skipped_steps: skipped steps so far.
       learning_rate: learning rate of the next step.
     """
@@ -25,7 +25,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, optimizer) -> Numbers:
-        """Reads the numbers of a Keras optimizer, wrapped or not."""
+        """Reads the numbers of a Keras optimizer, which can be wrapped."""
         rate = getattr(optimizer, "learning_rate", None)  # Keras wraps a `tf.train` optimizer without one
         if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
             rate = rate(optimizer.iterations)
@@ -38,7 +38,7 @@ class Numbers(NamedTuple):
 
 
 def split_logs(logs: Mapping[str, float] | None) -> tuple[dict[str, float], dict[str, float]]:
-    """Splits the logs of an epoch into numbers of training and of validation, whose `val_` it removes."""
+    """Splits the logs of an epoch into numbers of training and numbers of validation, without the prefix `val_`."""
     found: tuple[dict[str, float], dict[str, float]] = {}, {}
     for name, value in (logs or {}).items():
         found[name.startswith("val_")][name.removeprefix("val_")] = value

@@ -1,9 +1,9 @@
 """Writes metrics to a CSV file, to MLflow and to Weights & Biases.
 
 A writer has three methods, which `MetricsHook` and `MetricsCallback` call on rank 0: `begin(step)` before the first
-step of a session; `write(step, values, precision)` with the numbers that are known and finite, by name, and the dtype
-of the step or None; and `close()` at the end. Your own class needs only these three. If one of them raises an OSError,
-or a class in the tuple `failures` of your class, the training continues without this output.
+step of a session; `write(step, values, precision)` with the known finite numbers by name, and the dtype of the step or
+None; and `close()` at the end. A writer class of your own needs only these three methods. If a method raises an
+OSError, or an exception in the tuple `failures` of your class, the training continues without this output.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 from npu_bridge.base.files import NotOursError, new_file
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.secondary_files import GrowingFile
-from npu_bridge.reporting.errors import imported
+from npu_bridge.reporting.errors import import_optional
 
 _NUMBERS = ("loss", "loss_scale", "skipped_steps", "learning_rate", "gradient_norm", "steps_per_sec")
 _COLUMNS = ("step", *_NUMBERS, "precision")
-_FILES = b"^" + ",".join(_COLUMNS[:4]).encode()  # how they begin
+_FILES = b"^" + ",".join(_COLUMNS[:4]).encode()  # how these files begin
 _PREFIX = "training"
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class CsvWriter:
-    """A writer of one line for each entry; a resumed training drops the lines after the step it resumes from.
+    """A writer of a CSV file with a line for each entry. A resumed training drops lines after its first step.
 
     Args:
-      path: the file, which begins with a line of names. Missing folders are made.
+      path: the file, whose first line has the column names. Missing folders are made.
     """
 
     def __init__(self, path: str):
@@ -40,13 +40,13 @@ class CsvWriter:
         self._file: Any = None  # a GrowingFile from `begin` to `close`
 
     def begin(self, step: int) -> None:
-        """Opens the file and keeps its lines up to `step`; if this fails, a later entry tries again.
+        """Opens the file and keeps its lines up to `step`. If this fails, the next entry tries again.
 
         Raises:
-          FileExistsError: the file has other columns, and is left alone.
+          FileExistsError: the file has other columns; it is not changed.
         """
         self.close()
-        made = GrowingFile(self.path, "the file of numbers", functools.partial(self._keep_until, step))
+        made = GrowingFile(self.path, "the file of numbers", functools.partial(self._drop_after, step))
         try:
             made.open()
         except NotOursError:
@@ -55,8 +55,8 @@ class CsvWriter:
             made.write(b"")  # logs the reason
         self._file = made
 
-    def _keep_until(self, step: int) -> None:
-        kept = _rows_until(step, self.path)
+    def _drop_after(self, step: int) -> None:
+        kept = _read_rows_until(step, self.path)
         with new_file(self.path, ours=_FILES) as file:
             csv.writer(file).writerows([_COLUMNS, *kept])
 
@@ -75,10 +75,10 @@ class CsvWriter:
 
 
 class MlflowWriter:
-    """A writer of metrics `training/...` to the active run of MLflow, or to its own, which ends with the training.
+    """A writer of metrics `training/...` to the active MLflow run, or to a new run that ends with the training.
 
     Args:
-      **run: arguments of `mlflow.start_run` for its own run, such as `run_name`.
+      **run: arguments of `mlflow.start_run` for a new run, such as `run_name`.
     Raises:
       MissingExtraError: MLflow is not installed.
     """
@@ -86,7 +86,7 @@ class MlflowWriter:
     failures = (Exception,)  # a server can fail in many ways
 
     def __init__(self, **run: Any):
-        self._mlflow = imported("mlflow", "MlflowWriter", "mlflow")
+        self._mlflow = import_optional("mlflow", "MlflowWriter", "mlflow")
         self._run = run
         self._is_own = False
         self._precision: str | None = None
@@ -106,17 +106,17 @@ class MlflowWriter:
             self._mlflow.set_tag(f"{_PREFIX}/precision", precision)
 
     def close(self) -> None:
-        """Ends its own run."""
+        """Ends the run if this writer started it."""
         if self._is_own:
             self._mlflow.end_run()
             self._is_own = False
 
 
 class WandbWriter:
-    """A writer of `training/...` to the active run of Weights & Biases, or to its own, which ends with the training.
+    """A writer of metrics `training/...` to the active run of Weights & Biases, or to a run for this training.
 
     Args:
-      **run: arguments of `wandb.init` for its own run, such as `project` and `mode="offline"`.
+      **run: arguments of `wandb.init` for a new run, such as `project` and `mode="offline"`.
     Raises:
       MissingExtraError: wandb is not installed.
     """
@@ -124,14 +124,14 @@ class WandbWriter:
     failures = (Exception,)  # as for MLflow
 
     def __init__(self, **run: Any):
-        self._wandb = imported("wandb", "WandbWriter", "wandb")
+        self._wandb = import_optional("wandb", "WandbWriter", "wandb")
         self._run = run
-        self._own = None
+        self._own_run = None
 
     def begin(self, step: int) -> None:
-        """Starts a run if none is active, and makes the global step the axis of the numbers."""
+        """Starts a run if none is active, and makes the global step the x-axis of the metrics."""
         if self._wandb.run is None:
-            self._own = self._wandb.init(**self._run)
+            self._own_run = self._wandb.init(**self._run)
         self._wandb.define_metric(f"{_PREFIX}/step")
         self._wandb.define_metric(f"{_PREFIX}/*", step_metric=f"{_PREFIX}/step")
 
@@ -141,13 +141,13 @@ class WandbWriter:
         self._wandb.log({f"{_PREFIX}/{name}": value for name, value in known.items()})
 
     def close(self) -> None:
-        """Ends its own run."""
-        if self._own is not None:
-            self._own.finish()
-            self._own = None
+        """Ends the run if this writer started it."""
+        if self._own_run is not None:
+            self._own_run.finish()
+            self._own_run = None
 
 
-def _rows_until(step: int, path: str) -> list[list[str]]:
+def _read_rows_until(step: int, path: str) -> list[list[str]]:
     if not os.path.exists(path):
         return []
     with open_file(path, newline="", errors="replace") as file:

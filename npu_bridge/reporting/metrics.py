@@ -1,4 +1,4 @@
-"""Passes the numbers of a training to a writer every few steps: a hook for sessions, and a callback for Keras."""
+"""Passes the numbers of a training to a writer every few steps, by a hook for sessions or a callback for Keras."""
 
 from __future__ import annotations
 
@@ -21,31 +21,33 @@ from npu_bridge.reporting.stragglers import slowest
 from npu_bridge.session import steps_per_run
 
 _NORM = "gradient_norm"
-# The defaults (ours): a short run has every step; one of a hundred steps, sixty; one of a thousand steps, 150.
+# The defaults (ours): every step of a short run, sixty of a hundred steps, 150 of a thousand steps.
 _ALL_OF_THE_FIRST, _MOST_STEPS_BETWEEN = 20, 100
-# Entries wait this long: writing costs more than the numbers (ours).
+# Entries wait this long, as writing costs more than computing them (ours).
 _SECS_BETWEEN_WRITES = 2.0
 
 
 class MetricsHook(StepHook):
-    """A hook that passes a writer the numbers of a training, such as loss, learning rate, pace and memory.
+    """A hook that passes the numbers of a training, such as loss, learning rate, pace and memory, to a writer.
 
-    They are `loss`, `loss_scale`, `skipped_steps`, `learning_rate`, `gradient_norm`, `steps_per_sec`,
-    `samples_per_sec`, if the graph shows the samples of a step, and `memory_mb`, the memory of this process; and the
-    precision. If a `StragglerHook` compares ranks, also `slowest_rank`, `slowest_rank_own_ms`, `other_ranks_own_ms`
-    (median) and `waiting_for_slowest_rank`, a share of the time. The norm is that of the applied gradients: averaged,
-    unscaled, clipped. It is missing for a skipped step, for the second step of a session, and with
-    `iterations_per_loop` above 1, where a run shows only its last step.
+    The numbers are `loss`, `loss_scale`, `skipped_steps`, `learning_rate`, `gradient_norm`, `steps_per_sec`,
+    `samples_per_sec` (if the graph shows the number of samples in a step) and `memory_mb` (memory of this process). The
+    precision is passed, too. If a `StragglerHook` compares ranks, there are also `slowest_rank`, `slowest_rank_own_ms`,
+    `other_ranks_own_ms` (median) and `waiting_for_slowest_rank` (a fraction of the time).
 
-    Entries reach the writer at most every two seconds, several at a time, and when the session ends.
+    The gradient norm is that of the applied gradients: averaged, unscaled and clipped. It is missing for a skipped
+    step, for the second step of a session, and with `iterations_per_loop` above 1, where a run shows only its last
+    step.
+
+    Entries are passed to the writer at most every two seconds, several at a time, and when the session ends.
 
     Args:
       writer: a writer, such as a `CsvWriter`; `metric_writers.py` describes its methods.
-      every_n_steps: steps between two entries; the first step has one too. None: every step at first, then fewer and
-        fewer, sixty of the first hundred, one in a hundred after five thousand; and the last step.
+      every_n_steps: steps between two entries; the first step has an entry, too. None: every step at first, then fewer
+        and fewer: sixty of the first hundred, one in a hundred after five thousand; and the last step.
       loss: tensor or name, see `StepHook`.
-      clock: seconds, never going backwards.
-      most_steps: most steps between two entries if `every_n_steps` is None.
+      clock: returns seconds, never going backwards.
+      most_steps: largest number of steps between two entries if `every_n_steps` is None.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Graph: the operators of the norm, which run only in steps that are written.
@@ -68,7 +70,7 @@ class MetricsHook(StepHook):
         self._skipped = 0
 
     def begin(self):
-        """Looks up tensors and rank."""
+        """Finds the tensors and the rank."""
         super().begin()
         self._entries.begin()
         gradients = gradients_of(tf.compat.v1.get_default_graph()) if self._entries.writes else []
@@ -77,32 +79,32 @@ class MetricsHook(StepHook):
         self._skipped = 0
 
     def after_create_session(self, session, coord):
-        """Starts the entries, and checks whether a run is one step."""
+        """Starts the entries, and finds out whether a run has several steps."""
         del coord
         self._loops = steps_per_run(session) > 1
         if self._entries.writes:
             self._entries.start(self.read_step(session), self.samples_per_step)
 
     def before_run(self, run_context):
-        """Fetches the tensors on the rank that writes, and the norm if the step is due."""
+        """Fetches the tensors on rank 0, and the gradient norm if the step has an entry."""
         if not self._entries.writes:
             return None
         wanted = dict(self._fetches)
-        # TensorFlow prepares a graph anew for each set of fetches. The first three runs use all the sets there are:
+        # TensorFlow prepares a graph anew for each set of fetches. The first three runs use all sets that occur:
         # with Estimator's summaries, without the norm, and with it.
         if self._norm is not None and not self._loops and self._entries.is_due and not self._entries.is_second:
             wanted[_NORM] = self._norm
         return tf.estimator.SessionRunArgs(wanted)
 
     def after_run(self, run_context, run_values):
-        """Keeps the norm for `on_step`."""
+        """Keeps the gradient norm for `on_step`."""
         if self._entries.writes:
             norm = (run_values.results or {}).get(_NORM)
             self._last_norm = None if norm is None else float(norm)
             super().after_run(run_context, run_values)
 
     def on_step(self, session, observation: Observation) -> None:
-        """Notes an entry when one is due, and writes those that have waited long enough."""
+        """Adds an entry if the step is due, and writes entries that have waited long enough."""
         self._skipped += observation.skipped
         is_due, steps = self._entries.is_due, steps_per_run(session)
         self._entries.count(steps, 0 if observation.skipped else steps)
@@ -120,28 +122,28 @@ class MetricsHook(StepHook):
             self._entries.write(self.read_step(session))
 
     def leave_out(self, secs: float) -> None:
-        """Excludes some seconds since the last entry from the pace, such as those of an evaluation."""
+        """Excludes some seconds since the last entry (an evaluation, say) from the pace."""
         self._entries.paused += secs
 
     def end(self, session):
         """Writes the last entries."""
         if self._entries.writes:
-            self._entries.note_last()
+            self._entries.add_last()
             self._entries.write(self.read_step(session))
         self.close()
 
     def close(self) -> None:
-        """Writes the last entries of a training that ends with an error, where `end` is not called."""
+        """Writes the last entries; needed if an error ends the training, as `end` is not called then."""
         self._entries.close()
 
 
 class MetricsCallback(tf.keras.callbacks.Callback):
-    """A callback with the same numbers for `model.fit` and its metrics, without the gradient norm, which Keras hides.
+    """A callback that passes the numbers of `MetricsHook`, except the gradient norm, and the metrics of `model.fit`.
 
     Args:
       writer: as in `MetricsHook`.
       every_n_steps: batches between two entries, as in `MetricsHook`.
-      clock: seconds, never going backwards.
+      clock: returns seconds, never going backwards.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Ranks: local; only rank 0 writes.
@@ -168,7 +170,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
             return
         step, values = self._numbers()
         values = {**(logs or {}), **values}
-        self._entries.reach(step)
+        self._entries.set_step(step)
         if self._entries.note(values, values["skipped_steps"] or 0):
             self._entries.write(step)
 
@@ -176,13 +178,13 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         self._entries.pause()
 
     def on_test_end(self, logs=None):
-        self._entries.go_on()
+        self._entries.resume()
 
     def on_train_end(self, logs=None):
         if self._entries.writes:
             step, values = self._numbers()
-            self._entries.reach(step)
-            self._entries.note_last(values, values["skipped_steps"] or 0)
+            self._entries.set_step(step)
+            self._entries.add_last(values, values["skipped_steps"] or 0)
         self._entries.close()
 
     def _numbers(self):
@@ -191,7 +193,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
 
 
 class _Entry(NamedTuple):
-    """Numbers of a step, with updates, runs and skipped steps until then."""
+    """Numbers of a step, and the updates, runs and skipped steps up to this step."""
 
     updates: int
     runs: int
@@ -202,9 +204,9 @@ class _Entry(NamedTuple):
 
 
 class _Entries:
-    """Entries of named numbers, noted at the steps that are due and passed to a writer several at a time.
+    """Entries of named numbers, which are made at the steps that are due and passed to a writer several at a time.
 
-    The global step is read when they are written, as this takes another session run; in between it is counted.
+    The global step is read when entries are written, as reading takes a session run; between writes, steps are counted.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class _Entries:
         self.writes = False
         self._every_n_steps, self._most_steps = every_n_steps, most_steps
         self._clock = clock
-        self.paused = self._paused_at = 0.0  # seconds that do not count, and since when
+        self.paused = self._paused_at = 0.0  # seconds that do not count, and the start of the current pause
 
     def begin(self) -> None:
         self.writes = collective.current().rank == 0
@@ -233,22 +235,22 @@ class _Entries:
         self._samples: int | None = None
         self._due_at = 0  # the first step is written
         self._waiting: list[_Entry] = []
-        self._before: tuple[float, int, float] | None = None  # steps tried, runs and time of the latest entry
+        self._previous: tuple[float, int, float] | None = None  # steps tried, runs and time of the latest entry
         self._written_at = -math.inf
         self._last: _Entry | None = None  # a step that is not due, but can be the last one
 
     def pause(self) -> None:
-        """Stops the clock, as for a validation between two steps."""
+        """Stops the clock, for a validation between two steps, for example."""
         self._paused_at = self._clock()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Restarts the clock."""
         self.paused += self._clock() - self._paused_at
 
     def start(self, step: int, samples: int | None = None) -> None:
-        """Makes the writer begin at a step; `samples` is the number of samples in one step."""
-        self._write_unasked()
-        self._known_step, self._updates, self._samples, self._before = step, 0, samples, None
+        """Begins the writer at a step; `samples` is the number of samples in one step."""
+        self._write_at_counted_step()
+        self._known_step, self._updates, self._samples, self._previous = step, 0, samples, None
         self._last = None
         self._has_begun = False
         self._secondary.attempt(self._begin, step, now=True)
@@ -263,7 +265,7 @@ class _Entries:
 
     @property
     def is_second(self) -> bool:
-        """Whether this is the second run, with `every_n_steps=None`."""
+        """Whether the next run is the second one, if `every_n_steps` is None."""
         return self._every_n_steps is None and 0 < self._runs == self._first
 
     def count(self, steps: int, updates: int) -> None:
@@ -275,46 +277,46 @@ class _Entries:
         self._updates += updates
 
     def _sparse_interval(self) -> int:
-        """Returns the steps until the next entry: 1, 2, then more, up to the next multiple of `most_steps`."""
+        """Returns the runs until the next entry: 1, then 2 and more, up to the next multiple of `most_steps`."""
         most = self._most_steps
         grown = 1 if self._runs < _ALL_OF_THE_FIRST else max(2, self._runs // 50)
         return min(grown, most - self._runs % most)
 
-    def reach(self, step: int) -> None:
-        """Sets the global step, if it is known without a run."""
+    def set_step(self, step: int) -> None:
+        """Sets the current global step, if it is known without a session run."""
         self._updates = step - self._known_step
 
     def note(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
-        """Notes an entry; returns whether it is time to write."""
+        """Adds an entry; returns whether it is time to write."""
         self._last = None
-        entry = self._entry(values, skipped, precision)
+        entry = self._make_entry(values, skipped, precision)
         self._waiting.append(_with_memory(entry))
         return entry.time >= self._written_at + _SECS_BETWEEN_WRITES
 
     def keep(self, values: dict[str, float | None], skipped: float = 0, precision: str | None = None) -> None:
-        """Keeps the numbers of a step that is not due, in case it is the last one."""
+        """Keeps the numbers of a step that is not due, in case it is the last step."""
         if self.writes and self._every_n_steps is None:
-            self._last = self._entry(values, skipped, precision)
+            self._last = self._make_entry(values, skipped, precision)
 
-    def note_last(self, values: dict[str, float | None] | None = None, skipped: float | None = None) -> None:
-        """Notes the kept numbers of the last step, with further `values` and its `skipped`."""
+    def add_last(self, values: dict[str, float | None] | None = None, skipped: float | None = None) -> None:
+        """Adds the kept numbers of the last step, with more `values` and another `skipped` if they are given."""
         last, self._last = self._last, None
         if last is not None:
             known = last.skipped if skipped is None else skipped
             last = last._replace(updates=self._updates, skipped=known, values={**last.values, **(values or {})})
             self._waiting.append(_with_memory(last))
 
-    def _entry(self, values: dict[str, float | None], skipped: float, precision: str | None) -> _Entry:
+    def _make_entry(self, values: dict[str, float | None], skipped: float, precision: str | None) -> _Entry:
         return _Entry(self._updates, self._runs, skipped, self._clock() - self.paused, values, precision)
 
     def write(self, step: int) -> None:
-        """Writes the noted entries: the finite numbers of each, and the pace since the one before."""
+        """Writes the waiting entries: the finite numbers of each, and the pace since the entry before."""
         moved = step - self._known_step
-        if self._updates:  # if data ends inside a loop, its last steps are in no run that returned
+        if self._updates:  # if the data ends inside a loop, the loop's last steps are in no run that returned
             self._pace = moved / self._updates if moved < self._updates else float(moved // self._updates)
         for entry in self._waiting:
             reached = self._known_step + entry.updates * self._pace
-            values = {**entry.values, **self._pace_of(entry, reached + entry.skipped)}
+            values = {**entry.values, **self._compute_pace(entry, reached + entry.skipped)}
             finite = {
                 name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)
             }
@@ -330,8 +332,8 @@ class _Entries:
             self._begin(step)
         self._writer.write(step, values, precision)
 
-    def _pace_of(self, entry: _Entry, tried: float) -> dict[str, float]:
-        before, self._before = self._before, (tried, entry.runs, entry.time)
+    def _compute_pace(self, entry: _Entry, tried: float) -> dict[str, float]:
+        before, self._previous = self._previous, (tried, entry.runs, entry.time)
         secs = entry.time - before[2] if before else 0.0
         if before is None or secs <= 0:
             return {}
@@ -342,10 +344,10 @@ class _Entries:
 
     def close(self) -> None:
         if self.writes:
-            self._write_unasked()
+            self._write_at_counted_step()
             self._secondary.attempt(self._writer.close, now=True)
 
-    def _write_unasked(self) -> None:
+    def _write_at_counted_step(self) -> None:
         if self._waiting:
             self.write(self._known_step + round(self._updates * self._pace))
 
@@ -356,5 +358,5 @@ def _with_memory(entry: _Entry) -> _Entry:
 
 
 def _norm(gradients):
-    """Computes the global norm in float32, also of 16-bit gradients."""
+    """Returns the global norm, computed in float32 for 16-bit gradients, too."""
     return tf.sqrt(2.0 * sum_in_order([tf.nn.l2_loss(tf.cast(values_of(grad), tf.float32)) for grad in gradients]))

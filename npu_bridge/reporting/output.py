@@ -1,4 +1,4 @@
-"""Prints progress: one line rewritten in place on a terminal and in a notebook, separate lines elsewhere."""
+"""Prints progress: rewrites one line on a terminal and in a notebook, prints separate lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ERASE_TO_END = "\x1b[K"
 
 
 class TerminalOutput:
-    """Output that keeps one line at the bottom of a terminal and rewrites it."""
+    """An output that rewrites one line at the bottom of a terminal."""
 
-    # Seconds between two rewrites; readers cannot follow faster ones (ours).
+    # Seconds between two rewrites; readers cannot follow faster rewrites (ours).
     REFRESH_SECS = 0.1
 
     def __init__(self, stream: TextIO):
@@ -25,7 +25,7 @@ class TerminalOutput:
 
     @property
     def width(self) -> int:
-        """Characters a line has room for now; a longer one would wrap and could not be rewritten."""
+        """Number of characters that fit in a line now; a longer line would wrap and could not be rewritten."""
         columns = 0
         with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
             columns = os.get_terminal_size(self._stream.fileno()).columns
@@ -37,19 +37,19 @@ class TerminalOutput:
         self._open_line = True
 
     def note(self, text: str) -> None:
-        """Prints a permanent line above the one that is rewritten."""
+        """Prints a permanent line above the line that is rewritten."""
         _write(self._stream, text, "\r", f"{_ERASE_TO_END}\n")
         self._open_line = False
 
     def close(self) -> None:
-        """Leaves the latest line in place and moves below it."""
+        """Leaves the last line in place and moves the cursor below it."""
         if self._open_line:
             _write(self._stream, "\n")
             self._open_line = False
 
 
 class NotebookOutput(TerminalOutput):
-    """An output that rewrites a line in a notebook cell, which has no erase code: spaces cover the previous line."""
+    """An output that rewrites a line in a notebook cell; spaces cover the previous line, as there is no erase code."""
 
     REFRESH_SECS = 0.3  # each rewrite is a message to the browser (ours)
     width = 110
@@ -60,13 +60,13 @@ class NotebookOutput(TerminalOutput):
         self._open_line = True
 
     def note(self, text: str) -> None:
-        """Prints a permanent line above the one that is rewritten."""
+        """Prints a permanent line above the line that is rewritten."""
         _write(self._stream, text.ljust(self.width), "\r", "\n")
         self._open_line = False
 
 
 class PlainOutput:
-    """Output in whole lines, for log files and pipes; without a stream, as on ranks above 0, it prints nothing."""
+    """An output in whole lines, for log files and pipes. Without a stream, it prints nothing."""
 
     REFRESH_SECS: float | None = None
     width: int | None = None  # no limit
@@ -88,11 +88,11 @@ class PlainOutput:
 def choose_output(stream: TextIO | None, speaks: bool = True):
     """Returns the output for a stream: rewrites a line on a terminal and in a notebook, else prints whole lines.
 
-    A line that cannot be written, to a full disk or to a reader that has gone, is lost; the training continues.
+    A line that cannot be written, to a full disk or a closed pipe, is lost; the training continues.
 
     Args:
-      stream: a text stream, such as `sys.stdout`; None, Python's value for a closed one, prints nothing.
-      speaks: False on ranks that stay silent.
+      stream: a text stream, such as `sys.stdout`. None, Python's value for a closed stream, prints nothing.
+      speaks: whether this rank prints at all.
     """
     if not speaks or stream is None:
         return PlainOutput()

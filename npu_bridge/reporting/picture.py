@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.collective.cost_model import Prediction
-from npu_bridge.reporting.history import History, StepRow, laid_out
-from npu_bridge.reporting.page.axes import doublings, falls_by_much
+from npu_bridge.reporting.history import History, StepRow, list_steps
+from npu_bridge.reporting.page.axes import needs_logarithm, powers_of_two
 from npu_bridge.reporting.page.curves import trend_of
 from npu_bridge.reporting.picture_style import COLOURS, INK, PLAN_FILES, QUIET, SOFTWARE, new_figure, tidy, write_png
 from npu_bridge.reporting.progress_line import format_loss, format_steps
@@ -32,7 +32,7 @@ def draw_training(history: History, path: str, title: str = "") -> None:
 
 
 def _draw_training(history: History, path: str, title: str) -> None:
-    rows, places, starts = laid_out(history)
+    rows, places, starts = list_steps(history)
     scaled = any(row.loss_scale is not None for row in rows)
     figure = new_figure("draw_training", 6.2 if scaled else 4.4)
     if not rows:
@@ -95,7 +95,7 @@ def _draw_loss(axis, places: Sequence[int], rows: Sequence[StepRow], last_loss: 
     axis.plot(x, losses, color=_BLUE, alpha=0.22, linewidth=1.0)
     axis.plot(x, trend_of(losses), color=_BLUE, linewidth=2.2, solid_capstyle="round")
     finite = [loss for loss in losses if math.isfinite(loss)]
-    if finite and falls_by_much(min(finite), max(finite)):
+    if finite and needs_logarithm(min(finite), max(finite)):
         axis.set_yscale("log")
     if last_loss is not None and math.isfinite(last_loss):
         axis.annotate(
@@ -116,7 +116,7 @@ def _draw_scale(axis, places: Sequence[int], rows: Sequence[StepRow]):
     axis.step([place for place, _, _ in points], scales, where="mid", color=_GREEN, linewidth=1.8)
     axis.set_yscale("log", base=2)
     axis.set_ylabel("loss scale")
-    y = doublings([scale for scale in scales if math.isfinite(scale) and scale > 0] or [1.0])
+    y = powers_of_two([scale for scale in scales if math.isfinite(scale) and scale > 0] or [1.0])
     axis.set_ylim(y.low, y.high)
     overflows = [(place, scale) for place, scale, skipped in points if skipped]
     if overflows:

@@ -8,7 +8,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from npu_bridge.base.files import new_file
-from npu_bridge.reporting.errors import imported
+from npu_bridge.reporting.errors import import_optional
 
 INK = "#1f2933"
 QUIET = "#8592a3"
@@ -43,7 +43,7 @@ def new_figure(who: str, height: float) -> Any:
     # It logs its first search for fonts, or a missing home, in the middle of a training.
     log.setLevel(max(level, logging.ERROR))
     try:
-        figure_of = imported("matplotlib.figure", who, "plot").Figure
+        figure_of = import_optional("matplotlib.figure", who, "plot").Figure
     finally:
         log.setLevel(level)
     return figure_of(figsize=(10, height), dpi=120, facecolor="white", layout="constrained")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.reporting.history import History, laid_out
+from npu_bridge.reporting.history import History, list_steps
 from npu_bridge.reporting.progress_line import (
     format_count,
     format_loss,
@@ -199,7 +199,7 @@ def _mean(numbers: Sequence[float]) -> float:
 
 
 def _steps_per_sec(history: History) -> float | None:
-    rows, tried, starts = laid_out(history)
+    rows, tried, starts = list_steps(history)
     end = len(rows)
     for begin in (*reversed(starts), 0):
         if end - begin >= 2:

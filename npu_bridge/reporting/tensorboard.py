@@ -109,14 +109,14 @@ class TensorBoardWriter:
         """Reserves these tags until `close`: entries of others, also of an earlier writer like this, are dropped."""
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
-            events.own(self, tags)
+            events.reserve_tags(self, tags)
 
     def flush(self) -> None:
         """Writes the kept entries."""
         waiting, self._waiting = self._waiting, []
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
-            if not events.add_own(self, waiting):
+            if not events.add_reserved(self, waiting):
                 self._precision = None  # to be written again
             return
         for summary, step in waiting:
@@ -129,7 +129,7 @@ class TensorBoardWriter:
             self.flush()
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
-            events.give_up(self)
+            events.release_tags(self)
 
 
 def _scalars(values):

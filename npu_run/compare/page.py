@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from npu_bridge.reporting.page import axes
-from npu_bridge.reporting.page.chart import LEFT, RIGHT, End, drawn, format_tick, framed
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, End, draw_figure, format_tick, path_data
 from npu_bridge.reporting.page.document import section, table, whole_page
 from npu_run.compare.band import Band, align_losses
 from npu_run.compare.folders import Comparison
@@ -68,7 +68,7 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, ve
         return "<p>No loss is finite.</p>"
     steps = np.concatenate([curve[2] for curve in curves])
     x = axes.exact(int(steps.min()), int(steps.max()), LEFT, RIGHT)
-    y = axes.of_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
+    y = axes.for_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:
         at = _thinned_places(len(band.steps))
@@ -76,12 +76,12 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, ve
         edge = [(x.place(s), y.place(v)) for s, v in zip(places, middle + half)]
         edge += [(x.place(s), y.place(v)) for s, v in zip(places[::-1], (middle - half)[::-1])]
         owner = "of-a" if len(a) > 1 else "of-b"
-        body.append(f'<path class="band {owner}" d="{drawn(edge)}Z"/>')
+        body.append(f'<path class="band {owner}" d="{path_data(edge)}Z"/>')
         legend.append((f"{owner} line", f"band: three spreads of {band.repeats} repeats"))
     for kind, _, of_steps, values in curves:
         at = _thinned_places(len(of_steps))
         points = [(x.place(s), y.place(v)) for s, v in zip(of_steps[at], values[at]) if np.isfinite(v)]
-        body.append(f'<path class="line {kind}" d="{drawn(points)}"/>' if points else "")
+        body.append(f'<path class="line {kind}" d="{path_data(points)}"/>' if points else "")
     left = verdict.facts.get("step")
     if left is not None:
         body.append(
@@ -92,7 +92,7 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, ve
     for kind, name, _, values in curves:
         finite = values[np.isfinite(values)]
         ends += [End(float(finite[-1]), f"{name} {finite[-1]:.4g}", kind=kind)] if len(finite) else []
-    return framed("losses", "Loss", int(steps.max()), x, y, body, format_tick, legend, ends)
+    return draw_figure("losses", "Loss", int(steps.max()), x, y, body, format_tick, legend, ends)
 
 
 def _mean(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:

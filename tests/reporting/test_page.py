@@ -15,7 +15,7 @@ import pytest
 
 from npu_bridge.reporting import History, StepRow, picture
 from npu_bridge.reporting.page import RunFolder, axes, facts, read_run_folder, render_page, write_page
-from npu_bridge.reporting.page.curves import MOST_BUCKETS, cut
+from npu_bridge.reporting.page.curves import MOST_BUCKETS, make_curves
 from npu_bridge.reporting.page.run_folder import NoRunError
 from npu_bridge.reporting.picture_style import COLOURS
 from npu_run.compare import page as compare_page
@@ -50,7 +50,7 @@ def test_extremes_survive_a_hundred_thousand_steps_in_less_than_two_megabytes(tm
         StepRow(step, losses[number], 2.0**15 if number > 4 else 2.0**16, number in skipped, number / 10)
         for number, step in enumerate(steps)
     ]
-    curves = cut(history)
+    curves = make_curves(history)
     assert len(curves.buckets) <= MOST_BUCKETS and curves.steps_per_bucket == 125
     assert max(bucket.loss.high for bucket in curves.buckets) == 4000.0
     assert min(bucket.loss.low for bucket in curves.buckets) == 1e-3
@@ -68,7 +68,7 @@ def test_speed_leaves_out_what_lies_between_sessions(tmp_path):
     history = write_history(tmp_path, [1.0] * 9, restarts={4})
     pause = [0] * 5 + [500] * 6
     history.entries = [entry._replace(time=entry.time + secs) for entry, secs in zip(history.entries, pause)]
-    curves = cut(history)
+    curves = make_curves(history)
     assert curves.restarts == [4]
     assert [speed.first for speed in curves.speeds] == [1, 2, 3, 5, 6, 7, 8]
     assert {round(speed.steps_per_sec) for speed in curves.speeds} == {10}
@@ -77,12 +77,12 @@ def test_speed_leaves_out_what_lies_between_sessions(tmp_path):
 def test_the_pace_has_no_short_piece_at_the_end(tmp_path):
     history = write_history(tmp_path, [1.0] * 301)
     history.entries[-1] = history.entries[-1]._replace(time=history.entries[-1].time + 5)  # a checkpoint is saved
-    pieces = cut(history).speeds
+    pieces = make_curves(history).speeds
     assert {speed.last - speed.first for speed in pieces[:-1]} == {5} and pieces[-1].last == 301
     assert pieces[-1].last - pieces[-1].first >= 5 and pieces[-1].steps_per_sec > 0.9
     at_once = [entry._replace(time=1e9) for entry in history.entries]
     history.entries = at_once
-    assert cut(history).speeds == []
+    assert make_curves(history).speeds == []
 
 
 def text_of(page):
@@ -198,7 +198,7 @@ def test_a_timeline_is_a_picture_with_times_for_each_rank(tmp_path):
 def test_axes_hold_their_numbers(numbers):
     made = [axes.linear(numbers, 100, 0), axes.linear(numbers, 100, 0, from_zero=True)]
     if min(numbers) > 0:
-        made += [axes.decades(numbers, 100, 0), axes.doublings(numbers, 100, 0)]
+        made += [axes.logarithmic(numbers, 100, 0), axes.powers_of_two(numbers, 100, 0)]
     for axis in made:
         places = [axis.place(number) for number in numbers]
         assert all(0 <= place <= 100 for place in places) and places == sorted(places, reverse=True)

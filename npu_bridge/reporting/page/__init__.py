@@ -1,8 +1,8 @@
-"""Makes one page of HTML about a training, which needs no network and no other file.
+"""Makes an HTML page about a training; the page needs no network and no other file.
 
-`facts.py` notes facts that only the training process knows, `run_folder.py` reads the files of a run, `curves.py` cuts
-its history into buckets, `chart.py` draws them, `failure.py` shows the error that stopped it, `document.py` makes the
-page.
+`facts.py` records facts that only the training process knows, and `run_folder.py` reads the files of a run. `curves.py`
+divides its history into buckets, and `chart.py` draws them. `failure.py` renders the error that stopped the run, and
+`document.py` assembles the page.
 """
 
 from npu_bridge.base.lazy import attributes

@@ -1,4 +1,4 @@
-"""Makes the axes of a chart, which map numbers to places, and their ticks."""
+"""Makes the axes of a chart, which map numbers to positions, and their ticks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 _MOST_TICKS = 6
 _EMPTY = (0.0, 1.0)
 _LOG_FROM = 20
-_LOG_TO = 1e150  # a larger ratio has a number that is practically zero
+_LOG_TO = 1e150  # in a larger ratio, one number is practically zero
 
 
 class Axis(NamedTuple):
-    """One direction of a chart.
+    """One axis of a chart.
 
     Attributes:
-      low, high: numbers at its two ends.
-      start, end: their places.
-      ticks: numbers to be labelled, ascending.
-      warp: `math.log2`, `math.log10`, or float for a linear axis.
+      low, high: numbers at the two ends of the axis.
+      start, end: positions of `low` and `high`.
+      ticks: numbers with a label, ascending.
+      warp: `math.log2` or `math.log10` for a logarithmic axis, `float` for a linear axis.
     """
 
     low: float
@@ -30,14 +30,14 @@ class Axis(NamedTuple):
     warp: Callable[[float], float] = float
 
     def place(self, number: float) -> float:
-        """Returns the place of a number; a number beyond an end is placed at this end."""
+        """Returns the position of a number; a number beyond an end has the position of this end."""
         low, high = self.warp(self.low), self.warp(self.high)
         share = (self.warp(min(max(number, self.low), self.high)) - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
 
 def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool = False) -> Axis:
-    """Makes an axis with room above and below; with `from_zero` it begins at 0 if no number is negative."""
+    """Makes a linear axis with margins. With `from_zero`, it begins at 0 if no number is negative."""
     low, high = _ends(numbers)
     room = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
     bottom = min(low - room, 0.0) if low < 0 else 0.0 if from_zero or low - room < 0 else low - room
@@ -45,7 +45,7 @@ def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool =
 
 
 def exact(low: float, high: float, start: float, end: float) -> Axis:
-    """Makes a linear axis from `low` to `high` with whole numbers as ticks, the last of them `high`."""
+    """Makes a linear axis from `low` to `high` without margins; ticks are whole numbers, and the last is `high`."""
     high = max(high, low + 1)
     ticks = [tick for tick in round_numbers(low, high, 10) if tick == int(tick)]
     distance = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
@@ -53,8 +53,8 @@ def exact(low: float, high: float, start: float, end: float) -> Axis:
     return Axis(low, high, start, end, ticks)
 
 
-def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
-    """Makes a logarithmic axis for positive numbers; it has ticks at 1, 2 and 5 times powers of ten, or fewer."""
+def logarithmic(numbers: Iterable[float], start: float, end: float) -> Axis:
+    """Makes a logarithmic axis for positive numbers; ticks are 1, 2 and 5 times powers of ten, or fewer."""
     low, high = _ends(numbers)
     room = max((high / low) ** 0.04, 1.05)
     low, high = low / room, high * room
@@ -63,26 +63,26 @@ def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
         ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
         if len(ticks) <= _MOST_TICKS + 1:
             break
-    return Axis(low, high, start, end, _thinned(ticks), math.log10)
+    return Axis(low, high, start, end, _thin_out(ticks), math.log10)
 
 
-def of_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
-    """Makes a logarithmic axis for positive numbers over a wide range, else a linear one."""
+def for_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
+    """Makes a logarithmic axis for positive numbers over a wide range, else a linear axis."""
     ends = _ends(numbers)
-    return (decades if falls_by_much(*ends) else linear)(ends, start, end)
+    return (logarithmic if needs_logarithm(*ends) else linear)(ends, start, end)
 
 
-def falls_by_much(low: float, high: float) -> bool:
-    """Returns whether a curve between these numbers is drawn on a logarithmic axis."""
+def needs_logarithm(low: float, high: float) -> bool:
+    """Returns whether a curve from `low` to `high` needs a logarithmic axis."""
     return low > 0 and _LOG_FROM < high / low < _LOG_TO
 
 
-def doublings(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) -> Axis:
-    """Makes an axis of powers of two, one beyond the numbers on each side: a constant is in the middle."""
+def powers_of_two(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) -> Axis:
+    """Makes an axis of powers of two, with one more power on each side. A constant is then in the middle."""
     low, high = _ends(numbers)
     first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
     return Axis(
-        2.0**first, 2.0**last, start, end, _thinned([2.0**power for power in range(first, last + 1)]), math.log2
+        2.0**first, 2.0**last, start, end, _thin_out([2.0**power for power in range(first, last + 1)]), math.log2
     )
 
 
@@ -100,5 +100,5 @@ def _ends(numbers: Iterable[float]) -> tuple[float, float]:
     return (min(known), max(known)) if known else _EMPTY
 
 
-def _thinned(ticks: list[float]) -> list[float]:
+def _thin_out(ticks: list[float]) -> list[float]:
     return ticks[:: max(1, math.ceil(len(ticks) / _MOST_TICKS))]

@@ -23,10 +23,10 @@ class End(NamedTuple):
     """The label at the end of a curve.
 
     Attributes:
-      number: its place on the vertical axis.
-      text: its text, such as the number.
-      note: a line below it that describes the number.
-      kind: class of its colour; "" for the colour of the figure.
+      number: its value on the vertical axis.
+      text: text of the label, such as the number.
+      note: a line below the text that describes the number.
+      kind: CSS class of the label's colour; "" for the colour of the figure.
     """
 
     number: float
@@ -43,44 +43,44 @@ class _Point(NamedTuple):
 
 
 def charts(curves: Curves) -> list[str]:
-    """Draws one figure for each known number, all over the same steps.
+    """Draws a figure for each known number; all figures have the same steps on the horizontal axis.
 
     Args:
-      curves: at least one bucket.
+      curves: curves with at least one bucket.
     Returns:
-      Texts of HTML `figure` elements. Each `svg` carries `data-name`, and `data-last-step` with the global step that
-      its curve reaches.
+      Texts of HTML `figure` elements. Each `svg` carries `data-name`, and `data-last-step` with the global step at the
+      end of its curve.
     """
     buckets = curves.buckets
     x = axes.exact(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
-    made = [_loss(curves, x), *_metrics(curves, x)]
+    made = [_draw_loss(curves, x), *_draw_metrics(curves, x)]
     if any(bucket.loss_scale for bucket in buckets):
-        made.append(_scale(curves, x))
+        made.append(_draw_loss_scale(curves, x))
     if any(bucket.skipped for bucket in buckets):
-        made.append(_skipped(curves, x))
+        made.append(_draw_skipped(curves, x))
     if any(bucket.learning_rate for bucket in buckets):
-        made.append(_learning_rate(curves, x))
+        made.append(_draw_learning_rate(curves, x))
     if curves.speeds:
-        made.append(_speed(curves, x))
+        made.append(_draw_speed(curves, x))
     return made
 
 
-def _loss(curves: Curves, x: Axis) -> str:
+def _draw_loss(curves: Curves, x: Axis) -> str:
     buckets = curves.buckets
     numbers = [end for bucket in buckets if bucket.loss for end in (bucket.loss.low, bucket.loss.high)]
-    evaluated = _evaluated(curves).pop("loss", {})
+    evaluated = _evaluation_points(curves).pop("loss", {})
     numbers += [number for points in evaluated.values() for _, _, number in points]
-    y = axes.of_losses(numbers, _TOP + _TALL, _TOP)
-    runs = _runs(buckets, x, lambda bucket: bucket.loss)
-    body = [*_lowered(buckets, x, y), *_bands(runs, y), *(_path(run, y, "raw") for run in runs)]
-    body += [_path(_trend(run), y, "line") for run in runs if len(run) > 1]
+    y = axes.for_losses(numbers, _TOP + _TALL, _TOP)
+    runs = _split_at_gaps(buckets, x, lambda bucket: bucket.loss)
+    body = [*_draw_lowered_steps(buckets, x, y), *_draw_bands(runs, y), *(_draw_path(run, y, "raw") for run in runs)]
+    body += [_draw_path(_trend_points(run), y, "line") for run in runs if len(run) > 1]
     dots = [(run[0].x, y.place(run[0].mean)) for run in runs if len(run) == 1]
     body += [f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="3"/>' for left, top in dots]
-    body += _marks(buckets, x, y)
+    body += _draw_marks(buckets, x, y)
     note = "lowest, highest and mean of each bucket" if curves.steps_per_bucket > 1 else "each step, and the trend"
     legend = [("line", note)]
     for name, points in evaluated.items():
-        body += _dotted(points, x, y, name)
+        body += _draw_evaluations(points, x, y, name)
         legend.append(("evaluation", name or "evaluation"))
     if any(bucket.skipped for bucket in buckets):
         legend.append(("skip", "skipped"))
@@ -89,20 +89,20 @@ def _loss(curves: Curves, x: Axis) -> str:
     ends = []
     for bucket in buckets[::-1]:
         if bucket.loss is not None:
-            ends.append(End(bucket.loss.mean, _short(bucket.loss.mean), _kind_of(bucket, buckets[-1])))
+            ends.append(End(bucket.loss.mean, _format_short(bucket.loss.mean), _end_note(bucket, buckets[-1])))
             break
-    return _figure("loss", "Loss", curves, x, y, body, format_tick, legend, ends)
+    return _draw_curve_figure("loss", "Loss", curves, x, y, body, format_tick, legend, ends)
 
 
-def _kind_of(bucket: Bucket, last: Bucket) -> str:
-    """Describes the number at the end of the curve."""
+def _end_note(bucket: Bucket, last: Bucket) -> str:
+    """Returns the note below the number at the end of the curve."""
     if bucket.recorded > 1:
         return f"mean of {bucket.recorded}"
     return "last step" if bucket is last else f"step {bucket.step}"
 
 
-def _evaluated(curves: Curves) -> dict[str, dict[str, list[tuple[int, int, float]]]]:
-    """Returns place, step and number of each drawable value, by metric and name of the evaluation."""
+def _evaluation_points(curves: Curves) -> dict[str, dict[str, list[tuple[int, int, float]]]]:
+    """Returns position, step and value of each evaluation that can be drawn, by metric and name of the evaluation."""
     found: dict[str, dict[str, list[tuple[int, int, float]]]] = {}
     for place, evaluation in curves.evaluations:
         for metric, number in evaluation.metrics.items():
@@ -112,11 +112,11 @@ def _evaluated(curves: Curves) -> dict[str, dict[str, list[tuple[int, int, float
     return found
 
 
-def _dotted(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: str) -> list[str]:
-    """Draws evaluations as dots with lines between them."""
+def _draw_evaluations(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: str) -> list[str]:
+    """Draws evaluations as dots, connected by lines."""
     said = f"evaluation {name}".strip()
     return [
-        f'<path class="evaluation" d="{drawn((x.place(place), y.place(number)) for place, _, number in points)}"/>',
+        f'<path class="evaluation" d="{path_data((x.place(place), y.place(number)) for place, _, number in points)}"/>',
         *(
             f'<circle class="evaluation" cx="{x.place(place):.1f}" cy="{y.place(number):.1f}" r="3.5"><title>'
             f"{escape(said)} at step {step}: {format_loss(number)}</title></circle>"
@@ -125,28 +125,29 @@ def _dotted(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: st
     ]
 
 
-def _metrics(curves: Curves, x: Axis) -> list[str]:
-    """Draws a chart for each metric of evaluations except the loss, or a tile for a single number."""
+def _draw_metrics(curves: Curves, x: Axis) -> list[str]:
+    """Draws a chart for each metric of evaluations except the loss; a metric with a single value becomes a tile."""
     made: list[str] = []
     single: list[tuple[str, str, str]] = []
-    for metric, by_name in itertools.islice(_evaluated(curves).items(), _MOST_METRICS + 1):
+    for metric, by_name in itertools.islice(_evaluation_points(curves).items(), _MOST_METRICS + 1):
         if metric == "loss" or len(made) + len(single) == _MOST_METRICS:
             continue
-        if all(len(points) == 1 for points in by_name.values()):  # a panel would be empty but for a dot
+        if all(len(points) == 1 for points in by_name.values()):  # a chart would have only a dot
             single += [
-                (f"{metric} {name}".strip(), _short(n), f"step {step:,}") for name, [(_, step, n)] in by_name.items()
+                (f"{metric} {name}".strip(), _format_short(n), f"step {step:,}")
+                for name, [(_, step, n)] in by_name.items()
             ]
             continue
-        y = axes.of_losses([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
-        body = [part for name, points in by_name.items() for part in _dotted(points, x, y, name)]
-        ends = [End(points[-1][2], _short(points[-1][2]), name) for name, points in by_name.items()]
+        y = axes.for_losses([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
+        body = [part for name, points in by_name.items() for part in _draw_evaluations(points, x, y, name)]
+        ends = [End(points[-1][2], _format_short(points[-1][2]), name) for name, points in by_name.items()]
         title = f"Evaluation: {metric}"
-        made.append(_figure("evaluated", title, curves, x, y, body, format_tick, [], ends))
+        made.append(_draw_curve_figure("evaluated", title, curves, x, y, body, format_tick, [], ends))
     return [*([tiles(single)] if single else []), *made]
 
 
 def tiles(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Returns tiles with a label, a value and a small remark each, as HTML."""
+    """Returns tiles as HTML; each row has a label, a value and a small remark."""
     shown = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)} <small>{escape(remark)}</small></dd></div>"
         for label, value, remark in rows
@@ -154,47 +155,51 @@ def tiles(rows: Iterable[tuple[str, str, str]]) -> str:
     return f'<dl class="tiles">{shown}</dl>'
 
 
-def _scale(curves: Curves, x: Axis) -> str:
-    runs = _runs(curves.buckets, x, lambda bucket: bucket.loss_scale)
+def _draw_loss_scale(curves: Curves, x: Axis) -> str:
+    runs = _split_at_gaps(curves.buckets, x, lambda bucket: bucket.loss_scale)
     numbers = [number for run in runs for point in run for number in (point.low, point.high) if number > 0]
-    y = axes.doublings(numbers or [1.0], _TOP + _LOW, _TOP)
-    # A mean of scales is no scale: the line is at the lowest one of a bucket.
+    y = axes.powers_of_two(numbers or [1.0], _TOP + _LOW, _TOP)
+    # A mean of loss scales is no loss scale: the line is at the lowest loss scale of each bucket.
     lowest = [[point._replace(mean=point.low) for point in run] for run in runs]
-    body = [*_bands(runs, y), *(_path(_stairs(run), y, "line") for run in lowest)]
+    body = [*_draw_bands(runs, y), *(_draw_path(_stair_points(run), y, "line") for run in lowest)]
     last = runs[-1][-1].low
-    return _figure("scale", "Loss scale", curves, x, y, body, format_scale, [], [End(last, format_scale(last))])
+    return _draw_curve_figure(
+        "scale", "Loss scale", curves, x, y, body, format_scale, [], [End(last, format_scale(last))]
+    )
 
 
-def _skipped(curves: Curves, x: Axis) -> str:
+def _draw_skipped(curves: Curves, x: Axis) -> str:
     points, total = [_Point(x.start, 0, 0, 0)], 0
     for bucket in curves.buckets:
         total += bucket.skipped
-        points.append(_flat(x.place(bucket.last), total))
+        points.append(_single_value_point(x.place(bucket.last), total))
     y = axes.linear([0, total], _TOP + _LOW, _TOP, from_zero=True)
     y = y._replace(ticks=[tick for tick in y.ticks if tick == int(tick)])
-    body = [_path(_stairs(points), y, "line")]
-    return _figure("skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], [End(total, str(total))])
+    body = [_draw_path(_stair_points(points), y, "line")]
+    return _draw_curve_figure(
+        "skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], [End(total, str(total))]
+    )
 
 
-def _learning_rate(curves: Curves, x: Axis) -> str:
-    runs = _runs(curves.buckets, x, lambda bucket: bucket.learning_rate)
+def _draw_learning_rate(curves: Curves, x: Axis) -> str:
+    runs = _split_at_gaps(curves.buckets, x, lambda bucket: bucket.learning_rate)
     y = axes.linear([point.high for run in runs for point in run], _TOP + _LOW, _TOP, from_zero=True)
-    body = [*_bands(runs, y), *(_path(run, y, "line") for run in runs)]
+    body = [*_draw_bands(runs, y), *(_draw_path(run, y, "line") for run in runs)]
     last = runs[-1][-1].mean
-    return _figure("rate", "Learning rate", curves, x, y, body, format_tick, [], [End(last, f"{last:.3g}")])
+    return _draw_curve_figure("rate", "Learning rate", curves, x, y, body, format_tick, [], [End(last, f"{last:.3g}")])
 
 
-def _speed(curves: Curves, x: Axis) -> str:
+def _draw_speed(curves: Curves, x: Axis) -> str:
     y = axes.linear([speed.steps_per_sec for speed in curves.speeds], _TOP + _LOW, _TOP, from_zero=True)
     runs: list[list[_Point]] = []
     for number, speed in enumerate(curves.speeds):
         if not number or curves.speeds[number - 1].last != speed.first:
-            runs.append([_flat(x.place(speed.first), speed.steps_per_sec)])
-        runs[-1].append(_flat(x.place(speed.last), speed.steps_per_sec))
-    body = [_path(_stairs(run, ahead=True), y, "line") for run in runs]
+            runs.append([_single_value_point(x.place(speed.first), speed.steps_per_sec)])
+        runs[-1].append(_single_value_point(x.place(speed.last), speed.steps_per_sec))
+    body = [_draw_path(_stair_points(run, ahead=True), y, "line") for run in runs]
     last, steps = curves.speeds[-1].steps_per_sec, curves.speeds[-1].last - curves.speeds[-1].first
     note = f"last {format_steps(steps)}"
-    return _figure(
+    return _draw_curve_figure(
         "speed", "Steps per second", curves, x, y, body, format_tick, [], [End(last, format_rate(last), note)]
     )
 
@@ -204,14 +209,14 @@ def format_tick(number: float) -> str:
     return f"{number:.4g}"
 
 
-def _short(number: float) -> str:
-    """Formats a number with five digits, or with three if there is no room on the right."""
+def _format_short(number: float) -> str:
+    """Formats a number with five digits, or with three if five do not fit on the right."""
     text = format_loss(number)
     return text if len(text) <= _END_CHARACTERS else f"{number:.3g}"
 
 
-def _runs(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], Range | None]) -> list[list[_Point]]:
-    """Returns the points of a curve in pieces without gaps."""
+def _split_at_gaps(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], Range | None]) -> list[list[_Point]]:
+    """Returns the points of a curve, divided into pieces without gaps."""
     runs: list[list[_Point]] = [[]]
     for bucket in buckets:
         found = pick(bucket)
@@ -220,44 +225,44 @@ def _runs(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], Range | N
         else:
             runs[-1].append(_Point(x.place((bucket.first + bucket.last) / 2), found.low, found.mean, found.high))
     runs = [run for run in runs if run]
-    if runs and buckets and pick(buckets[-1]) is not None:  # up to the last step, also in a broad bucket
+    if runs and buckets and pick(buckets[-1]) is not None:  # the curve ends at the last step, also in a broad bucket
         runs[-1][-1] = runs[-1][-1]._replace(x=x.place(buckets[-1].last))
     return runs
 
 
-def _flat(x: float, number: float) -> _Point:
+def _single_value_point(x: float, number: float) -> _Point:
     return _Point(x, number, number, number)
 
 
-def _stairs(points: Sequence[_Point], ahead: bool = False) -> list[_Point]:
-    """Adds points for a stair shape: at the level of the earlier point, or with `ahead` of the later one."""
+def _stair_points(points: Sequence[_Point], ahead: bool = False) -> list[_Point]:
+    """Adds points for a stair shape: steps have the level of the earlier point, or with `ahead` of the later point."""
     stairs = [points[0]]
     for before, after in zip(points, points[1:]):
         stairs += [before._replace(x=after.x) if not ahead else after._replace(x=before.x), after]
     return stairs
 
 
-def _trend(run: Sequence[_Point]) -> list[_Point]:
+def _trend_points(run: Sequence[_Point]) -> list[_Point]:
     means = trend_of([point.mean for point in run])
-    return [_flat(point.x, mean) for point, mean in zip(run, means.tolist())]
+    return [_single_value_point(point.x, mean) for point, mean in zip(run, means.tolist())]
 
 
-def _bands(runs: Iterable[Sequence[_Point]], y: Axis) -> list[str]:
-    """Draws the area between lowest and highest values that differ."""
+def _draw_bands(runs: Iterable[Sequence[_Point]], y: Axis) -> list[str]:
+    """Draws the area between lowest and highest values, where the two differ."""
     bands = []
     for run in runs:
         if any(point.low != point.high for point in run):
             edge = [(p.x, y.place(p.high)) for p in run] + [(p.x, y.place(p.low)) for p in reversed(run)]
-            bands.append(f'<path class="band" d="{drawn(edge)}Z"/>')
+            bands.append(f'<path class="band" d="{path_data(edge)}Z"/>')
     return bands
 
 
-def _path(points: Iterable[_Point], y: Axis, kind: str) -> str:
-    return f'<path class="{kind}" d="{drawn((point.x, y.place(point.mean)) for point in points)}"/>'
+def _draw_path(points: Iterable[_Point], y: Axis, kind: str) -> str:
+    return f'<path class="{kind}" d="{path_data((point.x, y.place(point.mean)) for point in points)}"/>'
 
 
-def drawn(places: Iterable[tuple[float, float]]) -> str:
-    """Formats a path; leaves out repetitions of a point, to a tenth of a unit."""
+def path_data(places: Iterable[tuple[float, float]]) -> str:
+    """Returns positions as the data of an SVG path, to a tenth of a unit; leaves out repeated points."""
     words: list[str] = []
     for x, y in places:
         word = f"{x:.1f} {y:.1f}"
@@ -266,8 +271,8 @@ def drawn(places: Iterable[tuple[float, float]]) -> str:
     return f"M{'L'.join(words)}"
 
 
-def _lowered(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
-    """Draws the background of steps computed in another dtype than float32."""
+def _draw_lowered_steps(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
+    """Draws the background of steps that were computed in another dtype than float32."""
     boxes, at = [], 0
     for precision, run in itertools.groupby(bucket.precision for bucket in buckets):
         begin = x.place(buckets[at].first)
@@ -281,8 +286,8 @@ def _lowered(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
     return boxes
 
 
-def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
-    """Draws a triangle for each bucket with skipped steps, and a cross for one with a loss that is not finite."""
+def _draw_marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
+    """Draws a triangle for each bucket with skipped steps, and a cross for a bucket with a loss that is not finite."""
     marks = []
     for bucket in buckets:
         place = x.place(bucket.last)
@@ -299,15 +304,15 @@ def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
     return marks
 
 
-def _figure(name, title, curves, x, y, body, format_y, legend, ends) -> str:
+def _draw_curve_figure(name, title, curves, x, y, body, format_y, legend, ends) -> str:
     restarts = [
         f'<path class="restart" d="M{x.place(place):.1f} {y.end}V{y.start}"><title>training resumed here</title></path>'
         for place in curves.restarts
     ]
-    return framed(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], format_y, legend, ends)
+    return draw_figure(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], format_y, legend, ends)
 
 
-def framed(
+def draw_figure(
     name: str,
     title: str,
     last_step: int,
@@ -321,14 +326,14 @@ def framed(
     """Draws a figure with grid, axes and legend.
 
     Args:
-      name: its class, which sets the colour.
-      title: its heading.
-      last_step: global step that it reaches.
-      x, y: its axes.
+      name: CSS class of the figure, which sets the colour.
+      title: heading of the figure.
+      last_step: global step at the end of the curves.
+      x, y: the axes.
       body: SVG elements.
       format_y: formats the ticks of `y`.
-      legend: classes and texts.
-      ends: labels at the ends of its curves.
+      legend: CSS classes and texts.
+      ends: labels at the ends of the curves.
     """
     height = y.start + _BELOW
     grid = [
@@ -339,7 +344,7 @@ def framed(
     grid += [
         f'<text x="{x.place(tick):.1f}" y="{y.start + 18}" text-anchor="middle">{tick:,.0f}</text>' for tick in x.ticks
     ]
-    body += _beside(ends, y)
+    body += _draw_end_labels(ends, y)
     keys = "".join(f'<span class="key {kind}">{escape(text)}</span>' for kind, text in legend)
     spoken = f"{title}: {', '.join(f'{e.text} {e.note}'.strip() for e in ends) or 'not known'} at step {last_step}"
     return (
@@ -351,16 +356,16 @@ def framed(
     )
 
 
-def _beside(ends: Sequence[End], y: Axis) -> list[str]:
-    """Draws the labels on the right of the curves, without overlaps and not below the axis."""
+def _draw_end_labels(ends: Sequence[End], y: Axis) -> list[str]:
+    """Draws the labels on the right of the curves, without overlaps, and not below the axis."""
     tops: list[float] = []
     ends = sorted(ends, key=lambda end: y.place(end.number))
     for before, end in zip([None, *ends], ends):
-        least = float("-inf") if before is None else tops[-1] + _tall(before)
+        least = float("-inf") if before is None else tops[-1] + _label_height(before)
         tops.append(max(y.place(end.number) + 4, least))
     limit = y.start + 2
     for at in range(len(ends) - 1, -1, -1):
-        limit -= _tall(ends[at]) - 16
+        limit -= _label_height(ends[at]) - 16
         tops[at] = min(tops[at], limit)
         limit = tops[at] - 16
     parts = []
@@ -371,5 +376,5 @@ def _beside(ends: Sequence[End], y: Axis) -> list[str]:
     return parts
 
 
-def _tall(end: End) -> int:
+def _label_height(end: End) -> int:
     return 30 if end.note else 16

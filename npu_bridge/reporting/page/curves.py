@@ -1,4 +1,4 @@
-"""Cuts a history into some hundred buckets of steps, each with its lowest, highest and mean values; smooths curves."""
+"""Divides a history into some hundred buckets of steps, each with lowest, highest and mean values; smooths curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npu_bridge.reporting.history import Evaluation, History, StepRow, laid_out
+from npu_bridge.reporting.history import Evaluation, History, StepRow, list_steps
 
 # A screen shows no more (ours); their edges and means stay far below a megabyte.
 MOST_BUCKETS = 800
@@ -21,7 +21,7 @@ _SMALLEST = 1e-150  # smallest loss scale, as scales are drawn by powers of two
 
 
 class Range(NamedTuple):
-    """The range and mean of a number in a bucket, over the steps in which it was finite."""
+    """The range and mean of a number in a bucket, over the steps in which the number was finite."""
 
     low: float
     high: float
@@ -32,13 +32,14 @@ class Bucket(NamedTuple):
     """Consecutive steps of a history.
 
     Attributes:
-      first, last: steps tried so far, skipped ones included, at its first and last step; the horizontal axis.
-      step: global step after the last one.
-      loss, loss_scale, learning_rate: None if not known, or never finite.
+      first, last: number of steps tried, including skipped steps, up to the first and the last step of the bucket. This
+        is the horizontal axis.
+      step: global step after the last step of the bucket.
+      loss, loss_scale, learning_rate: None if unknown, or never finite.
       skipped: the number of skipped steps.
       not_finite: the number of steps whose loss was NaN, infinite or too large to draw.
-      precision: dtype of the last step, or None.
-      recorded: the number of steps in the history.
+      precision: dtype of the last step; None if unknown.
+      recorded: the number of steps that the history has in the bucket.
     """
 
     first: int
@@ -54,7 +55,7 @@ class Bucket(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Steps tried per second between two places of the horizontal axis."""
+    """The steps tried per second between two positions of the horizontal axis."""
 
     first: int
     last: int
@@ -66,10 +67,10 @@ class Curves(NamedTuple):
 
     Attributes:
       buckets: in the order of steps; empty for a history without steps.
-      speeds: speeds in the same order, without the starts of sessions.
-      restarts: places at which a session after the first began.
+      speeds: speeds in the order of steps, without the starts of sessions.
+      restarts: positions at which the sessions after the first began.
       steps_per_bucket: rows of the history in each bucket except the last; 1 if no rows were joined.
-      evaluations: evaluations with their places on the horizontal axis.
+      evaluations: evaluations with their positions on the horizontal axis.
     """
 
     buckets: list[Bucket]
@@ -79,29 +80,29 @@ class Curves(NamedTuple):
     evaluations: list[tuple[int, Evaluation]]
 
 
-def cut(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
-    """Cuts a history into buckets of equally many rows.
+def make_curves(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
+    """Divides a history into buckets with the same number of rows.
 
     Args:
-      history: the run; several sessions follow each other.
-      most_buckets: at least 1.
+      history: the history of a run, which can have several sessions.
+      most_buckets: largest number of buckets, at least 1.
     """
-    rows, places, starts = laid_out(history)
+    rows, places, starts = list_steps(history)
     edges = sorted({0, *starts, len(rows)})
     size = max(1, math.ceil(len(rows) / most_buckets))
-    buckets = [_bucket(rows[at : at + size], places[at : at + size]) for at in range(0, len(rows), size)]
+    buckets = [_make_bucket(rows[at : at + size], places[at : at + size]) for at in range(0, len(rows), size)]
     restarts = [places[at - 1] for at in edges[1:-1]]
     steps = [row.step for row in rows]
     at = [min(bisect.bisect_left(steps, each.step), len(rows) - 1) for each in history.evaluations] if rows else []
     evaluations = [(places[row], each) for row, each in zip(at, history.evaluations)]
-    return Curves(buckets, _speeds(rows, places, edges), restarts, size, evaluations)
+    return Curves(buckets, _compute_speeds(rows, places, edges), restarts, size, evaluations)
 
 
 def smooth(values: Sequence[float], reach: int) -> np.ndarray:
-    """Computes a centred weighted mean, in which weights fall with the distance, to zero beyond `reach`.
+    """Returns a centred weighted mean; weights fall with the distance, to zero beyond `reach`.
 
-    It does not lag behind a falling curve. At both ends the window is cut off. Values that are not finite are ignored;
-    the result of a window without finite values is NaN.
+    The mean does not lag behind a falling curve. At both ends, the window is cut off. Values that are not finite are
+    ignored; for a window without finite values, the result is NaN.
 
     Args:
       values: the raw curve.
@@ -111,26 +112,26 @@ def smooth(values: Sequence[float], reach: int) -> np.ndarray:
     finite = np.isfinite(raw)
     weights = (reach + 1.0 - np.abs(np.arange(-reach, reach + 1))) / (reach + 1.0)
 
-    def spread(signal):
+    def sum_over_window(signal):
         return np.convolve(signal, weights)[reach : reach + len(raw)]
 
-    total, share = spread(np.where(finite, raw, 0.0)), spread(finite.astype(float))
+    total, share = sum_over_window(np.where(finite, raw, 0.0)), sum_over_window(finite.astype(float))
     return np.divide(total, share, out=np.full(len(raw), np.nan), where=share > 1e-9)
 
 
 def trend_of(values: Sequence[float]) -> np.ndarray:
-    """Smooths a curve over a fortieth of its length on each side, as drawn in pictures and on pages."""
+    """Smooths a curve for pictures and pages, over a fortieth of its length on each side."""
     return smooth(values, reach=len(values) // 40)
 
 
-def _bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
+def _make_bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
     return Bucket(
         places[0],
         places[-1],
         rows[-1].step,
-        _range(row.loss for row in rows),
-        _range(row.loss_scale for row in rows if row.loss_scale is not None and row.loss_scale > _SMALLEST),
-        _range(row.learning_rate for row in rows),
+        _make_range(row.loss for row in rows),
+        _make_range(row.loss_scale for row in rows if row.loss_scale is not None and row.loss_scale > _SMALLEST),
+        _make_range(row.learning_rate for row in rows),
         sum(row.skipped for row in rows),
         sum(row.loss is not None and not can_be_drawn(row.loss) for row in rows),
         rows[-1].precision,
@@ -138,7 +139,7 @@ def _bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
     )
 
 
-def _range(values) -> Range | None:
+def _make_range(values) -> Range | None:
     known = [value for value in values if value is not None and can_be_drawn(value)]
     return Range(min(known), max(known), math.fsum(known) / len(known)) if known else None
 
@@ -148,15 +149,16 @@ def can_be_drawn(value: float) -> bool:
     return abs(value) < _LARGEST
 
 
-def _speeds(rows, places, edges) -> list[Speed]:
-    """Computes the pace in pieces of each session, without its first step, which includes the start-up.
+def _compute_speeds(rows, places, edges) -> list[Speed]:
+    """Computes the speed in parts of each session, without the session's first step, which includes the start-up.
 
-    A piece has several steps, as one of them may save a checkpoint. The last piece takes the remaining steps.
+    A part has several steps, as one of them can include saving a checkpoint. The last part takes the remaining steps.
     """
     found = []
     for begin, end in zip(edges, edges[1:]):
         count, last = end - begin - 1, end - 1
-        begin, count = (begin + 1, count - 1) if count > 4 * _RATE_STEPS else (begin, count)  # the second is slow too
+        if count > 4 * _RATE_STEPS:  # the second step is slow, too
+            begin, count = begin + 1, count - 1
         size = max(1, math.ceil(count / _RATE_BUCKETS), min(_RATE_STEPS, count // 4))
         firsts = [begin]
         for at in range(begin + 1, end - size):

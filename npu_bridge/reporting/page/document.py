@@ -16,8 +16,8 @@ from npu_bridge.base.files import write_whole
 from npu_bridge.base.terminal import visible
 from npu_bridge.reporting.history import Evaluation, History, StepRow
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts, tiles
-from npu_bridge.reporting.page.curves import Bucket, Curves, cut
-from npu_bridge.reporting.page.failure import render_failure, stopped
+from npu_bridge.reporting.page.curves import Bucket, Curves, make_curves
+from npu_bridge.reporting.page.failure import describe_stop, render_failure
 from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
 from npu_bridge.reporting.page.script import SCRIPT
 from npu_bridge.reporting.page.style import STYLE
@@ -49,7 +49,7 @@ PAGE_FILES = b"^" + re.escape(_BEGINNING.encode())  # how pages begin
 def write_page(
     folder: str, page: str | None = None, timeline: str | None = None, history: History | None = None
 ) -> str:
-    """Writes the page of a run folder; the file is complete or missing.
+    """Writes the page of a run folder; the file is never left incomplete.
 
     Args:
       folder: folder of a training, such as its `model_dir`.
@@ -58,8 +58,8 @@ def write_page(
     Returns:
       The path of the page.
     Raises:
-      NoRunError: the folder holds no steps.
-      OSError: the page cannot be written, or a file of this name is no such page.
+      NoRunError: the folder has no steps.
+      OSError: the page cannot be written, or a file of this name is not a page of this kind.
     """
     page = os.path.join(folder, PAGE_FILE) if page is None else page
     write_whole(page, render_page(read_run_folder(folder, timeline, history)), PAGE_FILES)
@@ -68,18 +68,18 @@ def write_page(
 
 def render_page(run: RunFolder) -> str:
     """Returns the text of the page, which needs no other file and no network."""
-    curves, summary, failure = cut(run.history), summarize(run.history), run.facts.get("failure")
+    curves, summary, failure = make_curves(run.history), summarize(run.history), run.facts.get("failure")
     name = run.facts.get("script") or os.path.basename(os.path.abspath(run.path))
     ending = ""
     if failure:  # the history can lack the last steps before it
-        reached, ending = failure.get("step"), f", {stopped(failure)}"
+        reached, ending = failure.get("step"), f", {describe_stop(failure)}"
         summary = summary._replace(steps=max(summary.steps, reached if isinstance(reached, int) else 0))
     title = f"{name}: {format_steps(summary.steps)}{ending}"
     sections = [
         render_failure(failure, summary.ranks) if failure else "",
-        section("", "".join(charts(curves)) + _about_the_curves(curves, summary)) if curves.buckets else "",
+        section("", "".join(charts(curves)) + _curve_notes(curves, summary)) if curves.buckets else "",
         _evaluations(run.history),
-        _how_to_repeat(run),
+        _command_section(run),
         _options(run),
         _ranks(run, summary),
         _slow_ranks(run.history),
@@ -91,20 +91,21 @@ def render_page(run: RunFolder) -> str:
     scripts = ""
     if curves.buckets:
         scripts = (
-            f'<div id="tip" hidden></div>\n<script type="application/json" id="data">{_data(curves)}</script>\n'
+            f'<div id="tip" hidden></div>\n<script type="application/json" id="data">{_script_data(curves)}</script>\n'
             f"<script>{SCRIPT}</script>\n"
         )
     return whole_page(title, body, "npu-run report", scripts)
 
 
 def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
-    """Returns a page of HTML with the style of reports, which needs no other file.
+    """Returns an HTML page in the style of reports, which needs no other file.
+
+    Control characters are made visible, as they are not valid in HTML.
 
     Args:
       title: title of the page, as text.
       body, scripts: HTML; scripts come after the body.
-      command: the command that makes such pages.
-    Control characters are made visible: they are not valid in HTML.
+      command: the command that makes such pages, for the footer.
     """
     return visible(
         f'{_BEGINNING}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -144,7 +145,7 @@ def _head(run: RunFolder, summary: Summary) -> str:
 
 
 def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str, str]]:
-    """Returns a tile with the loss of the last step, where the curve ends, and the mean that the summary shows."""
+    """Returns a tile with the loss of the last step, which is the end of the curve, and the mean of the last losses."""
     known = [row for row in rows if row.loss is not None]
     last = known[-1].loss if known else None
     if last is None or summary.last_loss is None or summary.first_loss is None:
@@ -155,7 +156,7 @@ def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str
     return [(label, format_loss(last), f"{mean}first: {format_loss(summary.first_loss)}")]
 
 
-def _about_the_curves(curves: Curves, summary: Summary) -> str:
+def _curve_notes(curves: Curves, summary: Summary) -> str:
     said = [f"All curves are over training steps{', skipped ones included' if summary.skipped_steps else ''}."]
     if curves.restarts:
         said.append("At a dashed line the training resumed from a checkpoint.")
@@ -189,7 +190,7 @@ def _evaluations(history: History) -> str:
     return section("Evaluations", note + shown)
 
 
-def _how_to_repeat(run: RunFolder) -> str:
+def _command_section(run: RunFolder) -> str:
     command = run.facts.get("command")
     if not command:
         return ""
@@ -229,7 +230,7 @@ def _ranks(run: RunFolder, summary: Summary) -> str:
 
 
 def _slow_ranks(history: History) -> str:
-    """Returns the section with the latest comparison of the ranks, and when ranks were slow."""
+    """Returns the section with the latest comparison of the ranks, and the times when ranks were slow."""
     if not history.comparisons:
         return ""
     last = history.comparisons[-1]
@@ -264,7 +265,7 @@ def _timeline(timeline: Timeline | None) -> str:
     picture = timeline.picture.encode("utf-8")
     if len(picture) > _MOST_PICTURE_BYTES:
         shown = '<p class="quiet">The picture, tail.svg, is too large for this page.</p>'
-    else:  # as a picture, so that no script in it runs
+    else:  # as an image, so that scripts inside do not run
         source = base64.b64encode(picture).decode("ascii")
         shown = f'<img class="timeline" alt="Timeline of one step" src="data:image/svg+xml;base64,{source}">'
     return section("Timeline", f"<p>{escape(said)}</p>{shown}")
@@ -276,7 +277,7 @@ def _environment(run: RunFolder) -> str:
 
 
 def _numbers(curves: Curves) -> str:
-    """Returns the section with the curves as a table of at most `_TABLE_ROWS` rows, the last step among them."""
+    """Returns the section with the curves as a table of at most `_TABLE_ROWS` rows, including the last step."""
     buckets = curves.buckets
     size = -(-len(buckets) // _TABLE_ROWS)
     groups = [buckets[max(end - size, 0) : end] for end in range(len(buckets), 0, -size)][::-1]
@@ -298,14 +299,14 @@ def _number_row(group: Sequence[Bucket]) -> list[str]:
     ]
 
 
-def _data(curves: Curves) -> str:
-    """Returns the data of the script, as JSON that cannot close its HTML element."""
+def _script_data(curves: Curves) -> str:
+    """Returns the data of the script as JSON; the JSON cannot close its HTML element."""
     rows = [
         [
             *(bucket.first, bucket.last, bucket.step),
-            *(_five(bucket.loss, part) for part in ("low", "mean", "high")),
-            *(_five(bucket.loss_scale, part) for part in ("low", "high")),
-            *(_five(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
+            *(_rounded(bucket.loss, part) for part in ("low", "mean", "high")),
+            *(_rounded(bucket.loss_scale, part) for part in ("low", "high")),
+            *(_rounded(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
             bucket.recorded,
         ]
         for bucket in curves.buckets
@@ -314,26 +315,26 @@ def _data(curves: Curves) -> str:
     data = {
         "rows": rows,
         "speeds": [[speed.first, speed.last, float(f"{speed.steps_per_sec:.4g}")] for speed in curves.speeds],
-        "evaluations": [[place, _in_words(each)] for place, each in curves.evaluations],
+        "evaluations": [[place, _describe_evaluation(each)] for place, each in curves.evaluations],
         **{"low": low, "high": max(curves.buckets[-1].last, low + 1)},
         **{"width": WIDTH, "left": LEFT, "right": RIGHT},
     }
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _in_words(evaluation: Evaluation) -> str:
-    """Describes an evaluation for the pointer, which can be at a later step."""
+def _describe_evaluation(evaluation: Evaluation) -> str:
+    """Describes an evaluation for the pointer's text, which can be shown at a later step."""
     shown = [f"{name} {format_loss(number)}" for name, number in evaluation.metrics.items()][:_TIP_METRICS]
     what = f"evaluation {evaluation.name}".strip()
     return "\n  ".join([f"{what} at step {evaluation.step}", *shown])
 
 
-def _five(found: Any, part: str) -> float | None:
+def _rounded(found: Any, part: str) -> float | None:
     return None if found is None else float(f"{getattr(found, part):.6g}")
 
 
 def section(title: str, body: str, is_folded: bool = False) -> str:
-    """Returns a section; its body is HTML, its title is text."""
+    """Returns a section as HTML; `body` is HTML, `title` is text."""
     if is_folded:
         return f"<section><details><summary>{escape(title)}</summary>{body}</details></section>\n"
     heading = f"<h2>{escape(title)}</h2>" if title else ""
@@ -341,7 +342,7 @@ def section(title: str, body: str, is_folded: bool = False) -> str:
 
 
 def table(header: Iterable[str], rows: Iterable[Sequence[Any]], numbers: bool = False) -> str:
-    """Returns a table of texts."""
+    """Returns an HTML table of texts."""
     kind = ' class="number"' if numbers else ""
     heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name in header)
     lines = "".join(f"<tr>{''.join(f'<td{kind}>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)

@@ -1,7 +1,7 @@
-"""Notes what only the training process knows: how it was started, with which options, and where.
+"""Records what only the training process knows: how and where it was started, and with which options.
 
 It writes `report.json` in the run folder, and `run.toml` with the changed options, for another run. Values of arguments
-and variables with names of secrets are left out: the page is made to be sent to others.
+and variables whose names look like secrets are left out, as the page is meant to be passed on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from npu_bridge.options.as_toml import OPTIONS_FILE, OPTIONS_FILES, as_toml
 from npu_bridge.options.environment_table import VARIABLES
 
 FACTS_FILE = "report.json"
-_FILES = rb'^\{\n "script": .*\n "command": '  # how they begin
+_FILES = rb'^\{\n "script": .*\n "command": '  # how these files begin
 _SECRETS = {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "secret", "token"}
 _SECRET_PAIRS = (("api", "key"), ("access", "key"), ("private", "key"))
 _LEFT_OUT = "***"
@@ -39,13 +39,13 @@ def note_run(
     ranks: Sequence[Mapping[str, Any]] = (),
     gpus: Sequence[str] | None = None,
 ) -> None:
-    """Writes `report.json` into a run folder, in one move.
+    """Writes `report.json` into a run folder; the file is replaced as a whole.
 
     Args:
-      folder: created if missing.
+      folder: the run folder, created if missing.
       history: path of the file with the steps.
       options: the options of the training (a `TrainingOptions`); None if not known.
-      ranks: for each rank in order its facts, such as `host` and `cores`.
+      ranks: the facts of each rank, in order, such as `host` and `cores`.
       gpus: the GPUs that TensorFlow sees; None if not known.
     Raises:
       OSError: the file cannot be written, or another program wrote it.
@@ -58,7 +58,7 @@ def note_run(
         "folder": os.getcwd(),
         "began": round(time.time(), 3),
         "history": os.path.relpath(history, folder),
-        "options": None if options is None else _changed(options),
+        "options": None if options is None else _changed_options(options),
         "variables": _variables(),
         "environment": [*version_rows(), *machine_rows(None if gpus is None else list(gpus))],
         "ranks": [dict(rank) for rank in ranks],
@@ -68,7 +68,7 @@ def note_run(
 
 
 def note_options(folder: str, config: Any, options: Mapping[str, Any] | None) -> None:
-    """Writes `run.toml` into a run folder, in one move; arguments as in `as_toml`.
+    """Writes `run.toml` into a run folder; `config` and `options` as in `as_toml`. The file is replaced as a whole.
 
     Raises:
       OSError: the file cannot be written, or another program wrote it.
@@ -78,12 +78,12 @@ def note_options(folder: str, config: Any, options: Mapping[str, Any] | None) ->
 
 
 def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
-    """Adds a failure to `report.json` of a running training, in one move.
+    """Adds a failure to `report.json` of a running training; the file is replaced as a whole.
 
-    The first failure that is not secondary stays.
+    A failure that is not secondary is never replaced.
 
     Returns:
-      False if there is no such file, or it has another failure that stays.
+      False if there is no such file, or it has a failure that is not replaced.
     Raises:
       OSError: the file cannot be written.
     """
@@ -104,8 +104,8 @@ def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = ()
     Args:
       arguments: the script and its arguments.
       ranks: the number of ranks.
-      hosts: host of each rank, in order; different ones become an option of the command.
-      by_launcher: whether npu-run starts a single rank too.
+      hosts: host of each rank, in order; different hosts become an option of the command.
+      by_launcher: whether a single rank is also started by npu-run.
     """
     if not arguments or not os.path.isfile(arguments[0]):
         return ""
@@ -138,22 +138,27 @@ def _is_secret(name: str) -> bool:
     return bool(_SECRETS & set(words)) or any(pair in zip(words, words[1:]) for pair in _SECRET_PAIRS)
 
 
-def _changed(options: Mapping[str, Any]) -> list[list[str]]:
-    """Returns the options that differ from their defaults: owner and name, value, default, effect here."""
+def _changed_options(options: Mapping[str, Any]) -> list[list[str]]:
+    """Returns the options that differ from their defaults: owner and name, value, default, and effect here."""
     rows = []
     for option in OPTIONS:
         value = options.get(option.name)
         if not option.is_plain or value is None or value in (option.default, option.absent):
             continue
         rows.append(
-            [f"{option.owner}.{option.name}", _short(repr(value)), _short(repr(option.default)), option.effect.in_words]
+            [
+                f"{option.owner}.{option.name}",
+                _shorten(repr(value)),
+                _shorten(repr(option.default)),
+                option.effect.in_words,
+            ]
         )
     return rows
 
 
 def _variables() -> list[list[str]]:
-    return [[v.name, _short(v.value), v.effect.in_words] for v in VARIABLES if v.value is not None]
+    return [[v.name, _shorten(v.value), v.effect.in_words] for v in VARIABLES if v.value is not None]
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."

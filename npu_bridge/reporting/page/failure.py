@@ -1,4 +1,4 @@
-"""Describes the error that stopped a training, and renders its part of the page."""
+"""Describes the error that stopped a training, and renders the description for the page."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _FRAME_IN_TEXT = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)\n *(.*)', r
 
 
 def describe(error: BaseException, step: int | None, rank: int, is_secondary: bool = False) -> dict[str, Any]:
-    """Describes an error for the report, as plain data.
+    """Returns a description of an error for the report, as plain data.
 
     Args:
       error: an error that a direct or indirect caller is handling.
       step: global step that was reached; None if unknown.
       rank: the rank that raised it.
-      is_secondary: whether it only says that another rank is gone.
+      is_secondary: whether the error only says that another rank is gone.
     """
-    frames = [[frame.filename, frame.lineno, frame.name, frame.line or ""] for frame in _frames(error)]
+    frames = [[frame.filename, frame.lineno, frame.name, frame.line or ""] for frame in _user_frames(error)]
     called = str(error).partition("Traceback (most recent call last):")[2].partition("Original stack trace")[0]
     for file, line, name, text in _FRAME_IN_TEXT.findall(called):
         if not is_installed(file):
@@ -46,7 +46,7 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
     made = [place for place in made if not is_installed(place[0])]
     return {
         "type": type(error).__name__,
-        "message": _reason(str(error))[:_MESSAGE_CHARACTERS],
+        "message": _extract_reason(str(error))[:_MESSAGE_CHARACTERS],
         "step": step,
         "rank": rank,
         "frames": frames[-_MOST_FRAMES:],
@@ -56,16 +56,16 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
     }
 
 
-def stopped(failure: Mapping[str, Any] | None) -> str:
-    """Describes how a training was stopped, in a few words; "" without a failure."""
+def describe_stop(failure: Mapping[str, Any] | None) -> str:
+    """Returns a few words on how a training was stopped; "" without a failure."""
     if not failure:
         return ""
     return "interrupted" if failure.get("type") == _INTERRUPTED else f"stopped by {failure.get('type')}"
 
 
 def render_failure(failure: Mapping[str, Any], ranks: int) -> str:
-    """Renders the part of the page, as HTML."""
-    step, how = failure.get("step"), stopped(failure)
+    """Renders the description of a failure as HTML."""
+    step, how = failure.get("step"), describe_stop(failure)
     words = [how[:1].upper() + how[1:]]
     if step is not None:
         words.append(f"at step {step}" if step else "in the first step")
@@ -77,10 +77,11 @@ def render_failure(failure: Mapping[str, Any], ranks: int) -> str:
     if failure.get("secondary"):
         parts.append("<p>Another rank has ended before; the output of the job says why.</p>")
     if failure.get("made"):
-        said = f"The script makes the operator {failure.get('op')} at {_short(str(failure['made']))}."
+        said = f"The script makes the operator {failure.get('op')} at {_relative_path(str(failure['made']))}."
         parts.append(f"<p>{escape(said)}</p>")
     lines = [
-        f"{_short(str(file))}:{line} in {name}\n    {text}" for file, line, name, text in failure.get("frames") or ()
+        f"{_relative_path(str(file))}:{line} in {name}\n    {text}"
+        for file, line, name, text in failure.get("frames") or ()
     ]
     if lines:
         frames = escape("\n".join(lines))
@@ -88,16 +89,16 @@ def render_failure(failure: Mapping[str, Any], ranks: int) -> str:
     return f'<section class="failure">{"".join(parts)}</section>\n'
 
 
-def _reason(text: str) -> str:
-    """Removes the text that TensorFlow adds around a message."""
+def _extract_reason(text: str) -> str:
+    """Removes the text that TensorFlow adds around an error message."""
     text = _BEFORE_REASON.sub("", text.strip())
     return _BEHIND_REASON.split(text, maxsplit=1)[0]
 
 
-def _frames(error: BaseException) -> traceback.StackSummary:
-    """Returns the frames in the user's own files, the innermost last: from the script to the raised error.
+def _user_frames(error: BaseException) -> traceback.StackSummary:
+    """Returns the frames in the user's own files, from the script to the place of the error.
 
-    A traceback begins where the error is being handled; the callers of this code are still on the stack.
+    A traceback begins where the error is handled; the callers of that code are still on the stack.
     """
     first = error.__traceback__
     walked = list(traceback.walk_stack(first.tb_frame.f_back))[::-1] if first and first.tb_frame.f_back else []
@@ -105,6 +106,6 @@ def _frames(error: BaseException) -> traceback.StackSummary:
     return traceback.StackSummary.extract(each for each in walked if not is_installed(each[0].f_code.co_filename))
 
 
-def _short(file: str) -> str:
-    """Removes the working directory from a path."""
+def _relative_path(file: str) -> str:
+    """Returns a path without the working directory."""
     return file.removeprefix(os.path.join(os.getcwd(), ""))

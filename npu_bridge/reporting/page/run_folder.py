@@ -18,7 +18,7 @@ _TEXTS, _ROWS = ("script", "command", "folder", "history"), ("options", "variabl
 
 
 class NoRunError(ValueError):
-    """A folder does not hold the run or timeline that was asked for."""
+    """Raised when a folder does not hold the requested run or timeline."""
 
 
 class Timeline(NamedTuple):
@@ -28,7 +28,7 @@ class Timeline(NamedTuple):
       picture: the text of its SVG file.
       steps: the recorded steps.
       step_ms, exposed_ms: duration and exposed tail of the step in the picture.
-      by_rank: the medians of both for each rank.
+      by_rank: the medians of duration and exposed tail, by rank.
     """
 
     picture: str
@@ -39,13 +39,13 @@ class Timeline(NamedTuple):
 
 
 class RunFolder(NamedTuple):
-    """A run.
+    """The contents of a run folder.
 
     Attributes:
       path: the folder.
-      history: its steps, at least one unless an error stopped the first.
-      facts: the notes of the training process (`facts.py`), possibly empty.
-      timeline: its timeline; None if not recorded.
+      history: the steps of the run: at least one, unless an error stopped the first step.
+      facts: the facts recorded by the training process (`facts.py`), possibly empty.
+      timeline: the timeline; None if none was recorded.
     """
 
     path: str
@@ -59,14 +59,14 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
 
     Args:
       path: path of the folder.
-      timeline: folder with `tail.svg` and `tail.json`. None: the run folder itself, or `timeline` in it.
+      timeline: folder with `tail.svg` and `tail.json`. None: the run folder itself, or the folder `timeline` in it.
       history: the history of the run, if it is already loaded.
     Raises:
-      NoRunError: the folder, its history, a step in it, or the named timeline does not exist.
+      NoRunError: the folder, its history, a step in the history, or the given timeline does not exist.
     """
     if not os.path.isdir(path):
         raise NoRunError(f"there is no folder {path!r}. Name the folder of a training, such as its model_dir.")
-    facts = _json(os.path.join(path, FACTS_FILE)) or {}
+    facts = _read_json(os.path.join(path, FACTS_FILE)) or {}
     _check_facts(facts, os.path.join(path, FACTS_FILE))
     history = _find_history(path, facts) if history is None else history
     if not history.rows and not facts.get("failure"):
@@ -76,7 +76,7 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
             f"folder of another training, or add HistoryHook('{os.path.join(path, HISTORY_FILE)}') to its hooks."
         )
     folders = [timeline] if timeline is not None else [path, os.path.join(path, "timeline")]
-    recorded = next(filter(None, map(_timeline, folders)), None)
+    recorded = next(filter(None, map(_read_timeline, folders)), None)
     if timeline is not None and recorded is None:
         raise NoRunError(
             f"{timeline} holds no timeline. Expected {_PICTURE} and {_TAIL}; got none, or others. Name the folder that "
@@ -86,7 +86,7 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
 
 
 def _find_history(path: str, facts: Mapping[str, Any]) -> History:
-    """Returns the history that the training has named, or the usual one."""
+    """Returns the history that the training has recorded in its facts, or the history with the usual name."""
     named = facts.get("history")
     names = [named] if isinstance(named, str) else []
     for name in [*names, HISTORY_FILE]:
@@ -96,32 +96,32 @@ def _find_history(path: str, facts: Mapping[str, Any]) -> History:
 
 
 def _check_facts(facts: Mapping[str, Any], path: str) -> None:
-    """Checks the types of the facts on the page: texts, rows of tables, and a mapping for each rank."""
+    """Checks the types of the facts for the page: texts, rows of tables, and a mapping for each rank."""
     for name in _TEXTS:
         if not isinstance(facts.get(name, ""), str):
-            raise _damaged(path, name, "a text")
+            raise _damaged_error(path, name, "a text")
     for name in _ROWS:
         rows = facts.get(name) or []
         if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-            raise _damaged(path, name, "a list of rows")
+            raise _damaged_error(path, name, "a list of rows")
     ranks = facts.get("ranks") or []
     if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks):
-        raise _damaged(path, "ranks", "a mapping for each rank")
+        raise _damaged_error(path, "ranks", "a mapping for each rank")
     failure = facts.get("failure") or {}
     frames = failure.get("frames") or [] if isinstance(failure, dict) else None
     if not isinstance(frames, list) or not all(isinstance(frame, list) and len(frame) == 4 for frame in frames):
-        raise _damaged(path, "failure", "an object whose frames have four entries each")
+        raise _damaged_error(path, "failure", "an object whose frames have four entries each")
 
 
-def _damaged(path: str, name: str, expected: str) -> NoRunError:
+def _damaged_error(path: str, name: str, expected: str) -> NoRunError:
     return NoRunError(
         f"{path} is damaged: {name!r} is not as a training writes it. Expected {expected}. Remove the file for a page "
         f"without its contents."
     )
 
 
-def _timeline(folder: str) -> Timeline | None:
-    facts = _json(os.path.join(folder, _TAIL))
+def _read_timeline(folder: str) -> Timeline | None:
+    facts = _read_json(os.path.join(folder, _TAIL))
     if not facts:
         return None
     try:
@@ -143,7 +143,7 @@ def _timeline(folder: str) -> Timeline | None:
         return None
 
 
-def _json(path: str) -> dict[str, Any] | None:
+def _read_json(path: str) -> dict[str, Any] | None:
     try:
         found = read_json(os.path.basename(path), within=os.path.dirname(path))
     except RefusedFileError:
