@@ -1,4 +1,4 @@
-"""`python -m npu_bridge.run` is `npu-run`."""
+"""Makes `python -m npu_bridge.run` the same as `npu-run`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from npu_bridge.gradients.collections import gradients_of
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_hook import latest_comparison
-from npu_bridge.reporting.stragglers import slowest
+from npu_bridge.reporting.stragglers import slowest_rank_metrics
 from npu_bridge.session import steps_per_run
 
 _NORM = "gradient_norm"
@@ -114,7 +114,7 @@ class MetricsHook(StepHook):
             "skipped_steps": self._skipped if "skipped" in self._fetches else None,
             "learning_rate": observation.learning_rate,
             _NORM: self._last_norm,
-            **slowest(latest_comparison(self._graph)),
+            **slowest_rank_metrics(latest_comparison(self._graph)),
         }
         if not is_due:
             self._entries.keep(values, self._skipped, observation.precision)

@@ -1,4 +1,4 @@
-"""Draws a training or a plan with matplotlib into PNG files, on request; pages have SVG."""
+"""Draws a training or a plan with matplotlib into PNG files, on request. Report pages have SVG charts instead."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BLUE, _GREEN, _RED = (COLOURS[name][0] for name in ("loss", "scale", "skip"))
 
 
 def draw_training(history: History, path: str, title: str = "") -> None:
-    """Draws a history into a PNG file: loss above, loss scale below, overflows and restarts marked.
+    """Draws a history into a PNG file: the loss, the loss scale below it, and marks for overflows and restarts.
 
     Args:
-      history: the run; several sessions become one picture with their restarts marked.
+      history: the history of a run; all its sessions are in one picture.
       path: the file to write, overwritten if it exists.
       title: title above the picture; may be empty.
     Raises:
@@ -55,12 +55,12 @@ def _draw_training(history: History, path: str, title: str) -> None:
 
 
 def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str) -> None:
-    """Draws predictions into a PNG file: step time over ranks, and the exposed communication in it.
+    """Draws predictions into a PNG file: the step time by number of ranks, and the exposed communication in it.
 
     Args:
-      predictions: in ascending order of ranks, at least one.
+      predictions: at least one prediction, in ascending order of ranks.
       compute_secs: time of the step on one rank.
-      path: the file to write; overwrites only such a picture.
+      path: the file to write; an existing file is overwritten only if it is a picture of a plan.
     Raises:
       MissingExtraError: matplotlib is not installed.
       OSError: the file cannot be written, or holds something else.

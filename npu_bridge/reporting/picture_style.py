@@ -1,4 +1,4 @@
-"""Holds the style of pictures, those of matplotlib and those written as SVG."""
+"""Holds the style of all pictures: those drawn with matplotlib and those written as SVG."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ COLOURS = {
     "bad": ("#c2410c", "#ff8a5c"),
 }
 COLOURS["a"], COLOURS["b"] = COLOURS["loss"], ("#c2257a", "#ff7ab8")  # two runs
-SOFTWARE = "npu_bridge"  # noted in a PNG
+SOFTWARE = "npu_bridge"  # recorded in a PNG
 PLAN_FILES = rb"^\x89PNG(.|\n)*tEXtSoftware\x00" + SOFTWARE.encode()  # how a picture of a plan begins
 PICTURE_FILES = rb"^<svg [^>]*>\n<style>text \{ font-family: system-ui, 'Segoe UI', "  # how `svg_picture` begins
 
 
 def new_figure(who: str, height: float) -> Any:
-    """Makes a white figure ten inches wide, without pyplot: no global state and no window system.
+    """Makes a white figure ten inches wide, without pyplot, so that it needs neither global state nor a window system.
 
     Args:
       who: the caller, for the message of a `MissingExtraError`.
@@ -40,7 +40,7 @@ def new_figure(who: str, height: float) -> Any:
     """
     log = logging.getLogger("matplotlib")
     level = log.level
-    # It logs its first search for fonts, or a missing home, in the middle of a training.
+    # matplotlib logs its first search for fonts, or a missing home, in the middle of a training.
     log.setLevel(max(level, logging.ERROR))
     try:
         figure_of = import_optional("matplotlib.figure", who, "plot").Figure
@@ -56,7 +56,7 @@ def write_png(figure: Any, path: str, ours: bytes | None = None, **metadata: str
 
 
 def tidy(axis) -> None:
-    """Gives a matplotlib axis a light grid and no frame on the top and on the right."""
+    """Gives a matplotlib axis a light grid, and removes its frame at the top and on the right."""
     axis.grid(True, color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)
     axis.margins(x=0.01)
@@ -70,7 +70,7 @@ def tidy(axis) -> None:
 
 
 def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    """Returns a line of text for an SVG picture; `kind` holds its classes."""
+    """Returns a line of text for an SVG picture; `kind` holds its CSS classes."""
     return f'<text x="{x:.2f}" y="{y:g}" class={quoteattr(kind)} text-anchor="{anchor}">{escape(text)}</text>'
 
 
@@ -80,11 +80,11 @@ def svg_picture(
     """Returns the text of an SVG file, made without a drawing package.
 
     Args:
-      parts: its elements; empty ones are left out.
+      parts: the SVG elements; empty texts are left out.
       width, height: size in pixels.
-      quiet: colour of texts of the class `quiet`; other classes are `small` and `title`.
-      style: style of further classes.
-      patterns: elements that others refer to.
+      quiet: colour of texts of the class `quiet`; there are also the classes `small` and `title`.
+      style: CSS of further classes.
+      patterns: pattern elements to which other elements refer.
       attributes: attributes of the picture as a whole.
     """
     body = "\n".join(filter(None, parts))

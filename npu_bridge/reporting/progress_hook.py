@@ -1,4 +1,4 @@
-"""`ProgressHook`: shows a progress line while a session trains."""
+"""Defines `ProgressHook`, which shows a progress line while a session trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npu_bridge.reporting.output import PlainOutput, choose_output
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.straggler_hook import latest_comparison
-from npu_bridge.reporting.stragglers import say_all_slow
+from npu_bridge.reporting.stragglers import list_slow_ranks
 from npu_bridge.session import steps_per_run
 
 # Plain lines by default (ours): about twenty per run, and at least one in half a minute.
@@ -24,27 +24,27 @@ _STEPS_PER_LINE = 100
 _SECS_PER_LINE = 30.0
 
 # TF prepares a graph anew for every new set of fetches. Estimator's own hooks fetch more in the first run than later,
-# and a `TensorBoardHook` fetches the norm in the third but not in the second: these slow runs do not show the pace.
+# and a `TensorBoardHook` fetches the norm in the third but not in the second. So these runs are slow and do not count.
 _START_UP_RUNS = 3
 
 
 class ProgressHook(StepHook):
-    """A hook that shows step, share done, precision, loss, rates, skipped steps, slow ranks, pace and time left.
+    """A hook that shows step, percentage done, precision, loss, rates, skipped steps, slow ranks, pace and time left.
 
-    The pace is steps per second, and samples per second if the graph shows the samples of a batch.
+    The pace is in steps per second, and also in samples per second if the graph shows the number of samples in a batch.
 
-    On a terminal one line is rewritten in place; elsewhere whole lines are printed from time to time. Only rank 0
-    prints, but every rank counts. A separate line announces and explains the first skipped step.
+    On a terminal, one line is rewritten; elsewhere, whole lines are printed from time to time. All ranks count, but
+    only rank 0 prints. A separate line reports and explains the first skipped step.
 
     Args:
-      total_steps: global step at which the run ends. None: share and time left are not shown.
-      every_n_steps: steps between two lines, counted in whole session runs of `iterations_per_loop` steps each. None:
-        on a terminal as often as readable; elsewhere a twentieth of `total_steps`, or 100, but at least one line in
-        30 seconds.
+      total_steps: global step at which the run ends. None: percentage and time left are not shown.
+      every_n_steps: steps between two lines, rounded to whole session runs of `iterations_per_loop` steps each. None:
+        on a terminal, as often as one can read; elsewhere, a twentieth of `total_steps`, or 100, but at least one line
+        in 30 seconds.
       loss: tensor or name, see `StepHook`.
-      stream: where to write. None: `sys.stdout`, looked up when training begins.
-      clock: seconds, never going backwards.
-      more_steps: in place of `total_steps`, the number of steps from the start of the first session.
+      stream: where to write. None: the `sys.stdout` at the beginning of the training.
+      clock: returns seconds, never going backwards.
+      more_steps: the number of steps from the start of the first session, instead of `total_steps`.
     Raises:
       ValueError: `total_steps`, `every_n_steps` or `more_steps` is below 1.
     Ranks: local; rank 0 prints.
@@ -67,7 +67,7 @@ class ProgressHook(StepHook):
         given = {"total_steps": total_steps, "every_n_steps": every_n_steps, "more_steps": more_steps}
         for name, value in given.items():
             if value is not None:
-                check_count("ProgressHook", name, value, "Leave it out where it is not known.")
+                check_count("ProgressHook", name, value, f"Leave {name} out if it is not known.")
         self._given_total_steps = total_steps
         self._more_steps = more_steps
         self._every_n_steps = every_n_steps
@@ -77,13 +77,13 @@ class ProgressHook(StepHook):
         self._reset()
 
     def begin(self):
-        """Looks up tensors and rank; counters start again."""
+        """Finds the tensors and the rank, and resets the counters."""
         super().begin()
         self._output = choose_output(self._stream or sys.stdout, speaks=collective.current().rank == 0)
         self._reset()
 
     def after_create_session(self, session, coord):
-        """Notes the step this session starts from, also after a lost session was recreated."""
+        """Records the step from which this session starts; also called when a lost session is recreated."""
         del coord
         self._pace = Pace()
         self._start_step = self.read_step(session)
@@ -93,29 +93,29 @@ class ProgressHook(StepHook):
             self._total_steps = self._start_step + self._more_steps
 
     def on_step(self, session, observation: Observation) -> None:
-        """Counts the step and shows a line when one is due."""
+        """Counts the step, and shows a line if one is due."""
         self._count(observation)
         self._steps_per_run = steps_per_run(session)
         now = self._now = self._clock()
         if self._runs == self._runs_before + _START_UP_RUNS:
-            self._mark(session, now)
+            self._mark_pace(session, now)
         if self._is_due(now):
             self._show(session, now)
 
     def end(self, session):
         """Shows the last step."""
-        # If data ends inside a loop, its last steps are in no run that returned.
+        # If the data ends inside a loop, the loop's last steps are in no run that returned.
         if self._runs and (self._runs != self._shown_runs or self.read_step(session) != self.step):
-            self._show(session, self._now)  # the time of the last step, not of what other hooks do at the end
+            self._show(session, self._now)  # without the time that other hooks take at the end
         self._output.close()
 
     def leave_out(self, secs: float) -> None:
-        """Excludes some seconds since the last step from the pace, such as those of an evaluation."""
+        """Excludes some seconds since the last step (an evaluation, say) from the pace."""
         self._pace.leave_out(secs)
 
     @property
     def steps_per_sec(self) -> float | None:
-        """Steps tried per second since the second step of this session; None until it is known."""
+        """Steps tried per second since the start-up runs of this session; None while unknown."""
         return self._pace.overall
 
     def _reset(self):
@@ -161,13 +161,13 @@ class ProgressHook(StepHook):
         steps_per_line = max(self._total_steps // _LINES_PER_RUN, 1) if self._total_steps else _STEPS_PER_LINE
         return steps >= steps_per_line or secs >= _SECS_PER_LINE
 
-    def _mark(self, session, now: float):
+    def _mark_pace(self, session, now: float):
         self.step = self.read_step(session)
         if self._runs >= self._runs_before + _START_UP_RUNS:
-            self._pace.mark(self._tried(), now)
+            self._pace.mark(self._count_tried(), now)
 
     def _show(self, session, now: float):
-        self._mark(session, now)
+        self._mark_pace(session, now)
         progress = Progress(
             step=self.step,  # type: ignore[arg-type]  # known once a run is marked
             total_steps=self._total_steps,
@@ -178,32 +178,32 @@ class ProgressHook(StepHook):
             precision=self.precision,
             learning_rate=self.learning_rate,
             samples_per_sec=self._samples_per_sec(),
-            slow=say_all_slow(latest_comparison(self._graph)),
+            slow=list_slow_ranks(latest_comparison(self._graph)),
         )
         self._output.show(format_progress(progress, self._output.width))
         self._shown_runs, self._shown_at = self._runs, now
 
     def _samples_per_sec(self) -> float | None:
-        """Computes the pace in samples; a run has `iterations_per_loop` batches, a global step one or more."""
-        tried, pace, samples = self._tried(), self._pace.recent, self.samples_per_step
+        """Returns the pace in samples; a run has `iterations_per_loop` batches, a global step one batch or more."""
+        tried, pace, samples = self._count_tried(), self._pace.recent, self.samples_per_step
         if not pace or samples is None or tried <= 0:
             return None
         batches = (self._runs - self._runs_before) * self._steps_per_run
         return pace * samples * max(round(batches / tried), 1)
 
-    def _tried(self) -> int:
-        """Counts the steps of this session, skipped ones included."""
+    def _count_tried(self) -> int:
+        """Returns the number of steps tried in this session, including skipped steps."""
         return (self.step or 0) - self._start_step + self.skipped_steps - self._skipped_before
 
 
 class Pace:
-    """Steps per second, recent and overall, from marks of (steps tried so far, time now).
+    """The steps per second, recent and overall, computed from marks: pairs of steps tried so far and time.
 
-    The first mark is only the start. Place it after the first steps, so that start-up (building, compiling, filling
+    The first mark is only the start. Set it after the first steps, so that the start-up (building, compiling, filling
     queues) does not count.
 
     Args:
-      window: the number of latest intervals between marks for the recent pace.
+      window: the number of intervals between marks over which the recent pace is computed.
     """
 
     def __init__(self, window: int = 8):
@@ -211,27 +211,27 @@ class Pace:
         self._marks: collections.deque[tuple[int, float]] = collections.deque(maxlen=window + 1)
 
     def mark(self, steps: int, now_secs: float) -> None:
-        """Records that `steps` steps have been tried at this time. Marks must not go backwards."""
+        """Records that `steps` steps have been tried at a time; neither may go backwards."""
         if self._first is None:
             self._first = (steps, now_secs)
         self._marks.append((steps, now_secs))
 
     def leave_out(self, secs: float) -> None:
-        """Moves all marks so far by these seconds, which then do not count."""
+        """Moves all marks so far by some seconds, which then do not count."""
         self._first = self._first and (self._first[0], self._first[1] + secs)
         self._marks = collections.deque([(steps, now + secs) for steps, now in self._marks], self._marks.maxlen)
 
     @property
     def recent(self) -> float | None:
-        """Steps per second over the window; None before the second mark."""
-        return self._between(self._marks[0]) if self._marks else None
+        """Steps per second over the latest `window` intervals; None before the second mark."""
+        return self._rate_since(self._marks[0]) if self._marks else None
 
     @property
     def overall(self) -> float | None:
         """Steps per second since the first mark; None before the second mark."""
-        return self._between(self._first) if self._first else None
+        return self._rate_since(self._first) if self._first else None
 
-    def _between(self, start: tuple[int, float]) -> float | None:
+    def _rate_since(self, start: tuple[int, float]) -> float | None:
         steps, now = self._marks[-1]
         elapsed = now - start[1]
         return (steps - start[0]) / elapsed if elapsed > 0 else None

@@ -1,4 +1,4 @@
-"""Formats the progress line of a training; text only, without TensorFlow, clock or terminal."""
+"""Formats the progress line of a training. It only makes text, without TensorFlow, clock or terminal."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _SEPARATOR = " | "
 
 
 class Progress(NamedTuple):
-    """The content of a progress line; `None` leaves a part out.
+    """The content of a progress line; a part whose value is None is left out.
 
     Attributes:
-      step: updates done so far, those of earlier sessions included.
+      step: updates so far, including those of earlier sessions.
       total_steps: updates of the whole run.
       loss: the unscaled loss of the latest step.
-      loss_scale: the factor the latest step used; None when the run scales no loss.
-      skipped_steps: updates that did not happen because gradients overflowed.
-      steps_per_sec: steps tried per second, skipped ones included.
+      loss_scale: the loss scale of the latest step; None if the loss is not scaled.
+      skipped_steps: number of updates that were skipped because gradients overflowed.
+      steps_per_sec: steps tried per second, including skipped steps.
       precision: dtype of the latest step, such as "float16".
       learning_rate: learning rate of the latest step.
-      samples_per_sec: samples of all ranks together.
-      slow: the slow ranks, in a few words.
+      samples_per_sec: samples per second of all ranks together.
+      slow: a few words that name the slow ranks.
     """
 
     step: int
@@ -41,22 +41,22 @@ class Progress(NamedTuple):
 
 
 def format_progress(progress: Progress, width: int | None = None) -> str:
-    """Formats the line, as in `step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | ...`.
+    """Formats the line, such as `step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | ...`.
 
     Args:
       progress: the values to show.
-      width: the longest line. Parts that do not fit are left out whole, the learning rate first, then the loss scale;
-        the time left goes last.
+      width: largest number of characters. Whole parts are left out until the line fits: first the learning rate, then
+        the loss scale, and the time left last.
     """
-    parts = _parts(progress)
+    parts = _make_parts(progress)
     for name in _DROPPED_FIRST:
-        if width is None or len(_joined(parts)) <= width:
+        if width is None or len(_join_parts(parts)) <= width:
             break
         if name == "share":
             parts["position"] = parts["position"].partition(" (")[0]
         elif len(parts) > 1:
             parts.pop(name, None)
-    return _joined(parts)[:width]
+    return _join_parts(parts)[:width]
 
 
 # Parts that a narrow window leaves out, in this order.
@@ -75,8 +75,8 @@ _DROPPED_FIRST = (
 )
 
 
-def _parts(progress: Progress) -> dict[str, str]:
-    """Returns the parts of the line in their order."""
+def _make_parts(progress: Progress) -> dict[str, str]:
+    """Returns the parts of the line by name, in their order."""
     parts = {"position": _position(progress)}
     if progress.precision is not None:
         parts["precision"] = progress.precision
@@ -100,12 +100,12 @@ def _parts(progress: Progress) -> dict[str, str]:
     return parts
 
 
-def _joined(parts: dict[str, str]) -> str:
+def _join_parts(parts: dict[str, str]) -> str:
     return _SEPARATOR.join(parts.values())
 
 
 def format_start(reached: int, total_steps: int | None, folder: str) -> str:
-    """Formats the line of a training that finds a checkpoint: where it resumes, or that nothing is left to do."""
+    """Formats the first line of a training that finds a checkpoint: where it resumes, or that nothing is left to do."""
     if total_steps is None or reached < total_steps:
         return f"resuming from step {reached}, saved in {folder}"
     fix = f"max_steps={2 * total_steps} or another model_dir"
@@ -113,7 +113,7 @@ def format_start(reached: int, total_steps: int | None, folder: str) -> str:
 
 
 def format_skip_note(loss_scale: float | None) -> str:
-    """Formats the line of the first skipped step. An overflow is no fault: a dynamic scale finds its level by it."""
+    """Formats the line for the first skipped step. An overflow is normal while a dynamic loss scale finds its level."""
     if loss_scale is None:
         return "step skipped: gradients were not finite"
     return (
@@ -123,9 +123,10 @@ def format_skip_note(loss_scale: float | None) -> str:
 
 
 def format_evaluation(evaluation: Evaluation, width: int | None = None) -> str:
-    """Formats an evaluation, as in `evaluation at step 200 | loss 5.5200 | accuracy 0.73 | 12 batches in 1.4 s`.
+    """Formats an evaluation, such as `evaluation at step 200 | loss 5.5200 | accuracy 0.73 | 12 batches in 1.4 s`.
 
-    The loss comes first, then the other metrics in alphabetical order. Longer text than `width` continues below.
+    The loss comes first, then the other metrics in alphabetical order. Text that is longer than `width` gets further
+    lines.
     """
     name = f" {evaluation.name!r}" if evaluation.name else ""
     metrics = sorted(evaluation.metrics.items(), key=lambda metric: (metric[0] != "loss", metric[0]))
@@ -138,7 +139,7 @@ def format_evaluation(evaluation: Evaluation, width: int | None = None) -> str:
 
 
 def wrap(parts: Sequence[str], width: int | None = None, separator: str = _SEPARATOR) -> str:
-    """Joins parts in one line, or in several, of which all but the first are indented."""
+    """Joins parts into one line, or into several lines of which all but the first are indented."""
     lines = [parts[0]]
     for part in parts[1:]:
         longer = f"{lines[-1]}{separator}{part}"
@@ -150,7 +151,7 @@ def wrap(parts: Sequence[str], width: int | None = None, separator: str = _SEPAR
 
 
 def format_secs(secs: float) -> str:
-    """Formats a short time, such as `0.84 ms`, `98 ms`, `1.4 s`; a longer one as `format_duration`."""
+    """Formats a short time, such as `0.84 ms`, `98 ms` or `1.4 s`; times from 60 s as in `format_duration`."""
     if secs >= 60:
         return format_duration(secs)
     number, unit = (secs, "s") if secs >= 0.9995 else (secs * 1000, "ms")
@@ -163,7 +164,7 @@ def format_loss(loss: float) -> str:
 
 
 def format_scale(scale: float) -> str:
-    """Formats a power of two from 1024 up as one (`2^16`), any other scale as a plain number."""
+    """Formats a power of two above 1024 as a power (`2^16`), any other loss scale as a plain number."""
     mantissa, exponent = math.frexp(scale) if math.isfinite(scale) else (0.0, 0)
     if mantissa == 0.5 and exponent > 10:
         return f"2^{exponent - 1}"
@@ -171,12 +172,12 @@ def format_scale(scale: float) -> str:
 
 
 def format_steps(count: int) -> str:
-    """Formats a number of steps: `1 step`, `2 steps`."""
+    """Formats a number of steps, such as `1 step` or `2 steps`."""
     return format_count(count, "step")
 
 
 def format_count(count: int, thing: str) -> str:
-    """Formats a number of things: `1 rank`, `2 ranks`."""
+    """Formats a number of things, such as `1 rank` or `2 ranks`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
@@ -188,7 +189,7 @@ def format_rate(rate: float) -> str:
 
 
 def format_duration(secs: float) -> str:
-    """Formats a time in its two largest units: `42 s`, `3 min 05 s`, `2 h 04 min`, `1 d 06 h`."""
+    """Formats a time in its two largest units, such as `42 s`, `3 min 05 s`, `2 h 04 min` or `1 d 06 h`."""
     whole = int(round(secs))
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""Makes the page of a training, `report.html`, when it ends: a hook for sessions, a callback for Keras."""
+"""Makes the page of a training, `report.html`, at its end: by a hook for sessions, or a callback for Keras."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from npu_bridge.session import steps_per_run
 
 
 class ReportHook(tf.estimator.SessionRunHook):
-    """A hook that notes how a training was started, records its steps, and makes `report.html` when it ends.
+    """A hook that records how a training was started and each of its steps, and makes `report.html` at the end.
 
-    Rank 0 writes. A file that cannot be written is logged, and the training continues. The page shows an error, or
-    Ctrl-C, that stops a training (`FailureHook`). Every `NPUEstimator` has such a hook.
+    Rank 0 writes. If a file cannot be written, this is logged and the training continues. If an error or Ctrl-C stops
+    the training, the page shows this (`FailureHook`). Every `NPUEstimator` has such a hook.
 
     Args:
-      folder: for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
-      history: history of a `HistoryHook` that records the steps already. None: this hook records them, more and more
-        sparsely (`every_n_steps=None` of a `HistoryHook`).
-      ranks: the result of `places_of_ranks`, for the table of ranks. None: only their number.
-      stream: where the summary and the path of the page are printed. None: `sys.stdout`, looked up at the end.
-      curves: also write the curves of a `TensorBoardHook` into the folder.
-      is_brief: print only the first line of the summary.
+      folder: folder for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
+      history: history of a `HistoryHook` that already records the steps. None: this hook records them, more and more
+        sparsely, as a `HistoryHook` with `every_n_steps=None` does.
+      ranks: the result of `places_of_ranks`, for the table of ranks. None: the page has only the number of ranks.
+      stream: where the summary and the path of the page are printed. None: the `sys.stdout` at the end.
+      curves: whether to also write the curves of a `TensorBoardHook` into the folder.
+      is_brief: whether to print only the first line of the summary.
       config: the `NPURunConfig`, for `run.toml`. None: `run.toml` has the options of the session.
     Graph: reads collections, adds nothing.
     Ranks: local.
@@ -78,16 +78,16 @@ class ReportHook(tf.estimator.SessionRunHook):
         self._stream = stream
 
     def begin(self):
-        """Looks up tensors, rank and options."""
+        """Finds tensors, rank and options."""
         self._options = of_graph.options_of_current_graph()
         for part in (*self._parts, self._graph, self._failure):
             part.begin()
 
     def after_create_session(self, session, coord):
-        """Notes how the training was started."""
+        """Records how the training was started."""
         for part in self._parts:
             part.after_create_session(session, coord)
-        self._page.note(self._options or of_graph.options_of(session.graph))
+        self._page.write_facts(self._options or of_graph.options_of(session.graph))
         trained = session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
         self._page.begin(self._graph.read_step(session), self._graph.samples_per_step, trained)
         self._failure.after_create_session(session, coord)
@@ -105,17 +105,17 @@ class ReportHook(tf.estimator.SessionRunHook):
             part.after_run(run_context, run_values._replace(results=results))
 
     def leave_out(self, secs: float) -> None:
-        """Excludes some seconds since the last step from step times, such as those of an evaluation."""
+        """Excludes some seconds since the last step (an evaluation, say) from step times."""
         self._page.leave_out(secs)
 
     def end(self, session):
         """Makes the page, and prints a summary and the path of the page."""
         for part in self._parts:
             part.end(session)
-        self._page.make(self._stream or sys.stdout, self._graph.read_step(session))
+        self._page.write_report(self._stream or sys.stdout, self._graph.read_step(session))
 
     def _stop(self, step: int | None) -> None:
-        """Writes the kept steps when an error ends the session."""
+        """Writes the steps that are still kept when an error ends the session."""
         for part in self._parts:
             if isinstance(part, HistoryHook):
                 part.stop(step)
@@ -124,13 +124,13 @@ class ReportHook(tf.estimator.SessionRunHook):
 
 
 class ReportCallback(tf.keras.callbacks.Callback):
-    """A callback for `model.fit` that records each batch, and makes `report.html` when `fit` ends.
+    """A callback for `model.fit` that records each batch, and makes `report.html` at the end of `fit`.
 
-    The loss is that of Keras: the mean since the epoch began. With `verbose=0` the path is not printed.
+    The loss is the one that Keras shows: the mean since the epoch began. With `verbose=0`, the path is not printed.
 
     Args:
-      folder: for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
-      curves: also write the curves of a `TensorBoardCallback` into the folder.
+      folder: folder for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
+      curves: whether to also write the curves of a `TensorBoardCallback` into the folder.
     Ranks: local; only rank 0 writes.
     Example: model.fit(dataset, callbacks=npu_callbacks_append([ReportCallback("out/run")]))
     """
@@ -157,27 +157,29 @@ class ReportCallback(tf.keras.callbacks.Callback):
             self._thinning = Thinning(self._before.step)
         self._curves.set_model(self.model)
         self._curves.on_train_begin(logs)
-        self._page.note(None)
+        self._page.write_facts(None)
         trained = self.model.trainable_weights if self.model.built else ()
         self._page.begin(self._before.step if self._writes else 0, None, trained)
-        train, of_other = self.model.train_function, tf.keras.callbacks.Callback
+        train, keras_callback = self.model.train_function, tf.keras.callbacks.Callback
         self._is_training = True
-        if train is not None and not isinstance(getattr(train, "__self__", None), of_other):  # others restore theirs
-            self._train, self.model.train_function = train, self._watched
+        if train is not None and not isinstance(
+            getattr(train, "__self__", None), keras_callback
+        ):  # other callbacks restore their own train functions
+            self._train, self.model.train_function = train, self._train_and_report
 
-    def _watched(self, iterator):
-        """Calls the train function and reports its error, after which Keras calls no callback."""
+    def _train_and_report(self, iterator):
+        """Calls the train function. Reports an error of it here, as Keras calls no callback after an error."""
         try:
             return self._train(iterator)
         except BaseException as error:
             if self._is_training and stops_training(error):
-                self._leave()
+                self._restore_train_function()
                 self._page.secondary.attempt(self._stop, error)
             raise
 
-    def _leave(self):
+    def _restore_train_function(self):
         self._is_training = False
-        if self.model.train_function == self._watched:
+        if self.model.train_function == self._train_and_report:
             self.model.train_function = self._train
 
     def _stop(self, error):
@@ -231,23 +233,23 @@ class ReportCallback(tf.keras.callbacks.Callback):
         if self._writes:
             self._thinning.write(self._history, self._before.step, is_over=True)
             self._history.close()
-        self._leave()
-        self._page.make(self._stream, self._before.step if self._writes else 0)
+        self._restore_train_function()
+        self._page.write_report(self._stream, self._before.step if self._writes else 0)
 
 
 def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a method of `_Page` to act on rank 0 only, and to log its errors instead of ending the training."""
+    """Wraps a method of `_Page`, so that only rank 0 runs it, and its errors are logged and do not end the training."""
 
     @functools.wraps(action)
-    def attempted(self: _Page, *arguments: Any) -> None:
+    def act_on_rank_0(self: _Page, *arguments: Any) -> None:
         if collective.current().rank == 0:
             self.secondary.attempt(action, self, *arguments, now=True)
 
-    return attempted
+    return act_on_rank_0
 
 
 class _Page:
-    """The files beside the history, for the hook and the callback."""
+    """The report files besides the history, used by the hook and the callback."""
 
     def __init__(
         self,
@@ -264,7 +266,7 @@ class _Page:
         self._times, self._run_began = StepTimes(), 0.0
 
     def begin(self, step: int, samples: int | None, trained: Iterable) -> None:
-        """Notes the size of the training."""
+        """Records the size of the training."""
         self._start, self._began, self._times, self._steps_per_run = step, time.monotonic(), StepTimes(), 1
         if collective.current().rank == 0:
             self._history.note_facts(step, samples_per_step=samples, parameters=parameters_of(trained))
@@ -277,35 +279,37 @@ class _Page:
         """Ends a session run of `steps` steps."""
         self._steps_per_run = steps
         self._times.add(time.monotonic() - self._run_began, steps)
-        if self._times.runs & (self._times.runs - 1) == 0:  # not only at the end: other ranks can end before this one
-            self._look_at_memory()
+        if (
+            self._times.runs & (self._times.runs - 1) == 0
+        ):  # not only at the end, as other ranks can end before this one
+            self._update_peaks()
 
     def leave_out(self, secs: float) -> None:
-        """Moves the beginning of the run by these seconds."""
+        """Moves the beginning of the current run by some seconds."""
         self._run_began += secs
 
-    def _look_at_memory(self) -> None:
+    def _update_peaks(self) -> None:
         self._peaks.update(peaks_of_ranks(self._ranks or (), collective.current().rank))
 
     def note_memory(self, step: int) -> None:
-        """Notes the peak memory of the ranks; for rank 0."""
-        self._look_at_memory()
+        """Records the peak memory of the ranks; only for rank 0."""
+        self._update_peaks()
         gpu = memory_of_gpu()
         self._history.note_facts(step, memory_bytes=self._peaks, gpu_memory_bytes=None if gpu is None else {0: gpu})
 
     @_on_rank_0
-    def note(self, options) -> None:
+    def write_facts(self, options) -> None:
         """Writes `report.json` and `run.toml`."""
         ranks = collective.current()
-        known = [_this_place()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
+        known = [_place_of_this_rank()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
         gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
         path = os.path.join(self.folder, OPTIONS_FILE)
         Secondary(f"{path}, this training's options,").attempt(page.note_options, self.folder, self._config, options)
         page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)
 
     @_on_rank_0
-    def make(self, stream: TextIO | None, step: int) -> None:
-        """Writes `report.html`, if there was a step, and prints the ending of the training; None prints nothing."""
+    def write_report(self, stream: TextIO | None, step: int) -> None:
+        """Writes `report.html`, if there was a step, and prints the last lines of the training to a stream or None."""
         if not self._history.rows:
             return
         self.note_memory(step)
@@ -316,14 +320,14 @@ class _Page:
 
 
 def places_of_ranks() -> list[dict[str, Any]]:
-    """Collects host, device, cores and process of each rank, in order.
+    """Returns host, device, cores and process of each rank, in rank order.
 
     Ranks: collective; every rank gets the whole list.
     """
-    return gather_values(_this_place(), "report_places_of_ranks")
+    return gather_values(_place_of_this_rank(), "report_places_of_ranks")
 
 
-def _this_place() -> dict[str, Any]:
+def _place_of_this_rank() -> dict[str, Any]:
     place = {"host": socket.gethostname()[:100], "cores": usable_cores(), "process": os.getpid()}
     device = environment.read_variable("ASCEND_DEVICE_ID")
     return {**place, "device": device[:20]} if device else place

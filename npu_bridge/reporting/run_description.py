@@ -10,9 +10,9 @@ from npu_bridge.reporting.progress_line import format_count
 
 
 def describe_run(precision: str = "the graph's own dtypes") -> str:
-    """Describes back-end, devices, ranks and precision in one line.
+    """Returns one line that describes TensorFlow's version, devices, ranks and precision.
 
-    As in `TensorFlow 2.15.1 | 2 CPU cores | 4 ranks, 2 on this machine | precision: the graph's own dtypes`.
+    An example: `TensorFlow 2.15.1 | 2 CPU cores | 4 ranks, 2 on this machine | precision: the graph's own dtypes`.
 
     Args:
       precision: the dtypes of the run, in words.
@@ -24,6 +24,6 @@ def describe_run(precision: str = "the graph's own dtypes") -> str:
     devices = [format_count(gpus, "GPU")] if gpus else []
     devices.append(format_count(usable_cores(), "CPU core"))
     placement = "one process" if ranks.size == 1 else f"{ranks.size} ranks"
-    if ranks.local_size < ranks.size:  # else it is obvious, and 80 columns have little room
+    if ranks.local_size < ranks.size:  # otherwise it is obvious, and a line has only 80 columns
         placement += f", {ranks.local_size} on this machine"
     return f"TensorFlow {tf.__version__} | {', '.join(devices)} | {placement} | precision: {precision}"

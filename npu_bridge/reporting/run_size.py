@@ -1,4 +1,4 @@
-"""Measures the size of a training: samples of a step, trained parameters, memory of each rank."""
+"""Measures the size of a training: samples in a step, trained parameters, and memory of each rank."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OTHER_ELEMENTS = ("Unbatch", "FlatMap", "Interleave", "Window", "GroupBy", "Reb
 
 
 def samples_of_batch(graph: tf.Graph, loss: tf.Tensor | None) -> int | None:
-    """Returns the samples of this rank's batches, from which a loss is computed; None if the graph does not show it.
+    """Returns the number of samples in a batch of this rank, from which `loss` is computed; None if it is unknown.
 
-    This is the first dimension of the input's tensors, or the argument of the last `batch` in a `tf.data` pipeline. It
-    is None if several inputs disagree, or if batches are fed.
+    It is the first dimension of the input's tensors, or else the argument of the last `batch` in a `tf.data` pipeline.
+    It is unknown if several inputs disagree, or if batches are fed.
 
     Graph: adds nothing.
     """
@@ -35,16 +35,16 @@ def samples_of_batch(graph: tf.Graph, loss: tf.Tensor | None) -> int | None:
 
 
 def parameters_of(variables: Iterable) -> int | None:
-    """Counts the numbers in variables; None without variables, or with one of unknown shape."""
+    """Returns the number of values in variables; None without variables, or if a shape is unknown."""
     sizes = [variable.shape.num_elements() for variable in variables]
     return sum(sizes) if sizes and None not in sizes else None
 
 
 def peaks_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, int]:
-    """Returns the peak memory in bytes, by rank, of this rank and of others on its host.
+    """Returns the peak memory in bytes, by rank, of this rank and of the other ranks on its host.
 
     Args:
-      places: for each rank its `host` and `process`, as from `places_of_ranks`.
+      places: `host` and `process` of each rank, as from `places_of_ranks`.
       rank: this rank.
     """
     host, found = socket.gethostname()[:100], {rank: peak_memory()}
@@ -55,10 +55,10 @@ def peaks_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, 
 
 
 def memory_of_gpu() -> int | None:
-    """Returns the peak memory in bytes of this process on its first GPU; None without one."""
+    """Returns the peak memory in bytes of this process on its first GPU; None if unknown or without a GPU."""
     if not tf.config.list_physical_devices("GPU"):
         return None
-    with contextlib.suppress(Exception):  # some builds cannot say
+    with contextlib.suppress(Exception):  # some builds do not know
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
     return None
 

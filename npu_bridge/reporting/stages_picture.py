@@ -1,4 +1,4 @@
-"""Draws the stages of gradients as SVG, one below the other, with the bytes that each rank sends."""
+"""Draws the stages of gradients as SVG, one below the other, with the bytes that each rank sends in a stage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _LONGEST_TEXT = 64  # characters of 13 px that a card has room for
 
 
 def draw_stages(stops: Sequence[Any]) -> str:
-    """Draws stages in their order.
+    """Draws gradient stages in their order.
 
     Args:
-      stops: objects with `place`, `name`, `arguments`, `needs`, `gives` and `sends`, as in `gradients.explanation`.
+      stops: the stages: objects with `place`, `name`, `arguments`, `needs`, `gives` and `sends`, as in
+        `gradients.explanation`.
     Returns:
       The text of an SVG file. Elements carry classes: `stop` (with the stage's name as `data-stage`), `before`, `sent`.
     """
@@ -31,19 +32,23 @@ def draw_stages(stops: Sequence[Any]) -> str:
         svg_text(_BAR, 30, "bytes sent per parameter and batch", "name") if most else "",
         svg_text(_BAR, 49, "by each rank: light without this stage, dark with it", "quiet small") if most else "",
         f'<line x1="{_LINE}" y1="{_ABOVE}" x2="{_LINE}" y2="{bottom}" stroke="{GRID}" stroke-width="4"/>',
-        *_end(_ABOVE, "backward pass"),
-        *(part for number, stop in enumerate(stops) for part in _stop(stop, _ABOVE + _PITCH * (number + 0.55), most)),
-        *_end(bottom, "update"),
+        *_draw_endpoint(_ABOVE, "backward pass"),
+        *(
+            part
+            for number, stop in enumerate(stops)
+            for part in _draw_stage(stop, _ABOVE + _PITCH * (number + 0.55), most)
+        ),
+        *_draw_endpoint(bottom, "update"),
     ]
     height = bottom + _BELOW / 2
     return svg_picture(body, _WIDTH, height, QUIET, ".name { font-weight: 600; }")
 
 
-def _end(y, label):
+def _draw_endpoint(y, label):
     return [f'<circle cx="{_LINE}" cy="{y:g}" r="5" fill="{QUIET}"/>', svg_text(_CARD, y + 4.5, label, "quiet")]
 
 
-def _stop(stop, top, most):
+def _draw_stage(stop, top, most):
     color = _COLORS.get(stop.place, _REDUCED)
     middle = top + _CARD_HEIGHT / 2
     links = [f"needs {need}" for need in stop.needs] + [f"gives {gift}" for gift in stop.gives]
@@ -58,12 +63,12 @@ def _stop(stop, top, most):
         f'<text x="{_CARD + 18}" y="{first:g}"><tspan class="name">{escape(stop.name)}</tspan>'
         f'<tspan dx="10">{escape(shortened(stop.arguments, room))}</tspan></text>',
         svg_text(_CARD + 18, second, ", ".join(links), "quiet small") if links else "",
-        *(_bars(stop.sends, top, most) if stop.sends else ()),
+        *(_draw_bars(stop.sends, top, most) if stop.sends else ()),
     ]
 
 
-def _bars(sends, top, most):
-    """Draws the bytes sent without the stage, in light, and with it."""
+def _draw_bars(sends, top, most):
+    """Draws one bar for the bytes sent without the stage, in a light colour, and one for those sent with it."""
     before, after = sends
     y, parts = top + 8, []
     for kind, sent, opacity in (("before", before, 0.25), ("sent", after, 1.0)):
@@ -73,7 +78,7 @@ def _bars(sends, top, most):
             f'fill-opacity="{opacity}"/>'
         )
     if after is None:
-        told = f"{before:.3g} before; with this stage it depends on the training"
+        text = f"{before:.3g} before; with this stage it depends on the training"
     else:
-        told = f"{after:.3g}" if after == before else f"{after:.3g} instead of {before:.3g}"
-    return [*parts, svg_text(_BAR, top + 38, told, "small")]
+        text = f"{after:.3g}" if after == before else f"{after:.3g} instead of {before:.3g}"
+    return [*parts, svg_text(_BAR, top + 38, text, "small")]

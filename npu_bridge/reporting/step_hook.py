@@ -1,4 +1,4 @@
-"""Base class of reporting hooks: fetches loss, loss scale and skipped steps of every step."""
+"""Defines `StepHook`, the base class of reporting hooks, which fetch loss, loss scale and skipped steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _GraphKeys = tf.compat.v1.GraphKeys
 
 
 class Observation(NamedTuple):
-    """The numbers of one `session.run` of the training loop; None for numbers the graph does not have.
+    """The numbers of one `session.run` of the training loop; None for numbers that the graph does not have.
 
-    `precision` is the dtype the step was lowered to, such as "bfloat16, imitated", or "float32"; None without a
+    `precision` is the dtype in which the step was computed, such as "bfloat16, imitated" or "float32"; None without a
     precision option.
     """
 
@@ -32,16 +32,16 @@ class Observation(NamedTuple):
 
 
 class StepHook(tf.estimator.SessionRunHook):
-    """A hook that fetches loss, loss scale and the skipped flag with every step and passes them to `on_step`.
+    """A hook that fetches loss, loss scale and the skipped flag with every step, and passes them to `on_step`.
 
-    It finds its tensors in `begin`, so one hook object can serve several graphs in turn. It warns when step after step
-    is skipped (`SkipsInARow`).
+    It finds its tensors in `begin`, so one hook object can be used for several graphs in turn. It warns if step after
+    step is skipped (`SkipsInARow`).
 
     Args:
-      loss: scalar tensor, or its name, or None for the loss the optimizer recorded; without such an
-        optimizer, the first loss of the graph's `LOSSES` collection.
+      loss: a scalar tensor or its name. None: the loss that the optimizer recorded, or else the first loss in the
+        graph's `LOSSES` collection.
     Raises:
-      ValueError: in `begin`, when the graph has no tensor of the given name.
+      ValueError: in `begin`, if the graph has no tensor of the given name.
     Graph: reads collections, adds nothing.
     Ranks: local.
     """
@@ -72,7 +72,7 @@ class StepHook(tf.estimator.SessionRunHook):
 
     @property
     def samples_per_step(self) -> int | None:
-        """Samples of all ranks in one step; None if the graph of the session does not show it."""
+        """Samples of all ranks in one step; None if the session's graph does not show the number."""
         own = samples_of_batch(self._graph, self._fetches.get("loss"))
         return None if own is None else own * collective.current().size
 
@@ -82,7 +82,7 @@ class StepHook(tf.estimator.SessionRunHook):
         return tf.estimator.SessionRunArgs(self._fetches) if self._fetches else None
 
     def after_run(self, run_context, run_values):
-        """Makes an `Observation` of the fetched values."""
+        """Makes an `Observation` of the fetched values, and calls `on_step`."""
         policy = policy_of_last_step(run_context.session)
         results = {"learning_rate": self._fixed_rate, **(run_values.results or {})}
         observation = Observation(
@@ -96,12 +96,13 @@ class StepHook(tf.estimator.SessionRunHook):
         self.on_step(run_context.session, observation)
 
     def on_step(self, session, observation: Observation) -> None:
-        """Handles a step after it; subclasses override this."""
+        """Called after each step; overridden by subclasses."""
 
     def read_step(self, session) -> int:
-        """Reads the current global step; 0 in a graph without one.
+        """Returns the current global step; 0 in a graph without one.
 
-        A value fetched along with the step can be from before or after the update, so this takes another run.
+        A value fetched along with the step can be from before or after the update, so reading takes another session
+        run.
         """
         return int(session.run(self._global_step)) if self._global_step is not None else 0
 
@@ -122,7 +123,7 @@ class StepHook(tf.estimator.SessionRunHook):
 
 
 def _scalar(loss: Any) -> float | None:
-    """Returns the mean of a fetched loss; `np.mean` of a scalar would take a third of a small step's Python time."""
+    """Returns the mean of a fetched loss. For a scalar, `np.mean` would take a third of a small step's Python time."""
     if loss is None:
         return None
     return float(loss) if isinstance(loss, (float, np.floating)) else float(np.mean(loss))

@@ -1,7 +1,7 @@
-"""Reads TensorFlow's record of a training step: which operator ran when, and for what.
+"""Reads TensorFlow's record of a training step: when each operator ran, and for which purpose.
 
-The purpose of an operator comes from the graph that was really run, which TensorFlow returns along with the times,
-after its rewriter has renamed, joined and removed operators.
+The purpose of an operator comes from the graph that was really run. TensorFlow returns this graph along with the times;
+its rewriter has renamed, joined and removed operators.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
 
 _FRAGMENT = re.compile(r"_fragment_(\d+)")
 _INTEGERS = (3, 9)  # DT_INT32 and DT_INT64
-# They only wait for another device.
+# These operators only wait for another device.
 _WAITING = ("_Recv", "_HostRecv")
 _BETWEEN_STEPS = ("NextIteration", "RefNextIteration")
-# Operators that make up a loop; its constants are computed as soon as a step of it can begin.
+# Operators that make up a loop. Constants in a loop are computed as soon as a step can begin.
 _IDLE = (*_BETWEEN_STEPS, "Const", "Enter", "Exit", "LoopCond", "Merge", "RefEnter", "RefSwitch", "Switch")
 
 
 def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
-    """Turns the record of a session run into a trace.
+    """Makes a trace from the record of a session run.
 
-    How long a transfer waited is not known without the other ranks, so `wire_ms` is the end of the one before it.
+    How long a transfer waited is not known without the other ranks. So `wire_ms` is the end of the previous transfer.
 
     Args:
       metadata: RunMetadata of a run with a trace level and `output_partition_graphs`.
@@ -41,11 +41,11 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
     events = list(events_of(metadata.step_stats))
     if not events:
         raise ValueError(f"timeline: TensorFlow recorded no operator of step {step}.")
-    return _trace(events, _Kinds(nodes), step, rank)
+    return _make_trace(events, _OpPurposes(nodes), step, rank)
 
 
 def read_overlapping_steps(metadata: Any, last_step: int, rank: int) -> list[StepTrace]:
-    """Turns the record of a run that repeats a step in a loop of the graph into a trace for each step.
+    """Makes a trace for each step from the record of a run that repeats a step in a loop of the graph.
 
     Operators that do not run in every step, such as those of a condition, are left out.
 
@@ -55,19 +55,19 @@ def read_overlapping_steps(metadata: Any, last_step: int, rank: int) -> list[Ste
       rank: this rank.
     """
     nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
-    # Operators that wait for a transfer of the step before do not belong to that step.
-    kinds = _Kinds({name: node for name, node in nodes.items() if node.op not in _BETWEEN_STEPS})
+    # Operators that wait for a transfer of the previous step do not belong to the previous step.
+    purposes = _OpPurposes({name: node for name, node in nodes.items() if node.op not in _BETWEEN_STEPS})
     found: dict[str, list[Event]] = {}
     for event in events_of(metadata.step_stats):
         if event.name in nodes and nodes[event.name].op not in _IDLE:
             found.setdefault(event.name, []).append(event)
-    steps = max((len(found.get(name, ())) for name in kinds.transfers), default=0)
+    steps = max((len(found.get(name, ())) for name in purposes.transfers), default=0)
     repeated = [sorted(events, key=lambda event: event.begin) for events in found.values() if len(events) == steps]
     first = last_step - steps + 1
-    return [_trace(events, kinds, first + number, rank) for number, events in enumerate(zip(*repeated))]
+    return [_make_trace(events, purposes, first + number, rank) for number, events in enumerate(zip(*repeated))]
 
 
-def _trace(events: Sequence[Event], kinds: _Kinds, step: int, rank: int) -> StepTrace:
+def _make_trace(events: Sequence[Event], purposes: _OpPurposes, step: int, rank: int) -> StepTrace:
     begin, end = min(event.begin for event in events), max(event.end for event in events)
 
     def in_ms(time):
@@ -76,21 +76,21 @@ def _trace(events: Sequence[Event], kinds: _Kinds, step: int, rank: int) -> Step
     def spans(chosen) -> tuple[Interval, ...]:
         return tuple(union((in_ms(event.begin), in_ms(event.end)) for event in chosen))
 
-    computing = [event for event in events if kinds.computes(event.name)]
-    behind_gradients = [event.end for event in computing if event.name in kinds.before]
+    computing = [event for event in events if purposes.computes(event.name)]
+    ends_before_gradients = [event.end for event in computing if event.name in purposes.before]
     return StepTrace(
         step=step,
         rank=rank,
         start_secs=begin / 1e6,
         duration_ms=in_ms(end),
-        backward_end_ms=in_ms(max(behind_gradients or [event.end for event in computing] or [begin])),
+        backward_end_ms=in_ms(max(ends_before_gradients or [event.end for event in computing] or [begin])),
         compute=spans(computing),
-        updates=spans(event for event in events if event.name in kinds.updates),
-        transfers=_transfers([event for event in events if event.name in kinds.transfers], kinds, in_ms),
+        updates=spans(event for event in events if event.name in purposes.updates),
+        transfers=_make_transfers([event for event in events if event.name in purposes.transfers], purposes, in_ms),
     )
 
 
-def _transfers(events, kinds, in_ms):
+def _make_transfers(events, purposes, in_ms):
     transfers, before = [], 0.0
     for event in sorted(events, key=lambda event: event.end):
         fragment = _FRAGMENT.search(event.name)
@@ -102,7 +102,7 @@ def _transfers(events, kinds, in_ms):
                 wire_ms=min(max(begin_ms, before), end_ms),
                 end_ms=end_ms,
                 fragment=int(fragment[1]) if fragment else None,
-                is_decision=event.name in kinds.decisions,
+                is_decision=event.name in purposes.decisions,
                 size_bytes=event.size_bytes,
             )
         )
@@ -110,15 +110,15 @@ def _transfers(events, kinds, in_ms):
     return tuple(transfers)
 
 
-class _Kinds:
-    """The purposes of the operators of a graph.
+class _OpPurposes:
+    """The operators of a graph by purpose.
 
     Attributes:
       transfers: names of the operators that communicate with other ranks.
       decisions: names of the transfers of one integer.
-      updates: names of the operators that wait for a transfer, or change variables. They include copies of gradients
-        that wait for another transfer, as these do not show when the gradient was ready.
-      before: names of the other operators from which gradients are made: forward and backward pass.
+      updates: names of the operators that wait for a transfer, or change variables. Copies of a gradient that wait for
+        another transfer are among them, as such a copy does not show when the gradient was ready.
+      before: names of the other operators from which gradients are computed: forward and backward pass.
     """
 
     def __init__(self, nodes: Mapping[str, Any]):
@@ -128,14 +128,14 @@ class _Kinds:
         gradients = self.transfers - self.decisions
         gradients = {name for name in gradients if sends_gradients(name, nodes[name].op)} or gradients
         written = {name for name, node in nodes.items() if changes_variable(node.op)}
-        sources, waiting = _sources(nodes), _waiting(nodes)
+        sources, waiting = _sources(nodes), _waiting_nodes(nodes)
         after = set(search(gradients | self.decisions, lambda name: waiting.get(name, ())))
         self.updates = (after | written) - self.transfers
         self.before = set(search(gradients or written, lambda name: sources.get(name, ())))
         self.before -= self.updates | self.transfers
 
     def computes(self, name: str) -> bool:
-        """Returns whether an operator belongs to forward and backward pass, or has no particular purpose."""
+        """Returns whether an operator belongs to the forward or backward pass, or has no particular purpose."""
         node = self._nodes.get(name)
         return name not in self.updates and name not in self.transfers and (node is None or node.op not in _WAITING)
 
@@ -145,7 +145,7 @@ def _is_decision(node):
 
 
 def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:
-    """Returns the nodes that each node reads, also on other devices; or all that it waits for."""
+    """Returns the nodes that each node reads, also from other devices; or all nodes that it waits for."""
     senders = {node.attr["tensor_name"].s: name for name, node in nodes.items() if node.op in ("_Send", "_HostSend")}
     found = {}
     for name, node in nodes.items():
@@ -156,8 +156,8 @@ def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:
     return found
 
 
-def _waiting(nodes) -> dict[str, list[str]]:
-    """Returns the nodes that wait for each node."""
+def _waiting_nodes(nodes) -> dict[str, list[str]]:
+    """Returns, for each node, the nodes that wait for it."""
     waiting: dict[str, list[str]] = {}
     for name, sources in _sources(nodes, through_control=True).items():
         for source in sources:

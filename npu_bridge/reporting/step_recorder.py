@@ -1,8 +1,8 @@
 """Records traces of some training steps of a script, for `npu-run --timeline`.
 
-A recorder is a hook of all training runs of a rank. It counts them, by the global step if the graph has one, and traces
-the chosen steps with TensorFlow. It reads and writes the records after the last of these steps, so that other ranks do
-not wait for this in a later step.
+A recorder is a hook of all training runs of a rank. It counts the runs, by the global step if the graph has one, and
+traces the chosen steps with TensorFlow. It converts and writes the records only after the last of these steps, so that
+other ranks do not have to wait in between.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from npu_bridge.session.iterations import take_run_metadata
 class StepRecorder(TrainingHook):
     """A hook that records certain training steps of this rank and writes them to a file.
 
-    The file is a Chrome trace (chrome://tracing, Perfetto) that also holds, under `npu_bridge`, a `StepTrace` for each
-    step. It is written after the last of these steps, or when the process ends before.
+    The file is a Chrome trace (chrome://tracing, Perfetto). Its key `npu_bridge` holds a `StepTrace` for each step. The
+    file is written after the last of the steps, or when the process ends earlier.
 
     Args:
-      steps: the steps. Step n is the run that begins with the global step n, or, without a global step, the n-th run
-        that trains, from 0. If a run trains several steps, its last one counts and is recorded, and so are the four
-        before it if they overlap.
+      steps: the steps. Step n is the run that begins with the global step n; without a global step, the n-th run that
+        trains, from 0. If a run trains several steps, its last step counts and is recorded; if the steps overlap, the
+        four steps before it are recorded, too.
       path: the file, overwritten if it exists.
     """
 
@@ -53,19 +53,19 @@ class StepRecorder(TrainingHook):
         atexit.register(self.finish)
 
     def before_run(self, run_context):
-        """Asks for a trace if the step is to be recorded."""
-        self._step = self._step_of(run_context.session)
+        """Requests a trace if the step must be recorded."""
+        self._step = self._number_of_next_step(run_context.session)
         self._first_seen = self._step if self._first_seen is None else self._first_seen
         self._last_seen = self._step
         if self._step not in self._steps:
             return None
-        options = _traced(run_context.session, run_context.original_args.options)
+        options = _with_tracing(run_context.session, run_context.original_args.options)
         return tf.estimator.SessionRunArgs(None, options=options)
 
     def after_run(self, run_context, run_values):
-        """Keeps the trace; writes all of them after the last one."""
+        """Keeps the trace; writes all traces after the last of the steps."""
         if self._step in self._steps:
-            # A skipped step comes again; the last one counts.
+            # A skipped step is repeated; the last repetition counts.
             self._recorded[self._step] = run_values.run_metadata
             overlapping = take_run_metadata(run_context.session)
             if overlapping is not None:
@@ -75,7 +75,7 @@ class StepRecorder(TrainingHook):
             self.finish()
 
     def finish(self) -> None:
-        """Writes the records and ignores all later runs; a second call does nothing."""
+        """Writes the records and ignores all later runs; another call has no effect."""
         if self.is_over:
             return
         self.is_over = True
@@ -85,8 +85,8 @@ class StepRecorder(TrainingHook):
         self._recorded.clear()
         self._overlapping = None
 
-    def _step_of(self, session):
-        """Returns the number of the step that is about to run; of several, that of the last one."""
+    def _number_of_next_step(self, session):
+        """Returns the number of the step that the next run trains, or of the last of its steps."""
         steps = self._steps_per_run = steps_per_run(session)
         global_step = global_step_of(session.graph)
         first = self._runs * steps if global_step is None else int(run_quietly(session, [global_step])[0])
@@ -94,7 +94,7 @@ class StepRecorder(TrainingHook):
 
     def _write(self):
         if not self._recorded and os.path.exists(self._path):
-            return  # the file of an earlier attempt; this one started after these steps
+            return  # the file of an earlier attempt; this attempt started after these steps
         traces = [read_step(metadata, step, self._rank) for step, metadata in sorted(self._recorded.items())]
         overlapping = []
         if self._overlapping is not None:
@@ -109,12 +109,12 @@ class StepRecorder(TrainingHook):
             "steps": [trace.as_facts() for trace in traces],
             "overlapping_steps": [trace.as_facts() for trace in overlapping],
         }
-        events = [event for _, metadata in sorted(self._recorded.items()) for event in self._events(metadata)]
+        events = [event for _, metadata in sorted(self._recorded.items()) for event in self._chrome_events(metadata)]
         os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
         with new_file(self._path) as file:
             json.dump({"traceEvents": events, "npu_bridge": facts}, file)
 
-    def _events(self, metadata):
+    def _chrome_events(self, metadata):
         chrome = json.loads(chrome_trace(metadata.step_stats))
         for event in chrome["traceEvents"]:
             # Unique numbers, so that the files of all ranks can be opened together.
@@ -124,7 +124,7 @@ class StepRecorder(TrainingHook):
             yield event
 
 
-def _traced(session, options):
+def _with_tracing(session, options):
     traced = config_pb2.RunOptions()
     if options is not None:
         traced.CopyFrom(options)

@@ -1,7 +1,7 @@
-"""Computes how long a recorded step computes, communicates and waits for communication (the exposed tail).
+"""Computes how long a recorded step computes, communicates, and waits for communication (the exposed tail).
 
-The tail is the time after the backward pass. It is exposed while gradients or decisions are in transfer and this rank
-computes nothing, neither updates nor anything else. Transfers that hide behind computation cost nothing.
+The tail is the time after the backward pass. The tail is exposed while gradients or decisions are being transferred and
+this rank computes nothing, neither updates nor anything else. Transfers at the same time as computation cost nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """Joins overlapping intervals and sorts them.
+    """Sorts intervals and joins those that overlap.
 
     Args:
-      intervals: pairs of begin and end; empty ones are left out.
-      gap: pauses up to this long are filled.
+      intervals: pairs of begin and end; empty intervals are left out.
+      gap: pauses of up to this length are filled.
     """
     joined: list[Interval] = []
     for begin, end in sorted(intervals):
@@ -32,7 +32,7 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """Subtracts `others` from `intervals`; returns intervals in order and without overlaps."""
+    """Returns the parts of `intervals` outside of `others`, in order and without overlaps."""
     taken = union(others)
     rest: list[Interval] = []
     for begin, end in union(intervals):
@@ -50,21 +50,22 @@ def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[I
 
 
 def total(intervals: Iterable[Interval]) -> float:
-    """Sums the lengths of intervals; overlaps count once."""
+    """Returns the total length of intervals; overlaps count once."""
     return sum(end - begin for begin, end in union(intervals))
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """One transfer between ranks. Times are ms from the beginning of the step.
+    """One transfer between ranks. Times are in ms from the beginning of the step.
 
     Attributes:
       name: name of the operator, the same on every rank.
-      begin_ms: when this rank handed it over.
-      wire_ms: when it was on the wire at the earliest; before, it waited for other ranks or the transfer before it.
-      end_ms: when its result was ready.
+      begin_ms: time at which this rank passed its data to the transfer.
+      wire_ms: earliest time at which the transfer was on the wire. Before that, it waited for other ranks or for the
+        previous transfer.
+      end_ms: time at which the result was ready.
       fragment: number of the aggregation fragment; None for other transfers.
-      is_decision: whether it is the joint decision about the step, one number.
+      is_decision: whether it is the joint decision about the step, which is one number.
       size_bytes: bytes received; 0 if not recorded.
     """
 
@@ -79,17 +80,17 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True)
 class StepTrace:
-    """One step on one rank. Times are ms from the beginning of the step, intervals without overlaps.
+    """One step on one rank. Times are in ms from the beginning of the step; intervals do not overlap.
 
     Attributes:
-      step: its number.
+      step: number of the step.
       rank: the rank.
-      start_secs: its begin on the clock of the rank's host, seconds since the epoch.
-      duration_ms: time until the last operator ended.
-      backward_end_ms: when the last gradient of this rank was ready.
-      compute: intervals in which forward and backward pass computed.
+      start_secs: beginning of the step on the clock of the rank's host, in seconds since the epoch.
+      duration_ms: time at which the last operator ended.
+      backward_end_ms: time at which the last gradient of this rank was ready.
+      compute: intervals in which the forward and backward pass computed.
       updates: intervals in which variables were updated, or other operators ran that had waited for a transfer.
-      transfers: the transfers in the order in which they ended.
+      transfers: the transfers, in the order in which they ended.
     """
 
     step: int
@@ -116,12 +117,12 @@ class StepTrace:
         return total(self.exposed)
 
     def as_facts(self) -> dict[str, Any]:
-        """Converts the trace to plain data for JSON, with the exposed tail."""
+        """Returns the trace as plain data for JSON, with the exposed tail."""
         return {**dataclasses.asdict(self), "exposed": self.exposed, "exposed_ms": self.exposed_ms}
 
     @classmethod
-    def of_facts(cls, facts: dict[str, Any]) -> StepTrace:
-        """Makes a trace of the result of `as_facts`."""
+    def from_facts(cls, facts: dict[str, Any]) -> StepTrace:
+        """Makes a trace from the result of `as_facts`."""
         fields = {field.name: facts[field.name] for field in dataclasses.fields(cls)}
         for name in ("compute", "updates"):
             fields[name] = tuple((begin, end) for begin, end in facts[name])
@@ -130,9 +131,10 @@ class StepTrace:
 
 
 def on_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
-    """Moves steps of one rank to times from the beginning of the first one; `duration_ms` becomes their end.
+    """Returns traces of one rank with times from the beginning of the first trace; `duration_ms` becomes the end.
 
-    Transfers go one after the other, also those of different steps: none is on the wire before the previous one ended.
+    All transfers go one after the other, across steps, too: no transfer is on the wire before the previous one has
+    ended.
     """
     start, arrived, moved = min(trace.start_secs for trace in traces), 0.0, []
     for trace in traces:
@@ -159,15 +161,15 @@ def on_one_clock(traces: Sequence[StepTrace]) -> list[StepTrace]:
 
 
 def split_waits(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None = None) -> list[StepTrace]:
-    """Finds out when each transfer came on the wire, from the traces of all ranks for one step.
+    """Determines when each transfer was put on the wire, from the traces of one step on all ranks.
 
-    A transfer cannot begin before the last rank has handed it over, nor before the end of the previous one.
+    A transfer cannot begin before the last rank has passed its data, nor before the end of the previous transfer.
 
     Args:
-      traces: one step, one trace for each rank.
-      leads_secs: how far the clock of each rank is ahead; None means none is.
+      traces: traces of one step, one for each rank.
+      leads_secs: for each rank, how far its clock is ahead; None if all clocks agree.
     Returns:
-      The traces in the same order, with other `wire_ms`.
+      The traces in the same order, with new `wire_ms`.
     """
     starts = [trace.start_secs - lead for trace, lead in zip(traces, leads_secs or [0.0] * len(traces))]
     handed_over: dict[str, float] = {}
@@ -192,7 +194,7 @@ def _with_wire_times(trace, start_secs, handed_over):
 
 
 def _are_sent_together(before, transfer, all_here_ms):
-    """Returns whether Horovod joined two transfers, which then arrive shortly after each other.
+    """Returns whether Horovod joined two transfers; their results then arrive shortly after each other.
 
     Fragments and decisions are never joined. The limit of the delay is ours.
     """

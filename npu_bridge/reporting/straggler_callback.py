@@ -1,4 +1,4 @@
-"""`StragglerCallback`: names the ranks that the others wait for, in `model.fit`."""
+"""Defines `StragglerCallback`, which names slow ranks, for which the other ranks wait, in `model.fit`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.stragglers import OwnWork, compare, say_changes
+from npu_bridge.reporting.stragglers import OwnWork, compare, describe_changes
 
 _LATEST: weakref.WeakKeyDictionary[Any, Comparison] = weakref.WeakKeyDictionary()  # by model
 
 
 class StragglerCallback(tf.keras.callbacks.Callback):
-    """A callback that does in `model.fit` what `StragglerHook` does in a session; a step is a batch.
+    """A callback that reports slow ranks in `model.fit`, as `StragglerHook` does in a session; a step is a batch.
 
-    `npu_callbacks_append` adds it on several ranks. A `ReportCallback` shows its results. Ranks are not compared with
-    optimizers of others, in TF 1 graphs, or under a strategy of TensorFlow.
+    `npu_callbacks_append` adds it in jobs of several ranks. A `ReportCallback` shows its results. Ranks are not
+    compared if the optimizer is not from this package, in TF 1 graphs, or under a `tf.distribute` strategy.
 
     Args:
-      stream: where rank 0 prints. None: `sys.stderr`, looked up then.
+      stream: where rank 0 prints. None: the `sys.stderr` of that time.
     Ranks: collective; every rank needs the callback, at the same place among callbacks with collectives.
     """
 
@@ -39,14 +39,14 @@ class StragglerCallback(tf.keras.callbacks.Callback):
         self._work = OwnWork()
 
     def on_train_begin(self, logs=None):
-        """Makes the optimizer note when its reductions begin and end."""
+        """Makes the optimizer record when its reductions begin and end."""
         self._work = OwnWork()
         watch = getattr(self.model.optimizer, "watch_reductions", None)
         is_plain = tf.executing_eagerly() and not tf.distribute.has_strategy()
         self._moments = watch() if watch is not None and is_plain and collective.current().size > 1 else None
 
     def on_train_batch_end(self, batch, logs=None):
-        """Adds up the times of the step; compares the ranks when there are enough."""
+        """Adds up the times of the step; compares the ranks after enough steps."""
         if self._moments is None:
             return
         ready, done = self._moments.numpy().tolist()
@@ -64,10 +64,10 @@ class StragglerCallback(tf.keras.callbacks.Callback):
         now = compare(step, round(time.time(), 3), rows, waiting, before.slow if before else [])
         _LATEST[self.model] = now
         output = choose_output(self._stream or sys.stderr)
-        for text in say_changes(before, now):
+        for text in describe_changes(before, now):
             output.note(f"npu_bridge: {text}")
 
 
 def latest_comparison_of(model: Any) -> Comparison | None:
-    """Returns the latest comparison of ranks by a `StragglerCallback` of a model; known on rank 0."""
+    """Returns the latest comparison of ranks by a model's `StragglerCallback`; only rank 0 has one."""
     return _LATEST.get(model)

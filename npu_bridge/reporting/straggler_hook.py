@@ -1,4 +1,4 @@
-"""`StragglerHook`: names the ranks that the others wait for."""
+"""Defines `StragglerHook`, which names slow ranks, for which the other ranks wait."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ from npu_bridge.graph.run import Run, run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.stragglers import OwnWork, compare, say_changes
+from npu_bridge.reporting.stragglers import OwnWork, compare, describe_changes
 from npu_bridge.session import steps_per_run
 
 _KEY = ("npu_bridge", "comparison_of_ranks")  # TensorFlow exports collections with text keys only
 
 
 class StragglerHook(tf.estimator.SessionRunHook):
-    """A hook that reports a slow rank once, and again when it has recovered; does nothing on one rank.
+    """A hook that reports a slow rank once, and again when the rank has recovered. On one rank, it does nothing.
 
-    All ranks of a training take the same time for a step. So the hook compares each rank's own work: from the end of
-    the reductions of the step before until its last gradient is ready, with input, hooks and Python. The rest is
-    waiting, for other ranks and for the network. The ranks compare every 50 steps. A rank is slow if its own work takes
-    20 % more than that of the others, and at least 2 ms more, in each fifth of these steps; it has recovered at less
-    than 10 %. Work and waiting are medians, which leaves saving out. If gradients are accumulated, a step is a whole
-    update. Of `iterations_per_loop` steps, the waiting of the last one stands for all.
+    All ranks of a training take the same time for a step, so the hook compares each rank's own work. Own work is the
+    time from the end of the previous step's reductions until the rank's last gradient is ready, including input, hooks
+    and Python. The rest of a step is waiting, for other ranks and for the network.
 
-    A `ProgressHook`, a `HistoryHook`, a `ReportHook` and a `TensorBoardHook` of the same session show its results.
-    Every `NPUEstimator` has one.
+    The ranks compare every 50 steps. A rank is slow if, in each fifth of these steps, its own work takes 20 % more than
+    that of the others, and at least 2 ms more. It has recovered when its own work takes less than 10 % more. Work and
+    waiting are medians, so that saving does not count. If gradients are accumulated, a step is a whole update. With
+    `iterations_per_loop`, the waiting of a run's last step stands for all its steps.
+
+    A `ProgressHook`, a `HistoryHook`, a `ReportHook` and a `TensorBoardHook` of the same session show the results.
+    Every `NPUEstimator` has a StragglerHook.
 
     Args:
-      stream: where rank 0 prints. None: `sys.stderr`, looked up then.
-    Graph: two clocks, at the first training step; they change no value. None if gradients are sent in a loop.
+      stream: where rank 0 prints. None: the `sys.stderr` of that time.
+    Graph: adds two clocks at the first training step, which change no value; adds nothing if gradients are sent in a
+    loop.
     Ranks: collective; every rank needs the hook, at the same place among hooks with collectives.
     Example: with tf.train.MonitoredTrainingSession(hooks=[StragglerHook(), ProgressHook(1000)]) as session: ...
     """
@@ -48,17 +51,17 @@ class StragglerHook(tf.estimator.SessionRunHook):
         self._stream = stream
         self._moments: weakref.WeakKeyDictionary[Run, Moments | tuple] = weakref.WeakKeyDictionary()
         self._gathering: GraphApart | None = None
-        self._latest: Comparison | None = None  # also of an earlier session, so that nothing is reported twice
+        self._latest: Comparison | None = None  # can be from an earlier session, so that nothing is reported twice
         self._work = OwnWork()
 
     def after_create_session(self, session, coord):
         """Resets the measurements."""
         del coord
         self._work = OwnWork()
-        _kept_with(session.graph).clear()
+        _comparisons_of(session.graph).clear()
 
     def before_run(self, run_context):
-        """Fetches the times when a training step was ready for the reductions, and when these were done."""
+        """Fetches the times at which gradients were ready for the reductions, and the reductions were done."""
         ranks, asked = collective.current(), run_context.original_args
         if ranks.size == 1:
             return None
@@ -70,7 +73,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
         return tf.estimator.SessionRunArgs(moments) if moments else None
 
     def after_run(self, run_context, run_values):
-        """Adds up the times of the step; compares the ranks when there are enough."""
+        """Adds up the times of the step; compares the ranks after enough steps."""
         if not run_values.results:
             return
         ready, done, is_update = run_values.results
@@ -79,7 +82,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
             self._compare(run_context.session, own)
 
     def end(self, session):
-        """Closes the graph of the comparison."""
+        """Closes the graph in which ranks are compared."""
         if self._gathering is not None:
             self._gathering.close()
             self._gathering = None
@@ -98,17 +101,17 @@ class StragglerHook(tf.estimator.SessionRunHook):
         before = self._latest
         slow = before.slow if before else []
         self._latest = compare(step, round(time.time(), 3), found[:, :-1].tolist(), found[:, -1].tolist(), slow)
-        _kept_with(session.graph)[:] = [self._latest]
+        _comparisons_of(session.graph)[:] = [self._latest]
         output = choose_output(self._stream or sys.stderr)
-        for text in say_changes(before, self._latest):
+        for text in describe_changes(before, self._latest):
             output.note(f"npu_bridge: {text}")
 
 
 def latest_comparison(graph: Any) -> Comparison | None:
-    """Returns the latest comparison of ranks by a `StragglerHook` in a graph's session; known on rank 0."""
-    kept = None if graph is None else _kept_with(graph)
+    """Returns the latest comparison of ranks by a `StragglerHook` in a graph's session; only rank 0 has one."""
+    kept = None if graph is None else _comparisons_of(graph)
     return kept[-1] if kept else None
 
 
-def _kept_with(graph: tf.Graph) -> list[Comparison]:
+def _comparisons_of(graph: tf.Graph) -> list[Comparison]:
     return graph.get_collection_ref(_KEY)

@@ -1,4 +1,4 @@
-"""Compares the ranks' own work and waiting, and describes slow ranks: text and numbers only."""
+"""Compares the own work and the waiting of ranks, and describes slow ranks in text and numbers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Collection, Sequence
 from npu_bridge.reporting.history import Comparison, History
 from npu_bridge.reporting.progress_line import format_secs
 
-PARTS = 5  # parts of a comparison; a slow rank is slow in each, so that a short disturbance does not count
+PARTS = 5  # parts of a comparison; a slow rank is slow in each part, so that short disturbances do not count
 _STEPS_OF_PART = 10
 _START_UP_RUNS = 3  # in which TensorFlow prepares the graph for new sets of fetches
-_SLOW, _SLOW_STILL = 1.2, 1.1  # times the median of the others; apart, so that a rank near the limit is named once
+# Times the median of the others; two limits, so that a rank near a limit is named only once.
+_SLOW, _SLOW_STILL = 1.2, 1.1
 # Ours: smaller differences are not worth a change, and rank 0 has more to write than others.
 _LEAST_SECS = 0.002
 
 
 class OwnWork:
-    """Adds up a rank's own work and its waiting, until there are enough steps to compare ranks by.
+    """Adds up a rank's own work and waiting, until there are enough steps for a comparison of the ranks.
 
-    Own work goes from the end of the reductions of the step before until this rank's last gradient is ready.
+    Own work is the time from the end of the previous step's reductions until this rank's last gradient is ready.
     """
 
     def __init__(self) -> None:
@@ -30,17 +31,18 @@ class OwnWork:
     def _begin(self) -> None:
         self._own_secs = self._waiting_secs = 0.0  # of the current update
         self._steps_of_part: list[tuple[float, float]] = []  # seconds of own work and of waiting
-        self._parts: list[tuple[float, ...]] = []  # their medians
+        self._parts: list[tuple[float, ...]] = []  # the medians of each part
 
     def add(self, ready: float, done: float, is_update: bool = True, steps: int = 1) -> list[float] | None:
-        """Adds a run.
+        """Adds a session run.
 
         Args:
           ready, done: when this rank's gradients were ready, and when the reductions ended, in seconds since the epoch.
-          is_update: whether gradients were exchanged; else the batch is part of a later update.
-          steps: steps of the run; the waiting of the last one stands for all.
+          is_update: whether gradients were exchanged; otherwise the batch is part of a later update.
+          steps: steps of the run; the waiting of the last step stands for all.
         Returns:
-          None, or what ranks compare: own work in each part, in seconds a step, and the share of waiting.
+          None, or the numbers that ranks compare: own work in each part, in seconds per step, and the fraction of
+            waiting.
         """
         began, self._done, self._runs = self._done, done, self._runs + 1
         if not self._counts:
@@ -64,24 +66,24 @@ class OwnWork:
         return [*own_secs, sum(waiting_secs) / max(sum(own_secs + waiting_secs), 1e-9)]
 
     def resume(self, time: float) -> None:
-        """Leaves out the time until now: a comparison makes early ranks wait for others, which is no work."""
+        """Excludes the time until now: early ranks wait for others in a comparison, and this is not work."""
         self._done = time
 
 
 def compare(
     step: int, time: float, own_secs: Sequence[Sequence[float]], waiting: Sequence[float], slow: Collection[int]
 ) -> Comparison:
-    """Finds the slow ranks.
+    """Returns a comparison of the ranks, with the slow ranks.
 
     Args:
       step, time: step and time of the comparison.
-      own_secs: for each rank its own work in a typical step of each part.
-      waiting: for each rank the share of a typical step in which it has waited.
+      own_secs: for each rank, its own work in a typical step of each part.
+      waiting: for each rank, the fraction of a typical step that it waited.
       slow: the ranks that were slow before.
     """
     found = []
     for rank, own in enumerate(own_secs):
-        others = [statistics.median(_of_others(part, rank)) for part in zip(*own_secs)]
+        others = [statistics.median(_without_rank(part, rank)) for part in zip(*own_secs)]
         if rank in slow:
             is_slow = sum(own) > _SLOW_STILL * sum(others)
         else:
@@ -91,21 +93,23 @@ def compare(
     return Comparison(step, time, [round(1000 * own, 3) for own in means], [round(each, 4) for each in waiting], found)
 
 
-def say_changes(before: Comparison | None, now: Comparison) -> list[str]:
-    """Returns a sentence for each rank that has become slow, and for each that has recovered."""
+def describe_changes(before: Comparison | None, now: Comparison) -> list[str]:
+    """Returns a sentence for each rank that has become slow, and for each rank that has recovered."""
     known = before.slow if before else []
-    said = [say_slow(now, rank) for rank in now.slow if rank not in known]
-    return said + [f"rank {rank} is no longer slow: {_work(now, rank)}" for rank in known if rank not in now.slow]
+    said = [describe_slow_rank(now, rank) for rank in now.slow if rank not in known]
+    return said + [
+        f"rank {rank} is no longer slow: {_compare_work(now, rank)}" for rank in known if rank not in now.slow
+    ]
 
 
-def say_slow(found: Comparison, rank: int) -> str:
-    """Describes how slow a rank is."""
+def describe_slow_rank(found: Comparison, rank: int) -> str:
+    """Returns a sentence about a slow rank and the time that the others wait for it."""
     who = "they wait" if len(found.own_ms) > 2 else "it waits"
-    return f"rank {rank} is slow: {_work(found, rank)}; {who} {lost_share(found, rank):.0%} of the time for it"
+    return f"rank {rank} is slow: {_compare_work(found, rank)}; {who} {lost_share(found, rank):.0%} of the time for it"
 
 
-def say_all_slow(found: Comparison | None) -> str | None:
-    """Describes the slow ranks in a few words, for a progress line; None without any."""
+def list_slow_ranks(found: Comparison | None) -> str | None:
+    """Returns a few words that name the slow ranks, for a progress line; None if there are none."""
     if found is None or not found.slow:
         return None
     names = ", ".join(map(str, found.slow))
@@ -114,16 +118,16 @@ def say_all_slow(found: Comparison | None) -> str | None:
 
 
 def lost_share(found: Comparison, rank: int) -> float:
-    """Returns the share of the time that the others wait for a rank: their median, less its own waiting."""
-    return max(statistics.median(_of_others(found.waiting, rank)) - found.waiting[rank], 0.0)
+    """Returns the fraction of time that the others wait for a rank: their median waiting minus the rank's waiting."""
+    return max(statistics.median(_without_rank(found.waiting, rank)) - found.waiting[rank], 0.0)
 
 
-def slowest(found: Comparison | None) -> dict[str, float]:
-    """Returns the metrics to log of the rank with the most work, slow or not; empty before the first comparison."""
+def slowest_rank_metrics(found: Comparison | None) -> dict[str, float]:
+    """Returns metrics of the rank with the most work, whether it is slow or not; empty before the first comparison."""
     if found is None:
         return {}
     rank = max(range(len(found.own_ms)), key=found.own_ms.__getitem__)
-    others = statistics.median(_of_others(found.own_ms, rank))
+    others = statistics.median(_without_rank(found.own_ms, rank))
     return {
         "slowest_rank": rank,
         "slowest_rank_own_ms": found.own_ms[rank],
@@ -132,8 +136,8 @@ def slowest(found: Comparison | None) -> dict[str, float]:
     }
 
 
-def spells(history: History) -> list[tuple[Comparison, int, int | None]]:
-    """Lists when ranks were slow: the comparison that named a rank, the rank, and its step of recovery or None."""
+def slow_periods(history: History) -> list[tuple[Comparison, int, int | None]]:
+    """Returns the periods in which ranks were slow: first comparison, rank, and step of recovery or None."""
     done: list[tuple[Comparison, int, int | None]] = []
     named: dict[int, Comparison] = {}
     for found in history.comparisons:
@@ -143,12 +147,12 @@ def spells(history: History) -> list[tuple[Comparison, int, int | None]]:
     return sorted(done, key=lambda spell: (spell[0].step, spell[1]))
 
 
-def _work(found, rank):
-    others = statistics.median(_of_others(found.own_ms, rank))
+def _compare_work(found, rank):
+    others = statistics.median(_without_rank(found.own_ms, rank))
     own, theirs = (format_secs(each / 1000) for each in (found.own_ms[rank], others))
     whose = f"that of the others {theirs} (median)" if len(found.own_ms) > 2 else f"that of the other {theirs}"
     return f"its own work takes {own} a step, {whose}"
 
 
-def _of_others(values, rank):
+def _without_rank(values, rank):
     return [value for other, value in enumerate(values) if other != rank]

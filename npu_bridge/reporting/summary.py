@@ -1,4 +1,4 @@
-"""`Summary`: computes and formats the figures of a run that has ended, such as steps, time and last loss."""
+"""Computes and formats the figures of a finished run, such as steps, time and last loss."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from npu_bridge.reporting.progress_line import (
     format_steps,
     wrap,
 )
-from npu_bridge.reporting.stragglers import say_slow, spells
+from npu_bridge.reporting.stragglers import describe_slow_rank, slow_periods
 
 # The last loss is a mean over this many steps: a single batch shows little (ours).
 LAST_LOSS_STEPS = 10
 
 # The first two steps of a session carry its start-up: TF prepares the graph for each new set of fetches.
 _START_UP_STEPS = 2
-_START_UP_RUNS = 3  # a `TensorBoardHook` has other fetches in each of the first three
-_TIMES_KEPT = 20_000  # then every second one is dropped (ours)
+_START_UP_RUNS = 3  # a `TensorBoardHook` has different fetches in each of the first three runs
+_TIMES_KEPT = 20_000  # after that, every second time is dropped (ours)
 _COLUMNS = 79
 
 
 class Summary(NamedTuple):
-    """A run in seven numbers; None for unknown ones.
+    """A run in seven numbers; None for unknown numbers.
 
     Attributes:
-      ranks: processes that trained together, in the latest session.
-      steps: global step reached.
-      first_loss: loss of the first recorded step, also in a resumed run.
+      ranks: number of ranks in the latest session.
+      steps: the last global step.
+      first_loss: loss of the first recorded step of the run, across sessions.
       last_loss: mean loss of the last ten recorded steps that were not skipped.
-      skipped_steps: skipped steps of the whole run.
-      loss_scale: the factor the latest step used; None without loss scaling.
-      steps_per_sec: steps tried per second in the latest session with steps, without start-up.
+      skipped_steps: number of skipped steps in the whole run.
+      loss_scale: the loss scale of the latest step; None without loss scaling.
+      steps_per_sec: steps tried per second in the latest session that has steps, without start-up.
     """
 
     ranks: int
@@ -58,7 +58,7 @@ class Summary(NamedTuple):
 
 
 def summarize(history: History) -> Summary:
-    """Computes the summary of a history with any number of sessions."""
+    """Returns the summary of a history with any number of sessions."""
     rows = history.rows
     losses = [row.loss for row in rows if row.loss is not None]
     last = _last_losses(history)
@@ -74,9 +74,10 @@ def summarize(history: History) -> Summary:
 
 
 def write_summary(summary: Summary, path: str) -> None:
-    """Writes the summary as a JSON object with the names of its fields; the file is complete or missing.
+    """Writes the summary as a JSON object with the names of its fields; the file is never left incomplete.
 
-    A number that is not finite is written as null: JSON has no NaN. If the file cannot be written, a warning says why.
+    Numbers that are not finite are written as null, as JSON has no NaN. If the file cannot be written, a warning gives
+    the reason.
     """
     fields = {name: _finite(value) for name, value in summary._asdict().items()}
     Secondary(f"the summary {path}").attempt(write_whole, path, json.dumps(fields, indent=2) + "\n")
@@ -96,9 +97,9 @@ def format_summary(summary: Summary) -> str:
 
 
 class StepTimes:
-    """The durations of steps, the median and the longest, without start-up.
+    """The durations of steps without the start-up, and their median and maximum.
 
-    For a long training it keeps the times of some ten thousand steps.
+    For a long training, the times of some ten thousand steps are kept.
     """
 
     def __init__(self):
@@ -109,7 +110,7 @@ class StepTimes:
         self.worst: float | None = None
 
     def add(self, secs: float, steps: int = 1) -> None:
-        """Notes a session run of `steps` steps."""
+        """Adds a session run of `steps` steps."""
         self.runs += 1
         if self.runs <= _START_UP_RUNS:
             return
@@ -124,26 +125,26 @@ class StepTimes:
 
     @property
     def median(self) -> float | None:
-        """Median seconds of a step; None before the fourth run."""
+        """Median seconds per step; None before the fourth run."""
         return statistics.median(self._secs) if self._secs else None
 
     @property
     def steps_per_sec(self) -> float | None:
-        """Steps per second, from the mean of all steps."""
+        """Steps per second, from the mean duration of all steps."""
         return self._counted / self._total if self._total else None
 
 
 def format_ending(
     history: History, steps: tuple[int, int], secs: float, times: StepTimes, loop: int = 1, report: str | None = None
 ) -> list[str]:
-    """Formats the lines at the end of a training, for a terminal with 80 columns.
+    """Formats the last lines of a training, for a terminal with 80 columns.
 
     Args:
       history: history of the training.
-      steps: global step at which this session began, and at which it ended.
-      secs: duration.
-      times: times of its session runs.
-      loop: steps of a run.
+      steps: global steps at which this session began and ended.
+      secs: duration of the session in seconds.
+      times: times of the session's runs.
+      loop: number of steps in a run.
       report: path of the page.
     """
     summary, facts = summarize(history), history.facts
@@ -152,7 +153,7 @@ def format_ending(
     place += f" up to step {end}" if start else ""
     about = [f"trained {format_steps(end - start)}{place} in {format_secs(secs)}"]
     if summary.first_loss is not None and summary.last_loss is not None:
-        about.append(_losses(summary.first_loss, summary.last_loss, len(_last_losses(history))))
+        about.append(_format_losses(summary.first_loss, summary.last_loss, len(_last_losses(history))))
     if summary.skipped_steps or summary.loss_scale is not None:
         about.append(f"skipped {format_steps(summary.skipped_steps)}")
     pace = []
@@ -171,22 +172,22 @@ def format_ending(
     lines = [wrap(about, _COLUMNS)]
     lines += [wrap(pace, _COLUMNS)] if pace else []
     lines += [wrap([f"peak memory {memory[0]}", *memory[1:]], _COLUMNS, ", ")] if memory else []
-    for found, rank, recovered in spells(history):
+    for found, rank, recovered in slow_periods(history):
         if recovered is None or recovered > start:
             since = f"from step {found.step} {'on' if recovered is None else f'to {recovered}'}"
-            lines += textwrap.wrap(f"{since}, {say_slow(found, rank)}", _COLUMNS, subsequent_indent="  ")
+            lines += textwrap.wrap(f"{since}, {describe_slow_rank(found, rank)}", _COLUMNS, subsequent_indent="  ")
     return lines + ([f"report {pathlib.Path(report).absolute().as_uri()}"] if report else [])
 
 
 def _last_losses(history: History) -> list[float]:
-    """Returns the losses whose mean is the last loss."""
+    """Returns the losses whose mean is `last_loss`."""
     known = [row for row in history.rows if row.loss is not None]
     applied = [row for row in known if not row.skipped]
     return [row.loss for row in (applied or known)[-LAST_LOSS_STEPS:] if row.loss is not None]
 
 
-def _losses(first: float, last: float, steps: int) -> str:
-    """Formats the first and the last loss, with the number of steps in its mean."""
+def _format_losses(first: float, last: float, steps: int) -> str:
+    """Formats the first and the last loss, with the number of steps in the mean of the last loss."""
     of = f" (mean of the last {steps} steps)" if steps > 1 else ""
     return f"loss {format_loss(first)} -> {format_loss(last)}{of}"
 

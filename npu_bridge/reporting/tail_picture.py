@@ -1,4 +1,4 @@
-"""Draws one training step as SVG: computation and communication over time, with the exposed tail shaded."""
+"""Draws one training step as SVG: computation and communication over time, with a shaded exposed tail."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ def draw_step(trace: StepTrace, ranks: int = 1) -> str:
       trace: the step.
       ranks: number of ranks of the job.
     Returns:
-      The text of an SVG file. Elements carry classes: `row`, `compute`, `update`, `wait`, `wire`, `exposed`,
-      `backward-end`; the root carries `data-ms-per-px`.
+      The text of an SVG file. Its elements have the classes `row`, `compute`, `update`, `wait`, `wire`, `exposed` and
+      `backward-end`; the root has `data-ms-per-px`.
     """
     place = f"Step {trace.step}, rank {trace.rank}" + (f" of {ranks}" if ranks > 1 else "")
-    return _drawn([(trace, place)])
+    return _draw_panels([(trace, place)])
 
 
 def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("before", "after")) -> str:
-    """Draws two steps on one scale, one below the other.
+    """Draws two steps to the same scale, one below the other.
 
     Args:
       before, after: the steps.
-      titles: prefixes of step and rank.
+      titles: prefixes of the headings, which give step and rank.
     Returns:
-      The text of an SVG file, as `draw_step` makes it.
+      The text of an SVG file, as from `draw_step`.
     """
     pairs = zip((before, after), titles)
-    return _drawn([(trace, f"{title}: step {trace.step}, rank {trace.rank}") for trace, title in pairs], gap=14)
+    return _draw_panels([(trace, f"{title}: step {trace.step}, rank {trace.rank}") for trace, title in pairs], gap=14)
 
 
 def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
-    """Draws overlapping steps of one rank on one scale.
+    """Draws overlapping steps of one rank over the same time axis.
 
     Args:
-      traces: at least one, in order.
+      traces: at least one trace, in order.
       ranks: number of ranks of the job.
     Returns:
-      The text of an SVG file. Steps alternate between two colors. Elements carry classes: `row`, `compute`, `update`,
-      `wire`, `idle` (nothing is on the wire, between the first and the last transfer), `backward-end`; the root carries
-      `data-ms-per-px`.
+      The text of an SVG file. Steps alternate between two colors. Its elements have the classes `row`, `compute`,
+      `update`, `wire`, `idle` (nothing is on the wire, between the first and the last transfer) and `backward-end`; the
+      root has `data-ms-per-px`.
     """
     traces = on_one_clock(traces)
     scale = _Scale(max(trace.duration_ms for trace in traces))
@@ -81,62 +81,62 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
     tops = [_ABOVE + _PITCH * number for number in range(len(_OVERLAPPING_ROWS) + 1)]
     body = [
         svg_text(18, 28, f"Steps {traces[0].step} to {traces[-1].step}, rank {traces[0].rank} of {ranks}", "title"),
-        svg_text(18, 49, _told_of_overlap(traces, scale, idle), "quiet"),
-        *_grid(scale, tops[0], tops[-1]),
-        *(part for row, top in zip(_OVERLAPPING_ROWS, tops) for part in _ground(_Row(row[0]), top)),
+        svg_text(18, 49, _overlap_subtitle(traces, scale, idle), "quiet"),
+        *_draw_grid(scale, tops[0], tops[-1]),
+        *(part for row, top in zip(_OVERLAPPING_ROWS, tops) for part in _draw_row(_Row(row[0]), top)),
     ]
     for number, trace in enumerate(traces):
         for (label, kind, intervals_of, colors), top in zip(_OVERLAPPING_ROWS, tops):
             for interval, name in intervals_of(trace, _FINEST_PX * scale.ms_per_px):
-                told = f"step {trace.step}, {name or label}: {_ms(interval[1] - interval[0])}"
-                body.append(_bar(scale, interval, top + (_PITCH - _BAR) / 2, _BAR, kind, colors[number % 2], told))
-        body += _backward_end(trace, scale, tops[0], tops[-1], f"backward pass {trace.step} ends")
+                text = f"step {trace.step}, {name or label}: {_ms(interval[1] - interval[0])}"
+                body.append(_draw_bar(scale, interval, top + (_PITCH - _BAR) / 2, _BAR, kind, colors[number % 2], text))
+        body += _draw_backward_end(trace, scale, tops[0], tops[-1], f"backward pass {trace.step} ends")
     for begin, end in idle:
-        told = f"nothing is on the wire for {_ms(end - begin)}"
-        body.append(_bar(scale, (begin, end), tops[1] + (_PITCH - _BAR) / 2, _BAR, "idle", _IDLE, told))
+        text = f"nothing is on the wire for {_ms(end - begin)}"
+        body.append(_draw_bar(scale, (begin, end), tops[1] + (_PITCH - _BAR) / 2, _BAR, "idle", _IDLE, text))
     attributes = f' data-ms-per-px="{scale.ms_per_px!r}"'
     return svg_picture(body, _WIDTH, tops[-1] + _BELOW, _QUIET, _STYLE, _PATTERNS, attributes)
 
 
-def _unnamed(intervals, gap):
+def _unnamed_intervals(intervals, gap):
     return [(interval, "") for interval in union(intervals, gap)]
 
 
-def _sent(trace, gap):
+def _wire_intervals(trace, gap):
     return [((transfer.wire_ms, transfer.end_ms), _label([transfer], 0)) for transfer in trace.transfers]
 
 
 # Label and class of each row, a function that returns its intervals and their names, without gaps of so many ms, and
 # the alternating colors of steps.
 _OVERLAPPING_ROWS = (
-    ("forward, backward", "compute", lambda trace, gap: _unnamed(trace.compute, gap), (_COMPUTE, "#7cc4b5")),
-    ("on the wire", "wire", _sent, (_WIRE, "#86b3f7")),
-    ("updates", "update", lambda trace, gap: _unnamed(trace.updates, gap), (_UPDATE, "#b49be4")),
+    ("forward, backward", "compute", lambda trace, gap: _unnamed_intervals(trace.compute, gap), (_COMPUTE, "#7cc4b5")),
+    ("on the wire", "wire", _wire_intervals, (_WIRE, "#86b3f7")),
+    ("updates", "update", lambda trace, gap: _unnamed_intervals(trace.updates, gap), (_UPDATE, "#b49be4")),
 )
 
 
-def _told_of_overlap(traces, scale, idle):
+def _overlap_subtitle(traces, scale, idle):
     return (
         f"{len(traces)} steps in {_ms(scale.duration_ms)}, darker and lighter in turns; between the first transfer and "
         f"the last one, nothing is on the wire for {_ms(total(idle))} (orange)"
     )
 
 
-def _drawn(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
-    """Draws traces with their headings on one scale, each followed by a gap, and the legend."""
+def _draw_panels(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
+    """Draws traces with their headings to the same scale, with a gap after each trace, and a legend."""
     scale = _Scale(max(trace.duration_ms for trace, _ in panels))
     body: list[str] = []
     top = 0
     for trace, heading in panels:
         rows = _rows(trace)
-        body += _panel(trace, rows, scale, top, heading)
+        body += _draw_panel(trace, rows, scale, top, heading)
         top += _ABOVE + _PITCH * len(rows) + _BELOW + gap
     attributes = f' data-ms-per-px="{scale.ms_per_px!r}"'
-    return svg_picture([*body, *_legend(top)], _WIDTH, top + _LEGEND, _QUIET, _STYLE, _PATTERNS, attributes)
+    return svg_picture([*body, *_draw_legend(top)], _WIDTH, top + _LEGEND, _QUIET, _STYLE, _PATTERNS, attributes)
 
 
 class _Scale:
-    """The horizontal positions of times."""
+    """Converts times to horizontal positions."""
 
     def __init__(self, duration_ms: float):
         self.duration_ms = max(duration_ms, 1e-3)
@@ -160,13 +160,13 @@ def _rows(trace: StepTrace) -> list[_Row]:
 
 
 def _transfer_rows(transfers: Sequence[Transfer]) -> list[_Row]:
-    ordered = sorted(transfers, key=lambda transfer: (_number(transfer), transfer.begin_ms))
+    ordered = sorted(transfers, key=lambda transfer: (_fragment_number(transfer), transfer.begin_ms))
     share = max(1, math.ceil(len(ordered) / _MOST_TRANSFER_ROWS))
     groups = [ordered[start : start + share] for start in range(0, len(ordered), share)]
     return [_Row(_label(group, start * share), transfers=group) for start, group in enumerate(groups)]
 
 
-def _number(transfer):
+def _fragment_number(transfer):
     return math.inf if transfer.fragment is None else transfer.fragment
 
 
@@ -178,16 +178,16 @@ def _label(group, position):
     return f"{kind} {first}" if first == last else f"{kind}s {first}\N{EN DASH}{last}"
 
 
-def _panel(trace: StepTrace, rows: Sequence[_Row], scale: _Scale, top: float, heading: str) -> list[str]:
+def _draw_panel(trace: StepTrace, rows: Sequence[_Row], scale: _Scale, top: float, heading: str) -> list[str]:
     first, bottom = top + _ABOVE, top + _ABOVE + _PITCH * len(rows)
     return [
         svg_text(18, top + 28, heading, "title"),
         svg_text(18, top + 49, _subtitle(trace), "quiet"),
-        *_grid(scale, first, bottom),
-        *(part for number, row in enumerate(rows) for part in _ground(row, first + _PITCH * number)),
-        *_exposed(trace, scale, first, bottom),
-        *(part for number, row in enumerate(rows) for part in _bars(row, scale, first + _PITCH * number)),
-        *_marks(trace, scale, first, bottom),
+        *_draw_grid(scale, first, bottom),
+        *(part for number, row in enumerate(rows) for part in _draw_row(row, first + _PITCH * number)),
+        *_draw_exposed(trace, scale, first, bottom),
+        *(part for number, row in enumerate(rows) for part in _draw_bars(row, scale, first + _PITCH * number)),
+        *_draw_marks(trace, scale, first, bottom),
     ]
 
 
@@ -199,7 +199,7 @@ def _subtitle(trace):
     )
 
 
-def _grid(scale, first, bottom):
+def _draw_grid(scale, first, bottom):
     parts = []
     ticks = scale.ticks_ms()
     for number, tick in enumerate(ticks):
@@ -210,7 +210,7 @@ def _grid(scale, first, bottom):
     return parts
 
 
-def _ground(row, top):
+def _draw_row(row, top):
     y = top + (_PITCH - _BAR) / 2
     return [
         f'<g class="row"><title>{escape(row.label)}</title>'
@@ -219,8 +219,8 @@ def _ground(row, top):
     ]
 
 
-def _exposed(trace, scale, first, bottom):
-    """Draws the exposed tail as one path: it can have as many gaps as there are operators."""
+def _draw_exposed(trace, scale, first, bottom):
+    """Draws the exposed tail as one path, as it can have as many gaps as there are operators."""
     intervals = trace.exposed
     if not intervals:
         return []
@@ -228,56 +228,56 @@ def _exposed(trace, scale, first, bottom):
         f"M{scale.x(begin):.3f} {first:g}h{(end - begin) / scale.ms_per_px:.3f}V{bottom:g}H{scale.x(begin):.3f}z"
         for begin, end in intervals
     )
-    told = f"exposed tail: {_ms(trace.exposed_ms)}"
-    return [f'<path class="exposed" d="{path}" fill="{_EXPOSED}" fill-opacity="0.2"><title>{told}</title></path>']
+    text = f"exposed tail: {_ms(trace.exposed_ms)}"
+    return [f'<path class="exposed" d="{path}" fill="{_EXPOSED}" fill-opacity="0.2"><title>{text}</title></path>']
 
 
-def _bars(row: _Row, scale: _Scale, top: float) -> list[str]:
+def _draw_bars(row: _Row, scale: _Scale, top: float) -> list[str]:
     y = top + (_PITCH - _BAR) / 2
     kind = "update" if row.color == _UPDATE else "compute"
-    # Joins details too fine to see, which would only enlarge the file.
+    # Details that are too fine to see are joined, as they would only enlarge the file.
     parts = [
-        _bar(scale, interval, y, _BAR, kind, row.color)
+        _draw_bar(scale, interval, y, _BAR, kind, row.color)
         for interval in union(row.intervals, gap=_FINEST_PX * scale.ms_per_px)
     ]
     for transfer in row.transfers:
-        told = f"{transfer.name}: waits {_ms(transfer.wire_ms - transfer.begin_ms)}, then {_wire(transfer)}"
+        text = f"{transfer.name}: waits {_ms(transfer.wire_ms - transfer.begin_ms)}, then {_format_wire_time(transfer)}"
         pattern = "url(#decision-waits)" if transfer.is_decision else "url(#waits)"
-        parts.append(_bar(scale, (transfer.begin_ms, transfer.wire_ms), y, _BAR, "wait", pattern, told))
+        parts.append(_draw_bar(scale, (transfer.begin_ms, transfer.wire_ms), y, _BAR, "wait", pattern, text))
     for transfer in row.transfers:
-        told = f"{transfer.name}: {_wire(transfer)}"
+        text = f"{transfer.name}: {_format_wire_time(transfer)}"
         color = _DECISION if transfer.is_decision else _WIRE
-        parts.append(_bar(scale, (transfer.wire_ms, transfer.end_ms), y, _BAR, "wire", color, told))
+        parts.append(_draw_bar(scale, (transfer.wire_ms, transfer.end_ms), y, _BAR, "wire", color, text))
     return parts
 
 
-def _wire(transfer):
+def _format_wire_time(transfer):
     return f"{_ms(transfer.end_ms - transfer.wire_ms)} on the wire"
 
 
-def _backward_end(trace, scale, first, bottom, told):
+def _draw_backward_end(trace, scale, first, bottom, text):
     x = scale.x(trace.backward_end_ms)
     return [
         f'<line class="backward-end" x1="{x:.2f}" y1="{first - 6}" x2="{x:.2f}" y2="{bottom}" stroke="{INK}" '
         'stroke-dasharray="4 3"/>',
-        svg_text(x - 6, first - 8, told, "small", "end") if x > _LEFT + 130 else "",
+        svg_text(x - 6, first - 8, text, "small", "end") if x > _LEFT + 130 else "",
     ]
 
 
-def _marks(trace, scale, first, bottom):
+def _draw_marks(trace, scale, first, bottom):
     x = scale.x(trace.backward_end_ms)
-    parts = _backward_end(trace, scale, first, bottom, "backward pass ends")
+    parts = _draw_backward_end(trace, scale, first, bottom, "backward pass ends")
     if trace.exposed:
-        told = f"exposed tail {_ms(trace.exposed_ms)}"
+        text = f"exposed tail {_ms(trace.exposed_ms)}"
         is_late = x > _WIDTH - 170
-        parts.append(svg_text(x + 6, first - 8, told, "small tail") if not is_late else "")
-        parts.append(svg_text(x - 130, first - 8, f"{told}, ", "small tail", "end") if is_late else "")
+        parts.append(svg_text(x + 6, first - 8, text, "small tail") if not is_late else "")
+        parts.append(svg_text(x - 130, first - 8, f"{text}, ", "small tail", "end") if is_late else "")
     end = scale.x(trace.duration_ms)
     parts.append(f'<line x1="{end:.2f}" y1="{first}" x2="{end:.2f}" y2="{bottom}" stroke="{_QUIET}"/>')
     return parts
 
 
-def _legend(top: float) -> list[str]:
+def _draw_legend(top: float) -> list[str]:
     entries = (
         (_COMPUTE, 1.0, "computes"),
         ("url(#waits)", 1.0, "waits for its turn or another rank"),
@@ -296,12 +296,12 @@ def _legend(top: float) -> list[str]:
     return parts
 
 
-def _bar(scale, interval: Interval, y, height, kind: str, color: str, told: str = "") -> str:
+def _draw_bar(scale, interval: Interval, y, height, kind: str, color: str, text: str = "") -> str:
     begin, end = interval
     if end <= begin:
         return ""
     look = ' stroke="white" stroke-width="0.7"' if kind == "wire" else ""
-    title = f"<title>{escape(told)}</title>" if told else ""
+    title = f"<title>{escape(text)}</title>" if text else ""
     return (
         f'<rect class="{kind}" x="{scale.x(begin):.3f}" y="{y:g}" width="{(end - begin) / scale.ms_per_px:.3f}" '
         f'height="{height:g}" fill="{color}"{look}>{title}</rect>'

@@ -16,10 +16,10 @@ class Tail(NamedTuple):
     """The recorded steps of the first rank, and the step in the picture.
 
     Attributes:
-      steps: their numbers, ascending.
-      exposed_ms: exposed tail of the step shown, the median one.
-      step_ms: duration of this step.
-      overlaps: whether there are also steps that overlap.
+      steps: numbers of the recorded steps, ascending.
+      exposed_ms: exposed tail of the step in the picture, which is the median step.
+      step_ms: duration of the step in the picture.
+      overlaps: whether overlapping steps were recorded, too.
     """
 
     steps: list[int]
@@ -32,7 +32,8 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, over
     """Draws the median step of the first rank, and writes the traces of all ranks and steps.
 
     Args:
-      found: for each rank "rank", "host", "steps" (facts of `StepTrace`), at least one step, and "overlapping_steps".
+      found: for each rank, a dictionary with "rank", "host", "steps" (facts of `StepTrace`, at least one) and
+        "overlapping_steps".
       picture: SVG file to write.
       facts: JSON file to write.
       overlap: SVG file for the overlapping steps of the first rank, if there are any.
@@ -58,24 +59,24 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, over
 
 
 def typical_step(traces: Sequence[StepTrace]) -> StepTrace:
-    """Returns the step of the lowest rank with the median exposed tail."""
+    """Returns the step with the median exposed tail, of the lowest rank."""
     first = min(trace.rank for trace in traces)
     own = sorted((trace for trace in traces if trace.rank == first), key=lambda trace: trace.exposed_ms)
     return own[(len(own) - 1) // 2]
 
 
 def merge(found: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepTrace]:
-    """Returns the traces of all ranks, by step and rank, with waiting for other ranks split from wire time.
+    """Returns the traces of all ranks, by step and rank; their transfers show when they waited for other ranks.
 
     Args:
       found: as in `draw_tail`.
-      kind: the key of the traces.
+      kind: the key of the traces: "steps" or "overlapping_steps".
     """
     hosts = {facts["rank"]: facts["host"] for facts in found}
     by_step: dict[int, list[StepTrace]] = {}
     for facts in sorted(found, key=lambda facts: facts["rank"]):
         for step in facts.get(kind, ()):
-            trace = StepTrace.of_facts(step)
+            trace = StepTrace.from_facts(step)
             by_step.setdefault(trace.step, []).append(trace)
     merged: list[StepTrace] = []
     for _, traces in sorted(by_step.items()):
@@ -86,7 +87,7 @@ def merge(found: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepT
 
 
 def _lead_secs(first, other):
-    """Estimates how far a rank's clock is ahead of the first one's, as transfers end on both almost at once."""
+    """Estimates how far a rank's clock is ahead of the first rank's; transfers end on both at almost the same time."""
     ends = {transfer.name: first.start_secs + transfer.end_ms / 1000 for transfer in first.transfers}
     leads = [
         other.start_secs + transfer.end_ms / 1000 - ends[transfer.name]

@@ -1,4 +1,4 @@
-"""Writes curves of a training for TensorBoard: a hook, which every `NPUEstimator` has, and a callback for Keras."""
+"""Writes curves of a training for TensorBoard, by a hook that every `NPUEstimator` has or a callback for Keras."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from npu_bridge.reporting.event_files import EventFiles
 from npu_bridge.reporting.keras_numbers import Numbers, split_logs
 from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
-# TensorFlow's names for two numbers, which an Estimator writes in training and in evaluation.
+# TensorFlow's names for two numbers that an Estimator writes in training and in evaluation.
 _STOCK = {"loss": "loss", "steps_per_sec": "global_step/sec"}
 
 
 class TensorBoardHook(MetricsHook):
-    """A hook that writes the numbers of a `MetricsHook` for TensorBoard, and a change of the precision as text.
+    """A hook that writes the numbers of a `MetricsHook` for TensorBoard, and each change of the precision as text.
 
-    The curves are `loss` and `global_step/sec`, as in an Estimator, and `training/...` for all others. They replace the
-    points that an Estimator itself writes under the first two names every `save_summary_steps` steps.
+    The curves are `loss` and `global_step/sec`, as in an Estimator, and `training/...` for all other numbers. For the
+    first two, an Estimator itself would write a point every `save_summary_steps` steps; these points are replaced.
 
     Args:
-      folder: folder of the event files, which can be that of an Estimator.
+      folder: folder of the event files, which can be the `model_dir` of an Estimator.
       every_n_steps: as in `MetricsHook`; None: every step at first, then fewer and fewer.
       loss, clock, most_steps: as in `MetricsHook`.
     Raises:
@@ -43,18 +43,18 @@ class TensorBoardHook(MetricsHook):
         super().__init__(self._curves, every_n_steps, loss, clock, most_steps)
 
     def after_create_session(self, session, coord):
-        """Reserves the tags of its curves."""
+        """Reserves the tags of this hook's curves."""
         super().after_create_session(session, coord)
         if self._entries.writes:
-            self._curves.own([tag for name, tag in _STOCK.items() if name != "loss" or name in self._fetches])
+            self._curves.reserve_tags([tag for name, tag in _STOCK.items() if name != "loss" or name in self._fetches])
 
 
 class TensorBoardCallback(MetricsCallback):
-    """A callback with the same curves for `model.fit`, without the gradient norm, which Keras hides; and of epochs.
+    """A callback that writes the curves of `TensorBoardHook` for `model.fit`, without the gradient norm, and epochs.
 
-    Metrics are `training/NAME`, Keras' means since the epoch began. At the end of an epoch they are written as
-    `epoch_NAME`, those of validation under the same names into the subfolder `validation`, so that TensorBoard draws
-    both in one picture. The x axis of all is the optimizer's steps.
+    Metrics are `training/NAME`, the means of Keras since the epoch began. At the end of an epoch, they are written as
+    `epoch_NAME`. Validation metrics have the same names, in the subfolder `validation`, so that TensorBoard draws both
+    in one picture. The x axis of all curves is the optimizer's steps.
 
     Args:
       folder: folder of the event files.
@@ -81,10 +81,10 @@ class TensorBoardCallback(MetricsCallback):
 
 
 class TensorBoardWriter:
-    """A writer to the event files of a folder.
+    """A writer of metrics to the event files of a folder.
 
     Args:
-      folder: the folder; all hooks of a process that write there share one file.
+      folder: the folder; all hooks of a process that write to it share one file.
     """
 
     def __init__(self, folder: str):
@@ -94,19 +94,19 @@ class TensorBoardWriter:
         self._waiting: list[tuple[tf.compat.v1.Summary, int]] = []
 
     def begin(self, step: int) -> None:
-        """Resets the precision; the first entry opens the file."""
+        """Resets the precision. The first entry opens the file."""
         self._precision = None
 
     def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
         """Keeps scalars, and a changed precision, until `flush`."""
         summary = _scalars({_STOCK.get(name, f"training/{name}"): value for name, value in values.items()})
         if precision not in (None, self._precision):
-            summary.value.append(_text("training/precision", precision))
+            summary.value.append(_text_entry("training/precision", precision))
             self._precision = precision
         self._waiting.append((summary, step))
 
-    def own(self, tags: Iterable[str]) -> None:
-        """Reserves these tags until `close`: entries of others, also of an earlier writer like this, are dropped."""
+    def reserve_tags(self, tags: Iterable[str]) -> None:
+        """Reserves tags until `close`: entries of other writers with these tags are dropped."""
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
             events.reserve_tags(self, tags)
@@ -124,7 +124,7 @@ class TensorBoardWriter:
         events.flush()
 
     def close(self) -> None:
-        """Writes the kept entries and releases its tags; others can still write to the file."""
+        """Writes the kept entries and releases this writer's tags; others can still write to the file."""
         if self._waiting:
             self.flush()
         events = EventFiles.of(self._folder)
@@ -138,8 +138,8 @@ def _scalars(values):
     )
 
 
-def _text(tag, text):
-    """Makes an entry that TensorBoard shows as text."""
+def _text_entry(tag, text):
+    """Returns an entry that TensorBoard shows as text."""
     plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text")
     metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin)
     return tf.compat.v1.Summary.Value(tag=tag, tensor=tf.make_tensor_proto([text]), metadata=metadata)

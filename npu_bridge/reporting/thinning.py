@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 _STEPS_AT_FULL_DETAIL = 1000
 _FIRST_INTERVAL_STEPS = 8
 # The global step is read once in this many rows, as this takes a session run, and at least this often: the failure of
-# another rank ends this process too (ours).
-_ROWS_PER_LOOK, _SECS_PER_LOOK = 100, 0.5
+# another rank ends this process, too (ours).
+_ROWS_PER_READ, _SECS_PER_READ = 100, 0.5
 
 
-class Seen(NamedTuple):
-    """A step.
+class SeenStep(NamedTuple):
+    """A step that was seen.
 
     Attributes:
-      observation: its observation.
-      time: its time.
-      updates: updates since the global step was last read, this one included.
+      observation: the numbers of the step.
+      time: the time of the step.
+      updates: updates since the global step was last read, including this step's.
     """
 
     observation: Observation
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 class Thinning:
-    """A collector of steps that chooses the ones to write.
+    """A collector of steps that chooses the steps to write.
 
     Args:
       step: global step at the start.
@@ -44,15 +44,15 @@ class Thinning:
         self._known_step = step
         self._updates = 0
         self._steps_since = self._interval()  # the first step is kept
-        self._lowest: Seen | None = None  # of the steps since the last kept one
-        self._highest: Seen | None = None
-        self._latest: Seen | None = None
-        self._kept: list[Seen] = []
+        self._lowest: SeenStep | None = None  # of the steps since the last kept step
+        self._highest: SeenStep | None = None
+        self._latest: SeenStep | None = None
+        self._kept: list[SeenStep] = []
 
     def add(self, observation: Observation, time: float, steps: int) -> None:
-        """Notes a session run of `steps` steps."""
+        """Adds a session run of `steps` steps."""
         self._updates += 0 if observation.skipped else steps
-        seen = Seen(observation, time, self._updates)
+        seen = SeenStep(observation, time, self._updates)
         is_due = self._steps_since >= self._interval()
         if is_due or observation.skipped:
             self._keep(seen)
@@ -69,16 +69,16 @@ class Thinning:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to read the global step and to write."""
+        """Whether it is time to read the global step and to write the chosen steps."""
         kept = self._kept
-        return bool(kept) and (len(kept) >= _ROWS_PER_LOOK or kept[-1].time - kept[0].time >= _SECS_PER_LOOK)
+        return bool(kept) and (len(kept) >= _ROWS_PER_READ or kept[-1].time - kept[0].time >= _SECS_PER_READ)
 
-    def take(self, step: int | None, is_over: bool = False) -> list[tuple[int, Seen]]:
+    def take(self, step: int | None, is_over: bool = False) -> list[tuple[int, SeenStep]]:
         """Returns the steps to write, each with its global step.
 
         Args:
-          step: the current global step; None: one for each update. In between it is counted; if it does not move by
-            one with each update, rows are spread evenly.
+          step: the current global step. None: one more for each update. Between reads, updates are counted; if the
+            global step does not grow by one with each update, rows are spread evenly.
           is_over: whether to include the latest step.
         """
         if is_over and self._latest:
@@ -88,7 +88,7 @@ class Thinning:
         pace = moved / self._updates if self._updates else 0.0
         rows = [(self._known_step + round(seen.updates * pace), seen) for seen in self._kept]
         waiting = (self._lowest, self._highest, self._latest)
-        # The count restarts here: for steps that can still be kept it is negative.
+        # The count restarts here; for steps that can still be kept, it becomes negative.
         self._lowest, self._highest, self._latest = (
             seen and seen._replace(updates=seen.updates - self._updates) for seen in waiting
         )
@@ -100,7 +100,7 @@ class Thinning:
         for reached, seen in self.take(step, is_over):
             history.append(reached, *seen.observation, seen.time)
 
-    def _keep(self, seen: Seen) -> None:
+    def _keep(self, seen: SeenStep) -> None:
         between = {one for one in (self._lowest, self._highest, seen) if one is not None}
         self._kept += sorted(between, key=lambda one: (one.time, one.updates))
         self._lowest = self._highest = self._latest = None
@@ -110,7 +110,7 @@ class Thinning:
         return 1 if doublings < 0 else _FIRST_INTERVAL_STEPS << doublings
 
 
-def _loss(seen: Seen) -> float:
+def _loss(seen: SeenStep) -> float:
     """Returns the loss for comparisons: NaN counts as infinite, an unknown loss as 0."""
     loss = seen.observation.loss
     if loss is None:

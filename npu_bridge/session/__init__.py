@@ -1,8 +1,8 @@
-"""Applies options to sessions of stock TensorFlow: one file for each option or group of options.
+"""Applies options to sessions of stock TensorFlow, with one file for each option or group of options.
 
-Every module takes `TrainingOptions`, never a config object or its own environment variable. Other packages use
-`effects.py`: settings for a session, hooks for its runs, settings of a graph. The hooks serve an Estimator, a
-`MonitoredTrainingSession` and a plain `Session` alike.
+Every module takes `TrainingOptions`, and reads no config object or environment variable of its own. Other packages use
+`effects.py`, which gives settings for a session, hooks for its runs and settings of a graph. The hooks work in an
+Estimator, a `MonitoredTrainingSession` and a plain `Session`.
 """
 
 from npu_bridge.base.lazy import attributes

@@ -1,4 +1,4 @@
-"""`AverageMetricsCallback`: averages an epoch's metrics over the ranks for the callbacks that decide by them."""
+"""Defines `AverageMetricsCallback`, which averages an epoch's metrics over the ranks, for callbacks that use them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from npu_bridge.session.optimizer_numbers import optimizer_numbers
 
 
 class AverageMetricsCallback(tf.keras.callbacks.Callback):
-    """Averages the logs of each epoch over the ranks, validation included, before other callbacks see them.
+    """A callback that averages the logs of each epoch, including validation, over the ranks before other callbacks.
 
     So `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide alike on all ranks, and `History` holds the
-    numbers of the job. All ranks have equal weight. A rank that lacks a number gets the mean of the ranks that have it,
-    so that rank 0 alone may validate. `npu_callbacks_append` adds the callback on several ranks.
+    numbers of the job. All ranks have equal weight. A rank that lacks a number gets the mean of the ranks that have the
+    number. So rank 0 can validate alone. `npu_callbacks_append` adds the callback in jobs of several ranks.
 
-    Compares the optimizer's numbers as well: rank 0 warns once if they differ, as a callback on some ranks can cause.
+    The callback also compares numbers of the optimizer, and rank 0 warns once if they differ. A callback that is only
+    on some ranks can cause this. At the end of `fit`, the ranks wait for each other, so that each can load the files of
+    rank 0.
 
-    At the end of `fit` the ranks wait for each other, so that each can load the files of rank 0.
-
-    Ranks: collective; give it to every rank, before the callbacks that are to see averages.
+    Ranks: collective; give it to every rank, before the callbacks that must see averages.
     """
 
     def on_epoch_end(self, epoch, logs=None):
@@ -36,15 +36,15 @@ class AverageMetricsCallback(tf.keras.callbacks.Callback):
         for name in dict.fromkeys(name for each in of_ranks for name in each):
             logs[name] = float(np.mean([each[name] for each in of_ranks if name in each]))
 
-        _compare([numbers for _, numbers in gathered])
+        _warn_of_differences([numbers for _, numbers in gathered])
 
     def on_train_end(self, logs=None):
         """Waits for the other ranks."""
         wait_for_ranks("end_of_fit")
 
 
-def _compare(of_ranks):
-    """Warns on rank 0 which numbers of the optimizer differ, and lists those of each rank in order."""
+def _warn_of_differences(of_ranks):
+    """Warns on rank 0 about numbers of the optimizer that differ between ranks; lists the number of each rank."""
     names = dict.fromkeys(name for each in of_ranks for name in each)
     values = {name: [each.get(name) for each in of_ranks] for name in names}
     differing = [f"{name} is {found}" for name, found in values.items() if len(set(map(repr, found))) > 1]

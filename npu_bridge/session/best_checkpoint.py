@@ -1,4 +1,4 @@
-"""`BestCheckpoint`: keeps a copy of the checkpoint with the best evaluation of `tf.estimator.train_and_evaluate`."""
+"""Defines `BestCheckpoint`, which keeps a copy of the best checkpoint of `tf.estimator.train_and_evaluate`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _COPY = re.compile(r"(model\.ckpt-\d+)\.(index|meta|data-\d+-of-\d+)")
 
 
 class BestCheckpoint(tf.estimator.Exporter):
-    """Keeps the best checkpoint so far in `MODEL_DIR/export/NAME`, where `tf.train.latest_checkpoint` finds it.
+    """An exporter that copies the best checkpoint so far to `MODEL_DIR/export/NAME`, the only checkpoint there.
 
-    It is used as `tf.estimator.BestExporter`, and copies a checkpoint instead of exporting a model. `best.json` beside
-    the copy holds the step and the metrics of its evaluation; a resumed training compares with it.
+    It is used like `tf.estimator.BestExporter`, but copies a checkpoint instead of exporting a model.
+    `tf.train.latest_checkpoint` finds the copy. The file `best.json` next to it holds the step and the metrics of the
+    evaluation; a resumed training compares with these metrics.
 
     Args:
       metric: the metric of the evaluation to compare.
-      is_smaller_better: False for a metric that is better when larger, such as an accuracy.
+      is_smaller_better: False for a metric that is better if it is larger, such as an accuracy.
       name: name of the folder.
     Raises:
       ValueError: `name` is empty; an evaluation has no number named `metric`.
     Example:
-      >>> exporters = [BestCheckpoint(metric="accuracy", is_smaller_better=False)]
-      >>> spec = tf.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=0, exporters=exporters)
+      >>> exporters = [BestCheckpoint(metric="accuracy", is_smaller_better=False)] >>> spec =
+      tf.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=0, exporters=exporters)
     """
 
     def __init__(self, metric: str = "loss", is_smaller_better: bool = True, name: str = "best"):
@@ -47,25 +48,28 @@ class BestCheckpoint(tf.estimator.Exporter):
         return self._name
 
     def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
-        """Copies the checkpoint if its evaluation is the best; returns the path of the copy, None without one."""
-        current, best = self._number(eval_result), self._number(_read_note(export_path) or {self._metric: math.nan})
+        """Copies the checkpoint if its evaluation is the best so far; returns the path of the copy, or None."""
+        current, best = (
+            self._metric_value(eval_result),
+            self._metric_value(_read_best_metrics(export_path) or {self._metric: math.nan}),
+        )
         if not (self._sign * current < self._sign * best or math.isnan(best)):
             return None
         what = Secondary(f"the best checkpoint in {export_path}", (tf.errors.OpError,))
         copied = os.path.join(export_path, os.path.basename(checkpoint_path))
-        return copied if what.attempt(_copy, checkpoint_path, copied, eval_result, now=True) else None
+        return copied if what.attempt(_replace_copy, checkpoint_path, copied, eval_result, now=True) else None
 
-    def _number(self, result):
+    def _metric_value(self, result):
         if self._metric not in result:
-            fix = did_you_mean(self._metric, result, "") or "Name one of them as metric."
+            fix = did_you_mean(self._metric, result, "") or "Give one of these names as metric."
             expected = f"one of {', '.join(sorted(result))}"
             problem = "the evaluation has no such metric"
             raise ValueError(message("BestCheckpoint", problem, expected, f"metric={self._metric!r}", fix))
         return float(result[self._metric])
 
 
-def _read_note(folder) -> dict[str, Any] | None:
-    """Reads the metrics of the kept checkpoint; None if the folder has none."""
+def _read_best_metrics(folder) -> dict[str, Any] | None:
+    """Returns the metrics of the kept checkpoint; None if the folder has none."""
     path = os.path.join(folder, _NOTE)
     if tf.train.latest_checkpoint(folder) is None or not tf.io.gfile.exists(path):
         return None
@@ -73,8 +77,8 @@ def _read_note(folder) -> dict[str, Any] | None:
         return json.load(file)["metrics"]
 
 
-def _copy(source, copied, result):
-    """Replaces the kept checkpoint; a reader finds the old one or the new one, never a part of one."""
+def _replace_copy(source, copied, result):
+    """Replaces the kept checkpoint; readers find the old or the new checkpoint, never a part of one."""
     folder = os.path.dirname(copied)
     tf.io.gfile.makedirs(folder)
     for file in tf.io.gfile.glob(f"{source}.*"):

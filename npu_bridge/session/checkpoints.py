@@ -1,6 +1,6 @@
-"""Saves checkpoints so that a save that fails or is killed leaves no files behind and keeps the older checkpoints.
+"""Saves checkpoints. A save that fails or is killed leaves no files behind, and the older checkpoints stay.
 
-A job holds the folder it saves to, so that no two jobs overwrite each other's files.
+A job holds the folder into which it saves, so that two jobs cannot overwrite each other's files.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _NOT_WRITTEN = (*NO_SPACE, tf.errors.DataLossError)
 
 
 class WaitForSaves(SessionEngine):
-    """A session engine with which ranks leave a training together, after its session is closed and rank 0 has saved.
+    """A session engine that makes ranks wait, after their session is closed, until rank 0 has saved.
 
-    A rank that then reads the folder of rank 0, for example to predict from a checkpoint, finds complete files.
+    A rank that then reads the folder of rank 0 (to predict from a checkpoint, for example) finds complete files.
 
     Attributes:
-      is_over: whether the training has ended; after an error no rank waits.
+      is_over: whether the training has ended. After an error, ranks do not wait.
 
     Ranks: collective, when the session is closed.
     """
@@ -60,41 +60,42 @@ class WaitForSaves(SessionEngine):
 
 
 class CheckpointNotSavedError(OSError):
-    """A checkpoint did not fit on the disk; the one before it is still the latest."""
+    """Raised when a checkpoint could not be written to the disk; the previous checkpoint is still the latest."""
 
 
 class ModelDirInUseError(RuntimeError):
-    """Another job trains in the folder; the message says which, since when, and the cure."""
+    """Raised when another job trains in the folder; the message says which job, since when, and the cure."""
 
 
 def hold_model_dir(folder: str | None) -> Hold:
-    """Holds a folder of checkpoints for this process's training, until `release`; a reader need not hold it.
+    """Holds a folder of checkpoints for this process's training, until `release`; readers need not hold it.
 
-    Creates the folder if it is missing. A remote folder, or one that cannot be written to, is not held.
+    Creates the folder if it is missing. A remote folder, or a folder that cannot be written to, is not held.
 
     Raises:
-      ModelDirInUseError: another job trains there.
+      ModelDirInUseError: another job trains in the folder.
     Ranks: local; for the rank that saves: rank 0, or the chief of a cluster.
     """
-    _make(folder)
+    _make_folder(folder)
     try:
         return hold_folder(folder or "", "training", "a training")
     except FolderHeldError as error:
         raise ModelDirInUseError(f"model_dir: {error}") from None
 
 
-def _make(folder):
+def _make_folder(folder):
     if folder and "://" not in folder:
-        with contextlib.suppress(OSError):  # the first write reports it
+        with contextlib.suppress(OSError):  # the first write reports the error
             os.makedirs(folder, exist_ok=True)
 
 
 @functools.cache
 def hold_for_saver_hooks() -> None:
-    """Makes every `tf.estimator.CheckpointSaverHook` hold its folder from `begin` to `end`; a second call does nothing.
+    """Makes every `tf.estimator.CheckpointSaverHook` hold its folder from `begin` to `end`; another call has no effect.
 
-    Estimators and MonitoredTrainingSessions save with this hook. After an error `end` is not called: the folder is
-    released with the hook or the process. A hook with an attribute `holds_its_folder` holds and releases it itself.
+    Estimators and MonitoredTrainingSessions save with this hook. As `end` is not called after an error, the folder is
+    then released with the hook or the process. A hook with an attribute `holds_its_folder` holds and releases its
+    folder itself.
     """
     releases: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
 
@@ -119,29 +120,29 @@ def hold_for_saver_hooks() -> None:
 
 @functools.cache
 def watch_savers() -> None:
-    """Warns if ranks of one job save into one folder with a `tf.compat.v1.train.Saver`; a second call does nothing.
+    """Warns if ranks of one job save into one folder with a `tf.compat.v1.train.Saver`; another call has no effect.
 
-    A saver that does not write the file `checkpoint` is not watched: its names can differ by rank. Has no effect in a
-    job of one process. The first two ranks that save keep a lock file in the folder as long as they live.
+    A saver that does not write the file `checkpoint` is not watched, as its file names can differ by rank. In a job of
+    one process, nothing is watched. The first two ranks that save keep a lock file in the folder as long as they live.
     """
     if place_in_job()[1] == 1:
         return
     signature = inspect.signature(tf.compat.v1.train.Saver.save)
 
-    def save_and_look(save, *arguments, **keywords):
+    def save_and_check(save, *arguments, **keywords):
         bound = signature.bind(*arguments, **keywords).arguments
         if bound.get("write_state", True):
-            _tell_of_shared_folder(os.path.dirname(bound["save_path"]) or ".")
+            _warn_of_shared_folder(os.path.dirname(bound["save_path"]) or ".")
         return save(*arguments, **keywords)
 
-    put_around(tf.compat.v1.train.Saver, "save", save_and_look)
+    put_around(tf.compat.v1.train.Saver, "save", save_and_check)
 
 
 @functools.cache
-def _tell_of_shared_folder(folder: str) -> None:
-    """Warns that another rank saves here too, unless another rank has already warned."""
-    _make(folder)
-    with contextlib.suppress(FolderHeldError):  # by another job, which a plain saver does not look at
+def _warn_of_shared_folder(folder: str) -> None:
+    """Warns that another rank saves into this folder, too, unless another rank has already warned."""
+    _make_folder(folder)
+    with contextlib.suppress(FolderHeldError):  # by another job, which does not concern a plain saver
         other = hold_folder(folder, "saves", "a saver").holder
         if other is None or hold_folder(folder, "saves_told", "a saver").holder is not None:
             return
@@ -154,9 +155,9 @@ def _tell_of_shared_folder(folder: str) -> None:
 class CarefulSaver:
     """A wrapper of a `tf.compat.v1.train.Saver` that deletes the files of a save that failed.
 
-    TensorFlow writes a checkpoint beside its place, moves it there when it is whole, and then deletes older ones. This
-    class deletes the half-written files of a failed save, because they fill the disk further, and has the saver
-    forget it, so that it does not count among the checkpoints to keep.
+    TensorFlow writes a checkpoint under temporary names, renames it when it is complete, and then deletes older
+    checkpoints. When a save fails, this class deletes its half-written files, as they take space on the disk. It also
+    makes the saver forget the failed checkpoint, which must not count among the checkpoints to keep.
 
     Ranks: local.
     """
@@ -166,10 +167,10 @@ class CarefulSaver:
         self.saver_def = saver.saver_def
 
     def save(self, session: Any, save_path: str, global_step: int, write_meta_graph: bool = True) -> str | None:
-        """Saves variables as `tf.compat.v1.train.Saver.save`.
+        """Saves variables as `tf.compat.v1.train.Saver.save` does.
 
         Raises:
-          CheckpointNotSavedError: there is no space.
+          CheckpointNotSavedError: there is no space, or the files cannot be read.
           FolderHeldError: another job has taken over the folder.
         """
         if self._hold is not None:
@@ -182,10 +183,10 @@ class CarefulSaver:
             folder = os.path.dirname(save_path)
             latest = tf.train.latest_checkpoint(folder)
             if prefix not in (latest, *kept):
-                self._clear_away(prefix, files, kept)
+                self._remove_failed_save(prefix, files, kept)
             raise CheckpointNotSavedError(_explain(f"step {global_step}", folder, error)) from error
 
-    def _clear_away(self, prefix, files, kept):
+    def _remove_failed_save(self, prefix, files, kept):
         self._saver.recover_last_checkpoints(kept)
         if tf.io.gfile.exists(f"{prefix}_temp"):
             remove_unfinished(f"{prefix}_temp")
@@ -195,9 +196,9 @@ class CarefulSaver:
 
 @contextlib.contextmanager
 def space_for(file: str) -> Iterator[None]:
-    """Deletes the half-written file if the write in this block finds no space, and raises.
+    """Raises `CheckpointNotSavedError` if the block finds no space for a file; deletes the half-written file then.
 
-    The block writes a file as TensorFlow does: beside its place, then moved there.
+    The block must write the file as TensorFlow does: under a temporary name, then renamed.
 
     Raises:
       CheckpointNotSavedError: there is no space.
@@ -211,8 +212,8 @@ def space_for(file: str) -> Iterator[None]:
         raise CheckpointNotSavedError(_explain(os.path.basename(file), os.path.dirname(file), error)) from error
 
 
-def write_beside(file: str, content: bytes) -> None:
-    """Writes a file of a checkpoint in one move; raises `CheckpointNotSavedError` if there is no space."""
+def write_checkpoint_file(file: str, content: bytes) -> None:
+    """Writes a file of a checkpoint as a whole; raises `CheckpointNotSavedError` if there is no space."""
     with space_for(file):
         unfinished = f"{file}.tmp{secrets.token_hex(8)}"
         with tf.io.gfile.GFile(unfinished, "wb") as written:
@@ -221,12 +222,12 @@ def write_beside(file: str, content: bytes) -> None:
 
 
 def copy_checkpoint(source: str, target: str) -> None:
-    """Copies the files of a checkpoint; they get their names once all are on the disk and readable.
+    """Copies the files of a checkpoint; the copies get their names when all are on the disk and can be read.
 
     Args:
-      source, target: paths without the endings of the files.
+      source, target: paths of the checkpoints, without the endings of the files.
     Raises:
-      tf.errors.OpError: it cannot be written; ResourceExhaustedError if there is no space.
+      tf.errors.OpError: the copy cannot be written; ResourceExhaustedError if there is no space.
       tf.errors.DataLossError: the copy cannot be read.
     """
     folder = f"{target}_temp"
@@ -248,7 +249,7 @@ def copy_checkpoint(source: str, target: str) -> None:
 
 
 def remove_leftovers(folder: str, basename: str) -> None:
-    """Deletes the half-written files of a process that held the folder and is known to be dead."""
+    """Deletes half-written files, after a process that held the folder and is known to be dead."""
     of_checkpoint = rf"{re.escape(basename)}-\d+(_temp(_\w+)?|\..*\.(tempstate|tmp)\w+)"
     half_written = re.compile(rf"{of_checkpoint}|(checkpoint|graph\.pbtxt)\.tmp\w+")
     for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():

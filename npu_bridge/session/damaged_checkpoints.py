@@ -1,7 +1,7 @@
-"""Checks checkpoints for damage before they are restored, and finds the newest intact one.
+"""Checks checkpoints for damage before they are restored, and finds the newest intact checkpoint.
 
-TensorFlow finds damage when it restores, and raises errors that name a node of the graph. If it cannot read the file
-`checkpoint`, which names the newest one, it starts from initial values and logs nothing.
+TensorFlow notices damage when it restores a checkpoint, and raises errors that name a node of the graph. If TensorFlow
+cannot read the file `checkpoint`, which names the newest checkpoint, it starts from initial values and logs nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LOG = logger(__name__)
 _STATE = "checkpoint"
 _NOT_RESTORED = "Restoring from checkpoint failed"
 _LONGEST_REASON = 400
-# A reader raises these for an intact tensor whose dtype numpy does not have.
+# A reader raises these errors for an intact tensor whose dtype numpy does not have.
 _UNREADABLE_DTYPES = (tf.errors.InternalError, tf.errors.UnimplementedError)
 
 
 class DamagedCheckpointError(RuntimeError):
-    """A checkpoint cannot be read; the message names the file and the newest intact checkpoint."""
+    """Raised when a checkpoint cannot be read; the message names the file and the newest intact checkpoint."""
 
 
 class _Damage(NamedTuple):
@@ -38,38 +38,38 @@ class _Damage(NamedTuple):
 
 
 def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> None:
-    """Reads the newest checkpoint of a folder as a whole; about 0.2 s for a gigabyte in memory.
+    """Checks the newest checkpoint of a folder by reading all of it; a gigabyte in memory takes about 0.2 s.
 
     Args:
       folder: the folder of the checkpoints; None or an empty folder is accepted.
-      may_go_back: in a job that the launcher restarts on failure, list the newest intact checkpoint as the newest one
-        instead of raising, and log this. The files of the damaged one stay.
+      may_go_back: instead of raising, make the newest intact checkpoint the newest one of the folder, and log this.
+        Only in a job that the launcher restarts on failure. The files of the damaged checkpoint stay.
     Raises:
-      DamagedCheckpointError: it is damaged, or the newest checkpoint is not known.
+      DamagedCheckpointError: the newest checkpoint is damaged or unknown.
     Ranks: local.
     """
     is_listed = bool(folder) and tf.io.gfile.exists(os.path.join(folder, _STATE))
     if not folder or not (is_listed or (may_go_back and _has_lost_list(folder))):
         return
     listed = _listed_checkpoints(folder)
-    unlisted = _Damage(os.path.join(folder, _STATE), "it names no checkpoint" if is_listed else "it is not there")
+    unlisted = _Damage(os.path.join(folder, _STATE), "it names no checkpoint" if is_listed else "no such file")
     damage = find_damage(listed[-1]) if listed else unlisted
     if damage is None:
         return
     intact = _newest_intact(folder, listed[:-1])
     if not may_go_back or intact is None or read_variable(RESTARTS) is None:
-        raise DamagedCheckpointError(_explain(damage, _fix(folder, intact)))
+        raise DamagedCheckpointError(_explain(damage, _restore_hint(folder, intact)))
     _make_newest(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
-    _LOG.warning("%s", _explain(damage, f"Training resumes from {_name_in(folder, intact)}."))
+    _LOG.warning("%s", _explain(damage, f"Training resumes from {_name_for_list(folder, intact)}."))
 
 
 def check_checkpoint(path: str) -> None:
-    """Reads a checkpoint as a whole; does nothing for a missing one, which fails when it is restored.
+    """Checks a checkpoint by reading all of it. A missing checkpoint is not reported: restoring it fails.
 
     Args:
-      path: the checkpoint, without the endings of its files; or a folder, for its newest.
+      path: the checkpoint, without the endings of its files; or a folder, for its newest checkpoint.
     Raises:
-      DamagedCheckpointError: it is damaged.
+      DamagedCheckpointError: the checkpoint is damaged.
     Ranks: local.
     """
     if tf.io.gfile.isdir(path):
@@ -78,18 +78,22 @@ def check_checkpoint(path: str) -> None:
         damage = find_damage(path)
         if damage is not None:
             intact = _newest_intact(os.path.dirname(path) or ".", [])
-            there = f"The newest intact one there is {os.path.basename(intact)}." if intact else "None there is intact."
+            there = (
+                f"The newest intact checkpoint there is {os.path.basename(intact)}."
+                if intact
+                else "No checkpoint there is intact."
+            )
             raise DamagedCheckpointError(_explain(damage, there))
 
 
 @contextlib.contextmanager
 def mismatches_explained(folder: str) -> Iterator[None]:
-    """Replaces, in a block, the error about a checkpoint of another model by one that names the variable.
+    """Replaces TensorFlow's error about a checkpoint of another model, in a block, by one that names the variable.
 
     Args:
       folder: the folder whose newest checkpoint is restored.
     Raises:
-      tf.errors.InvalidArgumentError, tf.errors.NotFoundError: the same class as TensorFlow's error.
+      tf.errors.InvalidArgumentError, tf.errors.NotFoundError: the class of TensorFlow's error.
     """
     try:
         yield
@@ -105,7 +109,7 @@ def mismatches_explained(folder: str) -> Iterator[None]:
 
 
 def _first_difference(graph, prefix, must_be_there):
-    """Describes the first variable that differs, in the graph and in the checkpoint; None if none differs."""
+    """Describes the first variable that differs, in the graph and in the checkpoint; None if all are the same."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         name, shape = variable.op.name, variable.shape
@@ -121,8 +125,8 @@ def find_damage(prefix: str) -> _Damage | None:
     index = f"{prefix}.index"
     if not tf.io.gfile.exists(index):
         if tf.io.gfile.exists(prefix):
-            return None  # the first format, which TensorFlow can only read as a whole
-        return _Damage(index, "it is not there")
+            return None  # a checkpoint of the first format, which TensorFlow can only read as a whole
+        return _Damage(index, "no such file")
     try:
         reader = tf.train.load_checkpoint(prefix)
         names = reader.get_variable_to_shape_map()
@@ -131,13 +135,13 @@ def find_damage(prefix: str) -> _Damage | None:
     except tf.errors.OpError as error:
         return _Damage(index, _first_line(error))
     folder, name = os.path.split(prefix)
-    of_data = re.compile(rf"{re.escape(name)}\.data-\d+-of-\d+")
-    data = [file for file in tf.io.gfile.listdir(folder or ".") if of_data.fullmatch(file)]
+    data_file = re.compile(rf"{re.escape(name)}\.data-\d+-of-\d+")
+    data = [file for file in tf.io.gfile.listdir(folder or ".") if data_file.fullmatch(file)]
     count = int(data[0].rpartition("-of-")[2]) if data else 1
     expected = [f"{name}.data-{number:05}-of-{count:05}" for number in range(count)]
     for file in expected:
         if file not in data:
-            return _Damage(os.path.join(folder, file), "it is not there")
+            return _Damage(os.path.join(folder, file), "no such file")
     for tensor in names:
         try:
             reader.get_tensor(tensor)
@@ -149,13 +153,13 @@ def find_damage(prefix: str) -> _Damage | None:
     return None
 
 
-def go_on_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
-    """Makes a copy the newest checkpoint of a folder, if it is later than the newest intact one there.
+def resume_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
+    """Makes a copy the newest checkpoint of a folder, if the copy is later than the newest intact checkpoint there.
 
     Args:
-      folder: the folder of a job that may go back (see `check_newest_checkpoint`, which finds no damage afterwards).
+      folder: the folder of a job that may go back (see `check_newest_checkpoint`, which then finds no damage).
       step: the step of the copy.
-      copy: writes the checkpoint, over a damaged one of that step, and returns its path.
+      copy: writes the copy, over a damaged checkpoint of this step, and returns its path.
     """
     listed = _listed_checkpoints(folder) if tf.io.gfile.exists(os.path.join(folder, _STATE)) else []
     damage = None
@@ -176,7 +180,7 @@ def go_on_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
 
 
 def _listed_checkpoints(folder):
-    """Returns the paths in the file `checkpoint`, the newest last; none if the file cannot be read."""
+    """Returns the paths in the file `checkpoint`, the newest last; an empty list if the file cannot be read."""
     try:
         state = tf.train.get_checkpoint_state(folder)
     except ValueError:
@@ -188,7 +192,7 @@ def _listed_checkpoints(folder):
 
 
 def _newest_intact(folder, listed):
-    """Returns the newest intact checkpoint of those listed, else of all in the folder; None without one."""
+    """Returns the newest intact checkpoint of those listed, else of all in the folder; None if none is intact."""
     indexes = [file for file in tf.io.gfile.listdir(folder) if re.search(r"-\d+\.index$", file)]
     found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
     candidates = [*reversed(listed), *sorted(found, key=_step_of, reverse=True)]
@@ -196,7 +200,7 @@ def _newest_intact(folder, listed):
 
 
 def _has_lost_list(folder):
-    """Returns whether checkpoints in the folder are from this job; older ones without a list mean a fresh start."""
+    """Returns whether the folder has checkpoints of this job; older checkpoints without a list mean a fresh start."""
     began = float(read_variable(BEGAN) or "inf")
     files = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
     indexes = [os.path.join(folder, file) for file in files if re.search(r"-\d+\.index$", file)]
@@ -208,13 +212,13 @@ def _step_of(prefix):
     return int(number.group(1)) if number else -1
 
 
-def _name_in(folder, path):
+def _name_for_list(folder, path):
     return os.path.basename(path) if os.path.dirname(path) == folder.rstrip("/") else path
 
 
 def _make_newest(folder, paths):
-    """Writes the file `checkpoint` with these paths, the last as the newest, in one move."""
-    names = [json.dumps(_name_in(folder, path), ensure_ascii=False) for path in paths]
+    """Writes the file `checkpoint` with these paths, the newest last; the file is replaced as a whole."""
+    names = [json.dumps(_name_for_list(folder, path), ensure_ascii=False) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
     path = os.path.join(folder, _STATE)
     replace_list(path, "\n".join([*lines, ""]))
@@ -226,12 +230,14 @@ def _explain(damage, fix):
     return f"checkpoint: {damage.file} is damaged. Expected a file as it was saved; got {got}. {fix}"
 
 
-def _fix(folder, intact):
+def _restore_hint(folder, intact):
     state = os.path.join(folder, _STATE)
     if intact is None:
         return f"No intact checkpoint is left in {folder}; remove {state} to start from initial values."
-    line = f'model_checkpoint_path: "{_name_in(folder, intact)}"'
-    return f"The newest intact one is {_name_in(folder, intact)}; to resume from it, write {line} to {state}."
+    line = f'model_checkpoint_path: "{_name_for_list(folder, intact)}"'
+    return (
+        f"The newest intact checkpoint is {_name_for_list(folder, intact)}; to resume from it, write {line} to {state}."
+    )
 
 
 def _first_line(error):

@@ -75,7 +75,7 @@ def become_folder(path):
 
 # The file that is damaged, how, and what is said of it.
 KINDS = {
-    "no index": (INDEX, os.remove, "it is not there"),
+    "no index": (INDEX, os.remove, "no such file"),
     "empty index": (INDEX, lambda path: cut(path, 0), "too short"),
     "half an index": (INDEX, lambda path: cut(path, 0.5), "not an sstable"),
     "noise for an index": (INDEX, lambda path: path.write_bytes(bytes(range(256)) * 9), "not an sstable"),
@@ -86,7 +86,7 @@ KINDS = {
         lambda path: shutil.copy(path.with_name("model.ckpt-2.data-00000-of-00001"), path),
         "cannot be read .*Checksum",
     ),
-    "no data": (DATA, os.remove, "it is not there"),
+    "no data": (DATA, os.remove, "no such file"),
     "empty data": (DATA, lambda path: cut(path, 0), "Read less bytes"),
     "half of the data": (DATA, lambda path: cut(path, 0.5), "Read less bytes"),
     "noise for data": (DATA, lambda path: path.write_bytes(os.urandom(path.stat().st_size)), "Checksum"),
@@ -110,7 +110,7 @@ def test_the_file_what_is_wrong_and_the_newest_intact_one(folder, kind, monkeypa
         check_newest_checkpoint(str(folder), may_go_back=True)
     text = str(raised.value)
     assert text.startswith(f"checkpoint: {folder / name} is damaged. Expected a file as it was saved; got ")
-    assert re.search(what, text) and f"The newest intact one is {listed}; to resume from it, write" in text
+    assert re.search(what, text) and f"The newest intact checkpoint is {listed}; to resume from it, write" in text
     assert len(text) < 500 + 3 * len(str(folder)) and "\n" not in text
 
     monkeypatch.setenv(RESTARTS, "3")
@@ -150,7 +150,7 @@ def test_steps_are_compared_as_numbers(folder):
     cut(folder / STATE, 0)
     for file in folder.glob(f"{INTACT}.*"):
         shutil.copy(file, folder / file.name.replace(INTACT, "model.ckpt-10"))
-    with pytest.raises(DamagedCheckpointError, match=r"newest intact one is model\.ckpt-10;"):
+    with pytest.raises(DamagedCheckpointError, match=r"newest intact checkpoint is model\.ckpt-10;"):
         check_checkpoint(str(folder))
 
 
@@ -176,7 +176,7 @@ def test_an_estimator_says_so_before_it_does_anything(folder, tmp_path):
         "start of a folder": lambda: estimator_of(tmp_path / "other", str(folder)).train(input_fn, max_steps=8),
     }
     for name, call in calls.items():
-        with pytest.raises(DamagedCheckpointError, match=rf"{DATA} is damaged.*newest intact one.* {INTACT}"):
+        with pytest.raises(DamagedCheckpointError, match=rf"{DATA} is damaged.*newest intact checkpoint.* {INTACT}"):
             call()
             pytest.fail(name)
     assert sorted(os.listdir(folder)) == files
@@ -216,7 +216,7 @@ def test_a_list_that_is_lost_while_the_job_runs_is_made_anew(folder, monkeypatch
     check_newest_checkpoint(str(folder))
     assert tf.train.latest_checkpoint(str(folder)) is None
     check_newest_checkpoint(str(folder), may_go_back=True)
-    assert f"{STATE} is damaged. Expected a file as it was saved; got it is not there." in caplog.text
+    assert f"{STATE} is damaged. Expected a file as it was saved; got no such file." in caplog.text
     assert tf.train.latest_checkpoint(str(folder)) == str(folder / NEWEST)
 
 

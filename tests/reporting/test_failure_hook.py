@@ -110,7 +110,7 @@ def test_keras_has_it_too(tmp_path):
     assert failure["step"] == 1 and failure["frames"][-1][2] == "shapes"
     assert failure["message"] == "ValueError: a record that is planted" and 'data-last-step="1"' in page
     model.fit(data.take(1), verbose=0, callbacks=[callback])
-    assert report_of(tmp_path)[0] is None and callback._watched != model.train_function
+    assert report_of(tmp_path)[0] is None and callback._train_and_report != model.train_function
 
 
 def test_the_first_error_with_a_cause_of_its_own_stays(tmp_path):

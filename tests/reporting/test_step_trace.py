@@ -56,7 +56,7 @@ def test_gaps_are_filled_up_to_the_given_length():
 
 def test_a_trace_goes_through_json():
     step = trace((Transfer("a_fragment_0", 1.0, 2.0, 3.0, 0), Transfer("d", 2.0, 2.0, 2.5, None, True)), ((0.0, 1.0),))
-    assert StepTrace.of_facts(json.loads(json.dumps(step.as_facts()))) == step
+    assert StepTrace.from_facts(json.loads(json.dumps(step.as_facts()))) == step
 
 
 def test_a_transfer_waits_for_the_last_rank_and_for_the_one_before():

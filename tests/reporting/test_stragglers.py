@@ -11,7 +11,14 @@ from npu_bridge.reporting import History, StragglerHook
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.page import write_page
 from npu_bridge.reporting.progress_line import Progress, format_progress
-from npu_bridge.reporting.stragglers import PARTS, compare, say_all_slow, say_changes, slowest, spells
+from npu_bridge.reporting.stragglers import (
+    PARTS,
+    compare,
+    describe_changes,
+    list_slow_ranks,
+    slow_periods,
+    slowest_rank_metrics,
+)
 from npu_bridge.reporting.summary import StepTimes, format_ending
 from tests.reporting.stepping import Clock, run_steps
 
@@ -43,30 +50,30 @@ def test_a_rank_near_the_limit_is_told_once():
     first = found(100, 121)
     second, third = found(100, 115, slow=[1]), found(100, 109, slow=[1])
     assert (second.slow, third.slow) == ([1], [])
-    assert [len(say_changes(*pair)) for pair in ((None, first), (first, second), (second, third))] == [1, 0, 1]
+    assert [len(describe_changes(*pair)) for pair in ((None, first), (first, second), (second, third))] == [1, 0, 1]
 
 
 def test_the_sentences():
     four = found(100, 100, 104, 148, waiting=[0.4, 0.42, 0.38, 0.1])
-    assert say_changes(None, four) == [
+    assert describe_changes(None, four) == [
         "rank 3 is slow: its own work takes 148 ms a step, that of the others 100 ms (median); they wait 30% of the "
         "time for it"
     ]
-    assert say_changes(four, found(100, 100, 104, 102)) == [
+    assert describe_changes(four, found(100, 100, 104, 102)) == [
         "rank 3 is no longer slow: its own work takes 102 ms a step, that of the others 100 ms (median)"
     ]
-    assert say_all_slow(four) == "rank 3 slow, others wait 30%"
-    assert say_all_slow(found(100, 130, 100, 140)) == "ranks 1, 3 slow, others wait 0%"
-    assert say_all_slow(None) is None and say_all_slow(found(100, 100)) is None
-    line = format_progress(Progress(120, 300, 5.8, steps_per_sec=12.4, slow=say_all_slow(four)))
+    assert list_slow_ranks(four) == "rank 3 slow, others wait 30%"
+    assert list_slow_ranks(found(100, 130, 100, 140)) == "ranks 1, 3 slow, others wait 0%"
+    assert list_slow_ranks(None) is None and list_slow_ranks(found(100, 100)) is None
+    line = format_progress(Progress(120, 300, 5.8, steps_per_sec=12.4, slow=list_slow_ranks(four)))
     assert line == "step 120/300 (40 %) | loss 5.8000 | rank 3 slow, others wait 30% | 12.4 steps/s | ETA 15 s"
 
 
 def test_numbers_of_the_slowest_rank():
-    numbers = slowest(found(100, 148, 104, waiting=[0.4, 0.1, 0.38]))
+    numbers = slowest_rank_metrics(found(100, 148, 104, waiting=[0.4, 0.1, 0.38]))
     assert numbers.pop("waiting_for_slowest_rank") == pytest.approx(0.29)
     assert numbers == {"slowest_rank": 1, "slowest_rank_own_ms": 148.0, "other_ranks_own_ms": 102.0}
-    assert slowest(None) == {}
+    assert slowest_rank_metrics(None) == {}
 
 
 @pytest.fixture
@@ -93,7 +100,7 @@ def test_the_history_has_it_and_what_is_damaged_is_left_out(history, caplog):
             file.write(json.dumps({**line, **damage}) + "\n")
     read = History(history.path)
     assert read.entries == history.entries and len(caplog.records) == 5
-    assert [(first.step, rank, end) for first, rank, end in spells(read)] == [(100, 1, 200), (300, 1, None)]
+    assert [(first.step, rank, end) for first, rank, end in slow_periods(read)] == [(100, 1, 200), (300, 1, None)]
     read.begin_session(250, ranks=2)
     assert [found.step for found in History(history.path).comparisons] == [50, 100, 200, 250]
 

@@ -325,7 +325,7 @@ def test_a_loop_of_ones_own_goes_back_from_a_damaged_checkpoint(is_started_again
         _, numbers, _ = loop_of(folder)
         np.testing.assert_array_equal(numbers, np.full(1000, 3.0))
     else:
-        with pytest.raises(DamagedCheckpointError, match="The newest intact one is ckpt-3"):
+        with pytest.raises(DamagedCheckpointError, match="The newest intact checkpoint is ckpt-3"):
             loop_of(folder)
 
 

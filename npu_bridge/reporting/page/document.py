@@ -29,7 +29,7 @@ from npu_bridge.reporting.progress_line import (
     format_secs,
     format_steps,
 )
-from npu_bridge.reporting.stragglers import lost_share, spells
+from npu_bridge.reporting.stragglers import lost_share, slow_periods
 from npu_bridge.reporting.summary import LAST_LOSS_STEPS, Summary, summarize
 
 PAGE_FILE = "report.html"
@@ -240,7 +240,7 @@ def _slow_ranks(history: History) -> str:
     rows = [
         [rank, f"{found.step:,}", "" if end is None else f"{end:,}", _ms(found.own_ms[rank])]
         + [f"{lost_share(found, rank):.0%}"]
-        for found, rank, end in spells(history)
+        for found, rank, end in slow_periods(history)
     ]
     slow = table(("slow rank", "from step", "to step", "its own work in a step", "the others wait for it"), rows)
     return section("Own work and waiting", body + (slow if rows else "<p>No rank was slow.</p>"))

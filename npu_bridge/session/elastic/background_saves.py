@@ -12,7 +12,7 @@ import tensorflow as tf
 from npu_bridge.base.held_folders import Hold
 from npu_bridge.base.memory_folders import folder_of_job
 from npu_bridge.base.tf_internals.sessions import session_interface
-from npu_bridge.session.checkpoints import CarefulSaver, copy_checkpoint, write_beside
+from npu_bridge.session.checkpoints import CarefulSaver, copy_checkpoint, write_checkpoint_file
 from npu_bridge.session.elastic.memory_checkpoints import MemoryCheckpoints
 
 
@@ -136,7 +136,7 @@ class BackgroundSaver:
             with tf.io.gfile.GFile(f"{prefix}.meta", "rb") as file:
                 self._meta_graph = graph.version, file.read()
         elif write_meta_graph:
-            write_beside(f"{prefix}.meta", self._meta_graph[1])
+            write_checkpoint_file(f"{prefix}.meta", self._meta_graph[1])
 
 
 class _CopyingSession(session_interface()):  # type: ignore[misc]  # a class of TensorFlow, looked up

@@ -27,7 +27,7 @@ from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_byt
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective.apart import GraphApart
 from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
-from npu_bridge.session.damaged_checkpoints import go_on_from_copy
+from npu_bridge.session.damaged_checkpoints import resume_from_copy
 
 _LOG = logger(__name__)
 _NAME = "model.ckpt"
@@ -194,7 +194,7 @@ def take_memory_checkpoint(model_dir: str | None) -> None:
         return target
 
     try:
-        go_on_from_copy(model_dir, step, copy)
+        resume_from_copy(model_dir, step, copy)
     except tf.errors.OpError as error:
         _LOG.warning("The copy of step %d in memory is not used: it cannot be saved (%s).", step, error.message)
 
