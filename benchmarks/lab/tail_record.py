@@ -41,22 +41,22 @@ def draw_steps(folder: str, names: tuple[str, str], ranks: int, picture: str) ->
       picture: SVG file to write.
     """
     from npu_bridge.reporting.tail_picture import compare
-    from npu_bridge.reporting.tail_report import merge, typical_step
+    from npu_bridge.reporting.tail_report import merge_traces, typical_step
 
     shown = []
     for name in names:
         found = [json.loads(_file_of(folder, name, rank).read_text())["npu_bridge"] for rank in range(ranks)]
-        shown.append(typical_step(merge(found)))
+        shown.append(typical_step(merge_traces(found)))
     pathlib.Path(picture).write_text(compare(*shown, names), encoding="utf-8")
 
 
 def draw_overlap(folder: str, name: str, ranks: int, picture: str) -> None:
     """Draws the overlapping steps of a contender, as `record_steps` has recorded them; arguments as of `draw_steps`."""
     from npu_bridge.reporting.tail_picture import draw_overlapping
-    from npu_bridge.reporting.tail_report import merge
+    from npu_bridge.reporting.tail_report import merge_traces
 
     found = [json.loads(_file_of(folder, name, rank).read_text())["npu_bridge"] for rank in range(ranks)]
-    own = [trace for trace in merge(found, "overlapping_steps") if trace.rank == 0]
+    own = [trace for trace in merge_traces(found, "overlapping_steps") if trace.rank == 0]
     pathlib.Path(picture).write_text(draw_overlapping(own, ranks), encoding="utf-8")
 
 

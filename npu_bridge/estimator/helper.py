@@ -12,8 +12,8 @@ __all__ = ["get_gen_ops"]
 
 _MODULES = (npu_ops, npu_unary_ops, npu_aicore_ops, npu_cpu_ops, npu_cube_ops, npu_vector_ops)
 _OTHER_NAMES = {
-    "drop_out_do_mask": dropping.masked_by_bits,
-    "drop_out_do_mask_v3": dropping.masked_by_bytes,
+    "drop_out_do_mask": dropping.mask_with_bits,
+    "drop_out_do_mask_v3": dropping.mask_with_bytes,
     "drop_out_gen_mask": dropping.packed_mask,
     "drop_out_gen_mask_v3": dropping.byte_mask,
     "fast_gelu_grad": activations.fast_gelu_grad,

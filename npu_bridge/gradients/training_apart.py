@@ -30,7 +30,7 @@ _BROADCAST = re.compile(r"HorovodBroadcast|CollectiveBcast")
 
 
 def watch_sessions() -> None:
-    """Checks the training of all sessions of this process, if it is rank 0 of several. Another call has no effect."""
+    """Checks the training of all sessions, if this process is rank 0 of several ranks. Another call has no effect."""
     if exchanges.is_looking():
         first_run.check_of(None, _FirstTrainingCheck, _FirstTrainingCheck)
 

@@ -26,7 +26,7 @@ def make_copier(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Call
     conditions and loops, too.
 
     Raises:
-      ValueError: an operator that must be copied cannot be.
+      ValueError: an operator in the copied part cannot be copied.
     """
     handles = {getattr(variable, "handle", variable).op for variable in variables}
     needed = dependency_order([tensor.op], lambda op: () if op.type in _SHAPES else producers(op.inputs))

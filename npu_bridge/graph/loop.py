@@ -174,7 +174,7 @@ def export_definition(
 
 
 def _is_shared(op):
-    """Returns whether an operator gives access to a variable, an iterator or a table, or is fed, and nothing else."""
+    """Returns whether copies read the original operator: a placeholder, or access to a variable, iterator or table."""
     if op.type == "Placeholder" or _SHARED in op.node_def.attr:
         return True
     gives_access = op.outputs and all(out.dtype == tf.resource or is_reference(out.dtype) for out in op.outputs)

@@ -27,7 +27,7 @@ def list_elements(graph: tf.Graph, structure: Any) -> list:
 
 
 def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """Returns the operators that compute the given tensors, without those of fed tensors; passes operators through."""
+    """Returns the operators that compute tensors, except fed tensors. Returns operators in `elements` unchanged."""
     return [
         element if isinstance(element, tf.Operation) else element.op
         for element in elements

@@ -249,7 +249,7 @@ def _gives_access(tensor):
 
 
 def _access_sources(op):
-    """Returns, in a list, the operator that gave access to a state to an operator that only passes the access on."""
+    """Returns a list with the operator whose access to a state `op` passes on; empty for other operators."""
     return [op.inputs[0].op] if op.type in _FORWARDING and op.inputs and _gives_access(op.inputs[0]) else []
 
 

@@ -114,7 +114,7 @@ class Run:
 
     @functools.cached_property
     def loss(self) -> tf.Tensor | None:
-        """The last scalar given to `note_gradients` whose gradients the run computes, or None; without loss scale."""
+        """The last scalar passed to `note_gradients` whose gradients the run computes, unscaled; None without one."""
         computed = set(self.ops)
         losses = [loss for loss, gradients in _record_of(self._graph).losses if gradients & computed]
         return _without_scale(losses[-1]) if losses else None

@@ -80,7 +80,7 @@ def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | N
 
 
 def is_ever_changed(variable: tf.Variable) -> bool:
-    """Returns whether an operator of its graph can change a variable, without operators that give it a start value."""
+    """Returns whether an operator of its graph can change a variable, other than to give it a start value."""
     forwarding = (*VARIABLE_TYPES, *_FORWARDING)
 
     def is_changed(copy):
@@ -91,7 +91,7 @@ def is_ever_changed(variable: tf.Variable) -> bool:
 
 
 def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
-    """Returns the copies that a strategy of `tf.distribute` keeps of a variable; for other variables, itself."""
+    """Returns the copies of a variable that a `tf.distribute` strategy keeps, or else the variable alone."""
     return getattr(variable, "values", (variable,))
 
 

@@ -135,7 +135,7 @@ class Call:
             raise self.error(problem, f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1", repr(fusion_id), fix)
 
     def entries_per_rank(self, values: Any, name: str) -> tf.Tensor:
-        """Returns `values` as an int64 vector; raises ValueError unless it has a non-negative entry per rank."""
+        """Returns `values` as an int64 vector; raises ValueError unless there is one non-negative entry per rank."""
         vector = tf.cast(tf.convert_to_tensor(values), tf.int64)
         size = self.communicator.size
         if not vector.shape.is_compatible_with([size]):

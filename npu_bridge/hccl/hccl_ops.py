@@ -113,8 +113,8 @@ def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
     """Sends one rank's tensors to every rank; variables get that rank's values.
 
     Args:
-      tensor: list of tensors and variables, those of Keras 3 included, of any numeric or boolean dtype. Running the
-        result for a variable also assigns the variable, so all ranks then have the same values.
+      tensor: list of tensors and variables, including variables of Keras 3, of any numeric or boolean dtype. Running
+        the result for a variable also assigns the variable, so all ranks then have the same values.
       root_rank: the rank whose values are sent.
       fusion, fusion_id, group: as in `reduce`.
     Returns:
@@ -239,8 +239,8 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
 
     Args:
       send_data: as in `all_to_all_v`; holds the blocks for rank 0, 1, ... one after the other.
-      send_count_matrix: int64 of shape (ranks, ranks), equal on all ranks; row = sender, column = receiver. Or its rows
-        one after the other, as from an `allgather` of each rank's counts.
+      send_count_matrix: int64 of shape (ranks, ranks), equal on all ranks; row = sender, column = receiver.
+        Alternatively, a vector of all its rows, as from an `allgather` of each rank's counts.
       rank: this process's rank in the group.
       fusion, fusion_id, group: as in `reduce`.
     Returns:

@@ -48,7 +48,7 @@ def write(name: str, tensors: Sequence[Any]) -> tf.Operation | None:
 
 
 def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the next tensors in a channel, and waits for them. Raises `tf.errors.OutOfRangeError` after its end."""
+    """Returns the next tensors in a channel, and waits for them; raises `tf.errors.OutOfRangeError` after its last."""
     # In eager execution, a single result is not in a list.
     tensors = tf.nest.flatten(tf.numpy_function(_channel(name).get, [], list(dtypes)))
     for tensor, shape in zip(tensors, shapes):

@@ -52,7 +52,7 @@ def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name:
       seed, seed2: both 0 for a new choice each time.
       name: scope of the ops.
     Returns:
-      Vector of uint8 for `masked_by_bits`, padded to a multiple of 128 bits.
+      Vector of uint8 for `mask_with_bits`, padded to a multiple of 128 bits.
     """
     with tf.name_scope(name or "packed_mask"):
         count = tf.reduce_prod(tf.cast(shape, tf.int32))
@@ -67,7 +67,7 @@ def byte_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: s
         return tf.cast(_draw_kept(shape, keep_prob, seed, seed2), tf.uint8)
 
 
-def masked_by_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
+def mask_with_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
     """Masks a tensor: elements that a `packed_mask` keeps are divided by `keep_prob`, the others become 0.
 
     Args:
@@ -81,10 +81,10 @@ def masked_by_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -
     x = tf.convert_to_tensor(x)
     with tf.name_scope(name or "masked"):
         bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mask[:, None], _bit_numbers()), 1)
-        return masked_by_bytes(x, tf.reshape(tf.reshape(bits, [-1])[: tf.size(x)], tf.shape(x)), keep_prob)
+        return mask_with_bytes(x, tf.reshape(tf.reshape(bits, [-1])[: tf.size(x)], tf.shape(x)), keep_prob)
 
 
-def masked_by_bytes(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
+def mask_with_bytes(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
     """Masks a tensor: elements that a `byte_mask` keeps are divided by `keep_prob`, the others become 0."""
     x = tf.convert_to_tensor(x)
     with tf.name_scope(name or "masked"):

@@ -1,4 +1,4 @@
-"""Optimizers for Keras 2.15: `npu_bridge.optimizers.keras.LAMB(0.001)`; `keras_legacy` has those of the other kind."""
+"""Optimizers for Keras 2.15: `npu_bridge.optimizers.keras.LAMB(0.001)`. See also `keras_legacy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers for Keras 3 on TensorFlow: `npu_bridge.optimizers.keras3.LAMB(0.001)`; importing it loads Keras 3."""
+"""Optimizers for Keras 3 on TensorFlow: `npu_bridge.optimizers.keras3.LAMB(0.001)`. This module loads Keras 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps rules as optimizers of both kinds of Keras 2."""
+"""Wraps rules as Keras 2 optimizers, for `tf.keras.optimizers` and `tf.keras.optimizers.legacy`."""
 
 from __future__ import annotations
 

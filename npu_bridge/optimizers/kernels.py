@@ -56,7 +56,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
     lost = at.learning_rate * at.weight_decay * variable.read_value()
     with tf.control_dependencies([lost]):
         done = _apply_kernel(variable.handle, gradient, handles, rule, at)
-    with _after(done):
+    with _control_dependency(done):
         return variable.assign_sub(lost, read_value=False)
 
 
@@ -87,7 +87,7 @@ def update_slots(
     scratch, lowered = _apply_to_scratch(start, gradient, slots, rule, at, name)
     with tf.control_dependencies([lowered]):
         destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
-    with _after(destroyed):
+    with _control_dependency(destroyed):
         lowered = tf.identity(lowered) if shape.rank == 1 else tf.reshape(lowered, shape)
     if not isinstance(rule, LAMB):
         return lowered
@@ -103,9 +103,9 @@ def update_slots(
 def _apply_to_scratch(start, gradient, slots, rule, at, name):
     """Applies the kernel to a temporary variable that starts as `start`; returns its handle and its new value."""
     scratch = tf.raw_ops.VarHandleOp(dtype=start.dtype, shape=start.shape, shared_name=name)
-    with _after(tf.raw_ops.AssignVariableOp(resource=scratch, value=start)):
+    with _control_dependency(tf.raw_ops.AssignVariableOp(resource=scratch, value=start)):
         lowered = _apply_kernel(scratch, gradient, slots, rule, at)
-    with _after(lowered):
+    with _control_dependency(lowered):
         return scratch, tf.raw_ops.ReadVariableOp(resource=scratch, dtype=start.dtype)
 
 
@@ -149,7 +149,7 @@ def _scalars(at, rate, is_epsilon_corrected, is_corrected):
 
 
 def _update_with_lamb(variable, gradient, slots, rule, at, name):
-    """Computes minus the direction in a temporary variable by Adam's kernel, then updates the variable with it."""
+    """Computes the negative direction in a temporary variable by Adam's kernel, then updates the variable along it."""
     # Sequential, so that a thread finishes this variable before it begins the next: the output of one op is still in
     # the cache when the next one reads it. Reads that wait for nothing would run for all variables first.
     with tf.control_dependencies([gradient]):
@@ -169,11 +169,11 @@ def _update_with_lamb(variable, gradient, slots, rule, at, name):
         lost = at.learning_rate * at.weight_decay * parameter
     with tf.control_dependencies([] if lost is None else [lost]):
         done = tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=-rate, delta=minus_direction)
-    with _after(done):
+    with _control_dependency(done):
         destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
     if lost is None:
         return destroyed
-    with _after(destroyed):
+    with _control_dependency(destroyed):
         return variable.assign_sub(lost, read_value=False)
 
 
@@ -181,7 +181,7 @@ def _norm(values):
     return tf.sqrt(2.0 * tf.nn.l2_loss(values))
 
 
-def _after(op):
+def _control_dependency(op):
     return tf.control_dependencies([] if op is None else [op])
 
 

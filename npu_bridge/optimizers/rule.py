@@ -70,8 +70,9 @@ class Rule(KnownKeywords, abc.ABC):
     """A formula that turns a gradient into the amount to subtract from a parameter.
 
     Every rule has the fields `learning_rate`, `weight_decay`, `decay` and `exclude_from_weight_decay`. With
-    `decay="coupled"`, `weight_decay * parameter` is first added to the gradient; with "decoupled", `learning_rate *
-    weight_decay * parameter` is also subtracted from the parameter. A rule can define other values of `decay`.
+    `decay="coupled"`, `weight_decay * parameter` is first added to the gradient; with "decoupled",
+    `learning_rate * weight_decay * parameter` is also subtracted from the parameter itself. A rule can define other
+    values of `decay`.
     """
 
     learning_rate: Any

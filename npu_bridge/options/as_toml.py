@@ -44,7 +44,7 @@ def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str
             continue
         line = _toml_line(name, value)
         if line is None:
-            lost.append(f"#   {section}{'.' if section else ''}{name}: {in_line(_shown(value))}")
+            lost.append(f"#   {section}{'.' if section else ''}{name}: {in_line(_describe_value(value))}")
         elif section:
             tables.append(line)
         else:
@@ -128,6 +128,6 @@ def _toml_value(value: Any) -> str | None:
     return None
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     text = repr(value) if value is None or isinstance(value, (str, bytes)) else type(value).__name__
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

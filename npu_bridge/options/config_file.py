@@ -47,12 +47,12 @@ def build_from_file(
     content, text = read_toml(path, f"{cls.__name__}.from_file")
     tables = {name: content[name] for name in lists if name in content}
     reader = TomlReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
-    made = {name: reader.objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
-    values = reader.arguments(RUN_CONFIG, content, "", skip=overrides)
+    made = {name: reader.make_objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
+    values = reader.constructor_values(RUN_CONFIG, content, "", skip=overrides)
     try:
         config = cls(**{**values, **overrides})
     except (TypeError, ValueError) as error:
-        raise reader.located(error, "") from error
+        raise reader.with_location(error, "") from error
     for name, objects in made.items():
         setattr(config, f"_{name}", objects)
     config._tables = tables
@@ -60,7 +60,7 @@ def build_from_file(
 
 
 def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[str, Any], str]:
-    """Returns the parsed content and the text of a file; raises the errors of `build_from_file`, without options."""
+    """Returns the parsed content and the text of a file; raises errors as `build_from_file` does for the file."""
     try:
         with open_file(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -99,7 +99,7 @@ class TomlReader:
         self._table = table
         self._helpers = helpers
 
-    def arguments(
+    def constructor_values(
         self, owner: str, content: Mapping[str, Any], section: str, skip: Container[str] = ()
     ) -> dict[str, Any]:
         """Returns the constructor values of an owner, whose table has the prefix `section`, such as "dump_config."."""
@@ -107,7 +107,7 @@ class TomlReader:
         values = {}
         for key, value in content.items():
             if key not in names:
-                raise self.located(self._table.unknown(ValueError, owner, key), section)
+                raise self.with_location(self._table.unknown(ValueError, owner, key), section)
             if key not in skip:
                 values[key] = self._value(key, value, section)
         return values
@@ -119,17 +119,17 @@ class TomlReader:
                 place, expected = self._location(section + key), f"[{section}{key}] with {kind.owner}'s parameters"
                 raise ValueError(message(place, f"{key} is a table", expected, shown(value), "Write a table."))
             inner = f"{section}{key}."
-            arguments = self.arguments(kind.owner, value, inner)
+            arguments = self.constructor_values(kind.owner, value, inner)
             try:
                 return self._helpers[kind.owner](**arguments)
             except (TypeError, ValueError) as error:
-                raise self.located(error, inner) from error
+                raise self.with_location(error, inner) from error
         if isinstance(kind, (TensorFlowObject, RawBytes)):
             place, fix = self._location(section + key), f"Pass it as from_file(path, {key}=...)."
             raise ValueError(message(place, f"a file cannot hold {key}", "this value in code", shown(value), fix))
         return value
 
-    def objects(self, name: str, tables: Any, make: Callable[[Mapping[str, Any]], Any]) -> tuple:
+    def make_objects(self, name: str, tables: Any, make: Callable[[Mapping[str, Any]], Any]) -> tuple:
         """Returns a tuple of the results of `make` for each table of a list."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             fix = f"Write [[{name}]] above each table."
@@ -139,10 +139,10 @@ class TomlReader:
             try:
                 made.append(make(table))
             except (TypeError, ValueError) as error:
-                raise self.located(error, f"{name}[{position}].") from error
+                raise self.with_location(error, f"{name}[{position}].") from error
         return tuple(made)
 
-    def located(self, error: Exception, section: str) -> Exception:
+    def with_location(self, error: Exception, section: str) -> Exception:
         """Returns the error with file, line and key in front; an error that already has them is returned unchanged."""
         if getattr(error, "is_located", False):
             return error

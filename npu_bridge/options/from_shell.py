@@ -32,12 +32,14 @@ def pass_to_ranks(words: Sequence[str]) -> None:
     Raises:
       TypeError, ValueError: a name is unknown, or a value is illegal by itself; the message begins with `--set`.
     """
-    helpers = {o.kind.owner: functools.partial(_check, o.kind.owner) for o in OPTIONS if isinstance(o.kind, Helper)}
+    helpers = {
+        o.kind.owner: functools.partial(_check_values, o.kind.owner) for o in OPTIONS if isinstance(o.kind, Helper)
+    }
     for word in words:
         reader = TomlReader(_message_start(word), "", OPTIONS, helpers)
-        values = reader.arguments(RUN_CONFIG, _parse(word), "")
+        values = reader.constructor_values(RUN_CONFIG, _parse(word), "")
         try:
-            _check(RUN_CONFIG, **values)
+            _check_values(RUN_CONFIG, **values)
         except (TypeError, ValueError) as error:
             raise _with_location(error, word, OPTIONS) from error
     environment.write_variable(environment.SETTINGS, json.dumps(list(words)))
@@ -48,7 +50,7 @@ def pass_to_ranks(words: Sequence[str]) -> None:
 def apply_settings(
     values: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
 ) -> Iterator[dict[str, Any]]:
-    """Applies the settings to the values with which an `NPURunConfig` is made in the block.
+    """Overrides the values with which an `NPURunConfig` is made, in the block of this context manager.
 
     After the block, rank 0 prints, once for each place in the script, which NPURunConfig was changed.
 
@@ -112,14 +114,14 @@ def _parse(word: str) -> dict[str, Any]:
     return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _message_start(word))
 
 
-def _check(owner: str, **values: Any) -> None:
+def _check_values(owner: str, **values: Any) -> None:
     for option in OPTIONS.of(owner):
         if option.name in values:
             option.check(values[option.name], IN_OBJECT)
 
 
 def _with_location(error: Exception, word: str, table: OptionTable) -> Exception:
-    return TomlReader(_message_start(word), "", table, {}).located(error, "")
+    return TomlReader(_message_start(word), "", table, {}).with_location(error, "")
 
 
 def _nested_names(content: Mapping[str, Any]) -> Iterator[str]:

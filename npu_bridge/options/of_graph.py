@@ -31,7 +31,7 @@ def publish(options: TrainingOptions, graph: Any = None) -> None:
       options: the options. Warns if the graph was built with other values.
       graph: the graph; None for the default graph.
     """
-    record = _record(graph)
+    record = _record_of(graph)
     record.options = options
     for name, value in record.built_with.items():
         _COMPARISONS[name](getattr(options, name), value, is_built=True)
@@ -45,7 +45,7 @@ def options_of_current_graph() -> TrainingOptions | None:
 
 def options_of(graph: Any) -> TrainingOptions | None:
     """Returns the options published for a graph, or None."""
-    return _record(graph).options
+    return _record_of(graph).options
 
 
 def record_built_value(name: str, value: Any) -> None:
@@ -65,7 +65,7 @@ def record_built_value(name: str, value: Any) -> None:
 
 def built_value(name: str, graph: Any) -> Any:
     """Returns the value with which a graph was built; None if no value was recorded."""
-    return _record(graph).built_with.get(name)
+    return _record_of(graph).built_with.get(name)
 
 
 def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
@@ -90,7 +90,7 @@ def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> Non
 _COMPARISONS = {"is_tailing_optimization": _compare_tailing, "hcom_parallel": _compare_hcom_parallel}
 
 
-def _record(graph: Any = None) -> _Record:
+def _record_of(graph: Any = None) -> _Record:
     if graph is None:
         import tensorflow as tf
 
@@ -105,4 +105,4 @@ def _current_record() -> _Record | None:
     import tensorflow as tf
 
     with tf.init_scope():  # for a function: the graph that contains it
-        return None if tf.executing_eagerly() else _record()
+        return None if tf.executing_eagerly() else _record_of()

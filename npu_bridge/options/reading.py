@@ -172,7 +172,7 @@ def _plain_value(option: Option, given: Mapping[str, Any]) -> Any:
 
 
 def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None:
-    """Sets an option that is not set from its environment variable."""
+    """Gives an unset option the value of its environment variable."""
     text = environment.read_variable(option.variable)
     if text is None:
         return

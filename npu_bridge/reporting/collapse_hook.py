@@ -50,8 +50,8 @@ class LossScaleCollapseHook(StepHook):
     Raises:
       ValueError: `most_in_a_row` is below 1.
       LossScaleCollapseError: after the step that exceeds the allowed number.
-    Ranks: all ranks see the same skipped steps and raise the error after the same step; each rank examines its own
-    numbers.
+    Ranks: all ranks see the same skipped steps and raise the error after the same step. Each rank examines its own
+      numbers.
     Example: est.train(input_fn, hooks=[LossScaleCollapseHook(most_in_a_row=1000)]) allows more than the default of 100.
     """
 
@@ -96,10 +96,10 @@ class LossScaleCollapseHook(StepHook):
         )
 
     def _compute_local(self, session):
-        """Computes those parts of a batch that need no other rank, as it can be that only this rank fails.
+        """Computes those parts of a batch that need no other rank, as this computation can fail on one rank alone.
 
-        TensorFlow does not lower the precision of fetched operators. So the fetched operators are added ones, which
-        check the outputs of the original operators.
+        TensorFlow does not lower the precision of fetched operators. So operators that check the outputs of the
+        original operators are added, and only the added ones are fetched.
 
         Graph: an operator for each tensor, also in a finalized graph, as the training is about to end.
         """
@@ -120,7 +120,7 @@ class LossScaleCollapseHook(StepHook):
 
 
 class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
-    """The error of `tf.estimator` for a NaN loss, with the step and a fix."""
+    """A `NanLossDuringTrainingError` of `tf.estimator` whose message has the step and a cure."""
 
     def __init__(self, step: int):
         super().__init__()

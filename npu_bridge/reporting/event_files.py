@@ -33,7 +33,7 @@ class EventFiles:
 
     @classmethod
     def of(cls, folder: str) -> Any:
-        """Returns the writer of a folder, which TensorFlow's hooks share; TensorFlow's own for a remote folder."""
+        """Returns the writer of a folder, shared with TensorFlow's hooks; for a remote folder, TensorFlow's writer."""
         if "://" in folder:
             with tf.Graph().as_default():  # eager code has no such writer
                 return tf.compat.v1.summary.FileWriterCache.get(folder)
@@ -61,7 +61,7 @@ class EventFiles:
             self.reserve_tags(None, ())
 
     def add_reserved(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
-        """Adds summaries with their steps; returns False if they could not be written and no other owner has tags."""
+        """Adds summaries with their steps. Returns False if writing failed, unless another owner has reserved tags."""
         return self._owner not in (None, owner) or self._try_to_add("add_summary", *entries)
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:

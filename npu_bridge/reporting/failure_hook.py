@@ -1,4 +1,4 @@
-"""Defines `FailureHook`, which adds the error that stops a training to its report, and lets the error propagate."""
+"""Defines `FailureHook`, which adds the error that stops a training to the report, and lets the error propagate."""
 
 from __future__ import annotations
 

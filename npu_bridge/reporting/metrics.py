@@ -117,8 +117,8 @@ class MetricsHook(StepHook):
             **slowest_rank_metrics(latest_comparison(self._graph)),
         }
         if not is_due:
-            self._entries.keep(values, self._skipped, observation.precision)
-        elif self._entries.note(values, self._skipped, observation.precision):
+            self._entries.keep_if_last(values, self._skipped, observation.precision)
+        elif self._entries.add(values, self._skipped, observation.precision):
             self._entries.write(self.read_step(session))
 
     def leave_out(self, secs: float) -> None:
@@ -166,12 +166,12 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         is_due = self._entries.is_due
         self._entries.count(1, 1)
         if not is_due:
-            self._entries.keep(dict(logs or {}))
+            self._entries.keep_if_last(dict(logs or {}))
             return
-        step, values = self._numbers()
+        step, values = self._read_numbers()
         values = {**(logs or {}), **values}
         self._entries.set_step(step)
-        if self._entries.note(values, values["skipped_steps"] or 0):
+        if self._entries.add(values, values["skipped_steps"] or 0):
             self._entries.write(step)
 
     def on_test_begin(self, logs=None):
@@ -182,12 +182,12 @@ class MetricsCallback(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         if self._entries.writes:
-            step, values = self._numbers()
+            step, values = self._read_numbers()
             self._entries.set_step(step)
             self._entries.add_last(values, values["skipped_steps"] or 0)
         self._entries.close()
 
-    def _numbers(self):
+    def _read_numbers(self):
         values = Numbers.of(self.model.optimizer)._asdict()
         return values.pop("step"), values
 
@@ -286,14 +286,14 @@ class _Entries:
         """Sets the current global step, if it is known without a session run."""
         self._updates = step - self._known_step
 
-    def note(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
+    def add(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
         """Adds an entry; returns whether it is time to write."""
         self._last = None
         entry = self._make_entry(values, skipped, precision)
         self._waiting.append(_with_memory(entry))
         return entry.time >= self._written_at + _SECS_BETWEEN_WRITES
 
-    def keep(self, values: dict[str, float | None], skipped: float = 0, precision: str | None = None) -> None:
+    def keep_if_last(self, values: dict[str, float | None], skipped: float = 0, precision: str | None = None) -> None:
         """Keeps the numbers of a step that is not due, in case it is the last step."""
         if self.writes and self._every_n_steps is None:
             self._last = self._make_entry(values, skipped, precision)

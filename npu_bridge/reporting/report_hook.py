@@ -72,7 +72,7 @@ class ReportHook(tf.estimator.SessionRunHook):
             history = recorder.history
         self.history = history
         self._page = _Page(folder, history, ranks, is_brief, config)
-        self._failure = FailureHook(folder, self._stop, history, stream)
+        self._failure = FailureHook(folder, self._finish_after_error, history, stream)
         self._graph = StepHook()  # reads the step and the size of a batch
         self._options = None
         self._stream = stream
@@ -114,7 +114,7 @@ class ReportHook(tf.estimator.SessionRunHook):
             part.end(session)
         self._page.write_report(self._stream or sys.stdout, self._graph.read_step(session))
 
-    def _stop(self, step: int | None) -> None:
+    def _finish_after_error(self, step: int | None) -> None:
         """Writes the steps that are still kept when an error ends the session."""
         for part in self._parts:
             if isinstance(part, HistoryHook):
@@ -168,13 +168,13 @@ class ReportCallback(tf.keras.callbacks.Callback):
             self._train, self.model.train_function = train, self._train_and_report
 
     def _train_and_report(self, iterator):
-        """Calls the train function. Reports an error of it here, as Keras calls no callback after an error."""
+        """Calls the train function. An error is reported here, as Keras calls no callback after an error."""
         try:
             return self._train(iterator)
         except BaseException as error:
             if self._is_training and stops_training(error):
                 self._restore_train_function()
-                self._page.secondary.attempt(self._stop, error)
+                self._page.secondary.attempt(self._finish_after_error, error)
             raise
 
     def _restore_train_function(self):
@@ -182,7 +182,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         if self.model.train_function == self._train_and_report:
             self.model.train_function = self._train
 
-    def _stop(self, error):
+    def _finish_after_error(self, error):
         step = self._before.step if self._writes else None
         if self._writes:
             self._thinning.write(self._history, step, is_over=True)
@@ -309,7 +309,7 @@ class _Page:
 
     @_on_rank_0
     def write_report(self, stream: TextIO | None, step: int) -> None:
-        """Writes `report.html`, if there was a step, and prints the last lines of the training to a stream or None."""
+        """Writes `report.html` if there was a step, and prints the last lines of the training if there is a stream."""
         if not self._history.rows:
             return
         self.note_memory(step)

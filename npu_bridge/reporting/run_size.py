@@ -21,8 +21,8 @@ _OTHER_ELEMENTS = ("Unbatch", "FlatMap", "Interleave", "Window", "GroupBy", "Reb
 def samples_of_batch(graph: tf.Graph, loss: tf.Tensor | None) -> int | None:
     """Returns the number of samples in a batch of this rank, from which `loss` is computed; None if it is unknown.
 
-    It is the first dimension of the input's tensors, or else the argument of the last `batch` in a `tf.data` pipeline.
-    It is unknown if several inputs disagree, or if batches are fed.
+    The number is the first dimension of the input's tensors, or else the argument of the last `batch` in a `tf.data`
+    pipeline. The number is unknown if several inputs disagree, or if batches are fed.
 
     Graph: adds nothing.
     """

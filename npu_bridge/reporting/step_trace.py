@@ -31,7 +31,7 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
     return joined
 
 
-def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
     """Returns the parts of `intervals` outside of `others`, in order and without overlaps."""
     taken = union(others)
     rest: list[Interval] = []
@@ -49,7 +49,7 @@ def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[I
     return rest
 
 
-def total(intervals: Iterable[Interval]) -> float:
+def total_length(intervals: Iterable[Interval]) -> float:
     """Returns the total length of intervals; overlaps count once."""
     return sum(end - begin for begin, end in union(intervals))
 
@@ -109,12 +109,12 @@ class StepTrace:
             (max(transfer.begin_ms, self.backward_end_ms), min(transfer.end_ms, self.duration_ms))
             for transfer in self.transfers
         ]
-        return without(tail, [*self.compute, *self.updates])
+        return subtract(tail, [*self.compute, *self.updates])
 
     @property
     def exposed_ms(self) -> float:
         """Length of the exposed tail."""
-        return total(self.exposed)
+        return total_length(self.exposed)
 
     def as_facts(self) -> dict[str, Any]:
         """Returns the trace as plain data for JSON, with the exposed tail."""

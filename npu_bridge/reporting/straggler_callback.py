@@ -15,7 +15,7 @@ from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.stragglers import OwnWork, compare, describe_changes
+from npu_bridge.reporting.stragglers import OwnWork, compare_ranks, describe_changes
 
 _LATEST: weakref.WeakKeyDictionary[Any, Comparison] = weakref.WeakKeyDictionary()  # by model
 
@@ -61,7 +61,7 @@ class StragglerCallback(tf.keras.callbacks.Callback):
             return
         before, step = _LATEST.get(self.model), Numbers.of(self.model.optimizer).step
         rows, waiting = [row[:-1] for row in found], [row[-1] for row in found]
-        now = compare(step, round(time.time(), 3), rows, waiting, before.slow if before else [])
+        now = compare_ranks(step, round(time.time(), 3), rows, waiting, before.slow if before else [])
         _LATEST[self.model] = now
         output = choose_output(self._stream or sys.stderr)
         for text in describe_changes(before, now):

@@ -18,7 +18,7 @@ from npu_bridge.graph.run import Run, run_of
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.history import Comparison
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.stragglers import OwnWork, compare, describe_changes
+from npu_bridge.reporting.stragglers import OwnWork, compare_ranks, describe_changes
 from npu_bridge.session import steps_per_run
 
 _KEY = ("npu_bridge", "comparison_of_ranks")  # TensorFlow exports collections with text keys only
@@ -41,8 +41,8 @@ class StragglerHook(tf.estimator.SessionRunHook):
 
     Args:
       stream: where rank 0 prints. None: the `sys.stderr` of that time.
-    Graph: adds two clocks at the first training step, which change no value; adds nothing if gradients are sent in a
-    loop.
+    Graph: at the first training step, adds two clocks, which change no value; adds nothing if gradients are sent in a
+      loop.
     Ranks: collective; every rank needs the hook, at the same place among hooks with collectives.
     Example: with tf.train.MonitoredTrainingSession(hooks=[StragglerHook(), ProgressHook(1000)]) as session: ...
     """
@@ -100,7 +100,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
         step = 0 if counter is None else int(session.run(counter))
         before = self._latest
         slow = before.slow if before else []
-        self._latest = compare(step, round(time.time(), 3), found[:, :-1].tolist(), found[:, -1].tolist(), slow)
+        self._latest = compare_ranks(step, round(time.time(), 3), found[:, :-1].tolist(), found[:, -1].tolist(), slow)
         _comparisons_of(session.graph)[:] = [self._latest]
         output = choose_output(self._stream or sys.stderr)
         for text in describe_changes(before, self._latest):

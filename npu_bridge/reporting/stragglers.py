@@ -41,8 +41,8 @@ class OwnWork:
           is_update: whether gradients were exchanged; otherwise the batch is part of a later update.
           steps: steps of the run; the waiting of the last step stands for all.
         Returns:
-          None, or the numbers that ranks compare: own work in each part, in seconds per step, and the fraction of
-            waiting.
+          None, or the numbers that ranks compare (own work in each part, in seconds per step, and the fraction of
+          waiting).
         """
         began, self._done, self._runs = self._done, done, self._runs + 1
         if not self._counts:
@@ -70,7 +70,7 @@ class OwnWork:
         self._done = time
 
 
-def compare(
+def compare_ranks(
     step: int, time: float, own_secs: Sequence[Sequence[float]], waiting: Sequence[float], slow: Collection[int]
 ) -> Comparison:
     """Returns a comparison of the ranks, with the slow ranks.
@@ -81,16 +81,18 @@ def compare(
       waiting: for each rank, the fraction of a typical step that it waited.
       slow: the ranks that were slow before.
     """
-    found = []
+    slow_now = []
     for rank, own in enumerate(own_secs):
         others = [statistics.median(_without_rank(part, rank)) for part in zip(*own_secs)]
         if rank in slow:
             is_slow = sum(own) > _SLOW_STILL * sum(others)
         else:
             is_slow = all(one > max(_SLOW * other, other + _LEAST_SECS) for one, other in zip(own, others))
-        found += [rank] if is_slow else []
+        slow_now += [rank] if is_slow else []
     means = [statistics.fmean(own) for own in own_secs]
-    return Comparison(step, time, [round(1000 * own, 3) for own in means], [round(each, 4) for each in waiting], found)
+    return Comparison(
+        step, time, [round(1000 * own, 3) for own in means], [round(each, 4) for each in waiting], slow_now
+    )
 
 
 def describe_changes(before: Comparison | None, now: Comparison) -> list[str]:
@@ -102,37 +104,38 @@ def describe_changes(before: Comparison | None, now: Comparison) -> list[str]:
     ]
 
 
-def describe_slow_rank(found: Comparison, rank: int) -> str:
+def describe_slow_rank(comparison: Comparison, rank: int) -> str:
     """Returns a sentence about a slow rank and the time that the others wait for it."""
-    who = "they wait" if len(found.own_ms) > 2 else "it waits"
-    return f"rank {rank} is slow: {_compare_work(found, rank)}; {who} {lost_share(found, rank):.0%} of the time for it"
+    who = "they wait" if len(comparison.own_ms) > 2 else "it waits"
+    lost = f"{who} {lost_share(comparison, rank):.0%} of the time for it"
+    return f"rank {rank} is slow: {_compare_work(comparison, rank)}; {lost}"
 
 
-def list_slow_ranks(found: Comparison | None) -> str | None:
+def list_slow_ranks(comparison: Comparison | None) -> str | None:
     """Returns a few words that name the slow ranks, for a progress line; None if there are none."""
-    if found is None or not found.slow:
+    if comparison is None or not comparison.slow:
         return None
-    names = ", ".join(map(str, found.slow))
-    lost = max(lost_share(found, rank) for rank in found.slow)
-    return f"rank{'s' if len(found.slow) > 1 else ''} {names} slow, others wait {lost:.0%}"
+    names = ", ".join(map(str, comparison.slow))
+    lost = max(lost_share(comparison, rank) for rank in comparison.slow)
+    return f"rank{'s' if len(comparison.slow) > 1 else ''} {names} slow, others wait {lost:.0%}"
 
 
-def lost_share(found: Comparison, rank: int) -> float:
+def lost_share(comparison: Comparison, rank: int) -> float:
     """Returns the fraction of time that the others wait for a rank: their median waiting minus the rank's waiting."""
-    return max(statistics.median(_without_rank(found.waiting, rank)) - found.waiting[rank], 0.0)
+    return max(statistics.median(_without_rank(comparison.waiting, rank)) - comparison.waiting[rank], 0.0)
 
 
-def slowest_rank_metrics(found: Comparison | None) -> dict[str, float]:
+def slowest_rank_metrics(comparison: Comparison | None) -> dict[str, float]:
     """Returns metrics of the rank with the most work, whether it is slow or not; empty before the first comparison."""
-    if found is None:
+    if comparison is None:
         return {}
-    rank = max(range(len(found.own_ms)), key=found.own_ms.__getitem__)
-    others = statistics.median(_without_rank(found.own_ms, rank))
+    rank = max(range(len(comparison.own_ms)), key=comparison.own_ms.__getitem__)
+    others = statistics.median(_without_rank(comparison.own_ms, rank))
     return {
         "slowest_rank": rank,
-        "slowest_rank_own_ms": found.own_ms[rank],
+        "slowest_rank_own_ms": comparison.own_ms[rank],
         "other_ranks_own_ms": others,
-        "waiting_for_slowest_rank": lost_share(found, rank),
+        "waiting_for_slowest_rank": lost_share(comparison, rank),
     }
 
 
@@ -140,17 +143,17 @@ def slow_periods(history: History) -> list[tuple[Comparison, int, int | None]]:
     """Returns the periods in which ranks were slow: first comparison, rank, and step of recovery or None."""
     done: list[tuple[Comparison, int, int | None]] = []
     named: dict[int, Comparison] = {}
-    for found in history.comparisons:
-        done += [(named.pop(rank), rank, found.step) for rank in list(named) if rank not in found.slow]
-        named.update((rank, found) for rank in found.slow if rank not in named)
-    done += [(found, rank, None) for rank, found in named.items()]
+    for comparison in history.comparisons:
+        done += [(named.pop(rank), rank, comparison.step) for rank in list(named) if rank not in comparison.slow]
+        named.update((rank, comparison) for rank in comparison.slow if rank not in named)
+    done += [(comparison, rank, None) for rank, comparison in named.items()]
     return sorted(done, key=lambda spell: (spell[0].step, spell[1]))
 
 
-def _compare_work(found, rank):
-    others = statistics.median(_without_rank(found.own_ms, rank))
-    own, theirs = (format_secs(each / 1000) for each in (found.own_ms[rank], others))
-    whose = f"that of the others {theirs} (median)" if len(found.own_ms) > 2 else f"that of the other {theirs}"
+def _compare_work(comparison, rank):
+    others = statistics.median(_without_rank(comparison.own_ms, rank))
+    own, theirs = (format_secs(each / 1000) for each in (comparison.own_ms[rank], others))
+    whose = f"that of the others {theirs} (median)" if len(comparison.own_ms) > 2 else f"that of the other {theirs}"
     return f"its own work takes {own} a step, {whose}"
 
 

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from npu_bridge.reporting.page.axes import round_numbers
 from npu_bridge.reporting.picture_style import GRID, INK, svg_picture, svg_text
-from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, on_one_clock, total, union, without
+from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, on_one_clock, subtract, total_length, union
 
 _QUIET, _ROW = "#66758a", "#f6f8fa"
 _COMPUTE, _UPDATE, _WIRE, _DECISION, _EXPOSED = "#0f8a72", "#7048c6", "#1f6feb", "#b7791f", "#d9480f"
@@ -77,7 +77,7 @@ def draw_overlapping(traces: Sequence[StepTrace], ranks: int = 1) -> str:
     traces = on_one_clock(traces)
     scale = _Scale(max(trace.duration_ms for trace in traces))
     sent = union((transfer.wire_ms, transfer.end_ms) for trace in traces for transfer in trace.transfers)
-    idle = without([(sent[0][0], sent[-1][1])], sent) if sent else []
+    idle = subtract([(sent[0][0], sent[-1][1])], sent) if sent else []
     tops = [_ABOVE + _PITCH * number for number in range(len(_OVERLAPPING_ROWS) + 1)]
     body = [
         svg_text(18, 28, f"Steps {traces[0].step} to {traces[-1].step}, rank {traces[0].rank} of {ranks}", "title"),
@@ -118,7 +118,7 @@ _OVERLAPPING_ROWS = (
 def _overlap_subtitle(traces, scale, idle):
     return (
         f"{len(traces)} steps in {_ms(scale.duration_ms)}, darker and lighter in turns; between the first transfer and "
-        f"the last one, nothing is on the wire for {_ms(total(idle))} (orange)"
+        f"the last one, nothing is on the wire for {_ms(total_length(idle))} (orange)"
     )
 
 

@@ -40,10 +40,10 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str, over
     Raises:
       OSError: a file cannot be written.
     """
-    traces = merge(found)
+    traces = merge_traces(found)
     shown = typical_step(traces)
     own = [trace for trace in traces if trace.rank == shown.rank]
-    overlapping = merge(found, "overlapping_steps")
+    overlapping = merge_traces(found, "overlapping_steps")
     tail = Tail(
         sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4), bool(overlapping)
     )
@@ -65,7 +65,7 @@ def typical_step(traces: Sequence[StepTrace]) -> StepTrace:
     return own[(len(own) - 1) // 2]
 
 
-def merge(found: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepTrace]:
+def merge_traces(found: Sequence[Mapping[str, Any]], kind: str = "steps") -> list[StepTrace]:
     """Returns the traces of all ranks, by step and rank; their transfers show when they waited for other ranks.
 
     Args:

@@ -73,7 +73,7 @@ class Thinning:
         kept = self._kept
         return bool(kept) and (len(kept) >= _ROWS_PER_READ or kept[-1].time - kept[0].time >= _SECS_PER_READ)
 
-    def take(self, step: int | None, is_over: bool = False) -> list[tuple[int, SeenStep]]:
+    def take_rows(self, step: int | None, is_over: bool = False) -> list[tuple[int, SeenStep]]:
         """Returns the steps to write, each with its global step.
 
         Args:
@@ -96,8 +96,8 @@ class Thinning:
         return rows
 
     def write(self, history: History, step: int | None, is_over: bool = False) -> None:
-        """Appends the steps of `take` to a history."""
-        for reached, seen in self.take(step, is_over):
+        """Appends the steps of `take_rows` to a history."""
+        for reached, seen in self.take_rows(step, is_over):
             history.append(reached, *seen.observation, seen.time)
 
     def _keep(self, seen: SeenStep) -> None:

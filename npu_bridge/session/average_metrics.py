@@ -14,7 +14,7 @@ from npu_bridge.session.optimizer_numbers import optimizer_numbers
 
 
 class AverageMetricsCallback(tf.keras.callbacks.Callback):
-    """A callback that averages the logs of each epoch, including validation, over the ranks before other callbacks.
+    """A callback that averages an epoch's logs over the ranks, validation included, before other callbacks see them.
 
     So `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide alike on all ranks, and `History` holds the
     numbers of the job. All ranks have equal weight. A rank that lacks a number gets the mean of the ranks that have the

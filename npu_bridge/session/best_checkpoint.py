@@ -33,8 +33,8 @@ class BestCheckpoint(tf.estimator.Exporter):
     Raises:
       ValueError: `name` is empty; an evaluation has no number named `metric`.
     Example:
-      >>> exporters = [BestCheckpoint(metric="accuracy", is_smaller_better=False)] >>> spec =
-      tf.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=0, exporters=exporters)
+      >>> exporters = [BestCheckpoint(metric="accuracy", is_smaller_better=False)]
+      >>> spec = tf.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=0, exporters=exporters)
     """
 
     def __init__(self, metric: str = "loss", is_smaller_better: bool = True, name: str = "best"):

@@ -184,7 +184,7 @@ class CarefulSaver:
             latest = tf.train.latest_checkpoint(folder)
             if prefix not in (latest, *kept):
                 self._remove_failed_save(prefix, files, kept)
-            raise CheckpointNotSavedError(_explain(f"step {global_step}", folder, error)) from error
+            raise CheckpointNotSavedError(_not_saved_message(f"step {global_step}", folder, error)) from error
 
     def _remove_failed_save(self, prefix, files, kept):
         self._saver.recover_last_checkpoints(kept)
@@ -196,7 +196,7 @@ class CarefulSaver:
 
 @contextlib.contextmanager
 def space_for(file: str) -> Iterator[None]:
-    """Raises `CheckpointNotSavedError` if the block finds no space for a file; deletes the half-written file then.
+    """Raises an error if the block finds no space for a file, after deleting the half-written file.
 
     The block must write the file as TensorFlow does: under a temporary name, then renamed.
 
@@ -209,7 +209,9 @@ def space_for(file: str) -> Iterator[None]:
     except NO_SPACE as error:
         for half_written in set(tf.io.gfile.glob(f"{file}.tmp*")) - before:
             remove_unfinished(half_written, is_new=True)
-        raise CheckpointNotSavedError(_explain(os.path.basename(file), os.path.dirname(file), error)) from error
+        raise CheckpointNotSavedError(
+            _not_saved_message(os.path.basename(file), os.path.dirname(file), error)
+        ) from error
 
 
 def write_checkpoint_file(file: str, content: bytes) -> None:
@@ -259,7 +261,7 @@ def remove_leftovers(folder: str, basename: str) -> None:
             remove_unfinished(path)
 
 
-def _explain(what, folder, error):
+def _not_saved_message(what, folder, error):
     latest = tf.train.latest_checkpoint(folder)
     # In a long message the cause is above the line that names the operator.
     found = re.search(r"([^\n]+)\n\s*\[\[", error.message)

@@ -58,9 +58,9 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
         return
     intact = _newest_intact(folder, listed[:-1])
     if not may_go_back or intact is None or read_variable(RESTARTS) is None:
-        raise DamagedCheckpointError(_explain(damage, _restore_hint(folder, intact)))
+        raise DamagedCheckpointError(_damage_message(damage, _restore_hint(folder, intact)))
     _make_newest(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
-    _LOG.warning("%s", _explain(damage, f"Training resumes from {_name_for_list(folder, intact)}."))
+    _LOG.warning("%s", _damage_message(damage, f"Training resumes from {_name_for_list(folder, intact)}."))
 
 
 def check_checkpoint(path: str) -> None:
@@ -83,12 +83,12 @@ def check_checkpoint(path: str) -> None:
                 if intact
                 else "No checkpoint there is intact."
             )
-            raise DamagedCheckpointError(_explain(damage, there))
+            raise DamagedCheckpointError(_damage_message(damage, there))
 
 
 @contextlib.contextmanager
 def mismatches_explained(folder: str) -> Iterator[None]:
-    """Replaces TensorFlow's error about a checkpoint of another model, in a block, by one that names the variable.
+    """Replaces, in its block, TensorFlow's error about a checkpoint of another model by one that names the variable.
 
     Args:
       folder: the folder whose newest checkpoint is restored.
@@ -174,7 +174,7 @@ def resume_from_copy(folder: str, step: int, copy: Callable[[], str]) -> None:
     path = copy()
     _make_newest(folder, [*(each for each in listed if _step_of(each) < step), path])
     if damage is not None:
-        _LOG.warning("%s", _explain(damage, f"Training resumes from step {step}, which was kept in memory."))
+        _LOG.warning("%s", _damage_message(damage, f"Training resumes from step {step}, which was kept in memory."))
     else:
         _LOG.info("Copied step %d from memory to %s.", step, folder)
 
@@ -224,7 +224,7 @@ def _make_newest(folder, paths):
     replace_list(path, "\n".join([*lines, ""]))
 
 
-def _explain(damage, fix):
+def _damage_message(damage, fix):
     # Paths are never shortened: the reader has to type them.
     got = shortened(damage.what, _LONGEST_REASON)
     return f"checkpoint: {damage.file} is damaged. Expected a file as it was saved; got {got}. {fix}"

@@ -67,7 +67,7 @@ def _draw_losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, ve
     if not len(known):
         return "<p>No loss is finite.</p>"
     steps = np.concatenate([curve[2] for curve in curves])
-    x = axes.exact(int(steps.min()), int(steps.max()), LEFT, RIGHT)
+    x = axes.without_margins(int(steps.min()), int(steps.max()), LEFT, RIGHT)
     y = axes.for_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:

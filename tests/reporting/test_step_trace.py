@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_bridge.reporting.step_trace import StepTrace, Transfer, split_waits, total, union, without
-from npu_bridge.reporting.tail_report import merge
+from npu_bridge.reporting.step_trace import StepTrace, Transfer, split_waits, subtract, total_length, union
+from npu_bridge.reporting.tail_report import merge_traces
 
 END = 24
 intervals = st.lists(st.tuples(st.integers(0, END), st.integers(0, END)), max_size=8)
@@ -35,8 +35,8 @@ def trace(transfers, compute=(), updates=(), backward_end=0, **fields):
 def test_intervals_cover_what_counting_says(some, others):
     assert cells(union(some)) == cells(some)
     assert is_tidy(union(some))
-    assert cells(without(some, others)) == cells(some) - cells(others)
-    assert total(some) == len(cells(some))
+    assert cells(subtract(some, others)) == cells(some) - cells(others)
+    assert total_length(some) == len(cells(some))
 
 
 @given(intervals, intervals, intervals, st.integers(0, END))
@@ -96,5 +96,5 @@ def test_clocks_of_other_hosts_are_set_by_the_ends_of_common_transfers(host, wir
         {"rank": 0, "host": "h0", "steps": [here.as_facts()]},
         {"rank": 1, "host": host, "steps": [there.as_facts()]},
     ]
-    first, _ = merge(found)
+    first, _ = merge_traces(found)
     assert first.transfers[0].wire_ms == pytest.approx(min(wire_ms + (host == "h0"), 10.0))

@@ -13,7 +13,7 @@ from npu_bridge.reporting.page import write_page
 from npu_bridge.reporting.progress_line import Progress, format_progress
 from npu_bridge.reporting.stragglers import (
     PARTS,
-    compare,
+    compare_ranks,
     describe_changes,
     list_slow_ranks,
     slow_periods,
@@ -26,7 +26,7 @@ from tests.reporting.stepping import Clock, run_steps
 def found(*own_ms, waiting=None, slow=()):
     """A comparison of ranks whose own work takes so long in each part, or in parts."""
     parts = [[ms / 1000 for ms in own] if isinstance(own, list) else [own / 1000] * PARTS for own in own_ms]
-    return compare(50, 0.0, parts, waiting or [0.1] * len(parts), slow)
+    return compare_ranks(50, 0.0, parts, waiting or [0.1] * len(parts), slow)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def _extend_to_branch_ends(transfer):
 
 
 def _passes_on(user, op):
-    """Returns whether `user` passes on the output of `op` without enlarging it; a division for the mean does."""
+    """Returns whether `user` passes on the output of `op` without enlarging it, as a division for the mean does."""
     if user.type == "RealDiv" and user.inputs[0].op is op:
         divisor = tf.get_static_value(user.inputs[1])
         return divisor is not None and divisor.ndim == 0 and abs(divisor) >= 1

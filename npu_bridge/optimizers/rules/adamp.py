@@ -61,7 +61,7 @@ class AdamP(Rule):
 
 
 def _project(parameter, gradient, direction, at):
-    """Removes the part of the direction along the parameter where it has no effect; returns also the decay's factor."""
+    """Returns the direction without its part along scale-invariant parameters, and the factor of the weight decay."""
     results = direction, tf.ones([], direction.dtype)
     by_channel = list(range(parameter.shape.rank - 1))
     for axes in (None, by_channel):  # if both conditions hold, the result by channel is used

@@ -17,8 +17,12 @@ class BertAdam(Rule):
     """`u = m / (sqrt(v) + epsilon) + weight_decay * p`, then `p <- p - learning_rate * factor(x) * u`.
 
     `x` is the number of updates before this one, divided by `total_steps`. The factor is `x / warmup` for `x` below
-    `warmup`; from there on, `schedule` determines it: "cosine" `(1 + cos(pi x)) / 2`, "constant" 1, "linear" `max((x -
-    1) / (warmup - 1), 0)`, "poly" `sqrt(1 - x)`.
+    `warmup`. From there on, it depends on `schedule`:
+
+    - "cosine": `(1 + cos(pi x)) / 2`;
+    - "constant": 1;
+    - "linear": `max((x - 1) / (warmup - 1), 0)`;
+    - "poly": `sqrt(1 - x)`.
 
     Args:
       learning_rate: must be given.

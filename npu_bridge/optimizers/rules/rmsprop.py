@@ -20,8 +20,8 @@ class RMSProp(Rule):
       epsilon_inside: whether epsilon is added to `r` before the root is taken; otherwise it is added to the root.
       lr_in_momentum: whether the buffer holds amounts (`b <- momentum * b + learning_rate * g / ...`) or directions.
       initial_accumulator: the initial value of `r`; `tf.compat.v1.train.RMSPropOptimizer` starts with 1.
-      weight_decay, decay, exclude_from_weight_decay: see `Rule`; "decoupled_unscaled" subtracts `weight_decay *
-        parameter`, without the learning rate, from the parameter.
+      weight_decay, decay, exclude_from_weight_decay: see `Rule`; "decoupled_unscaled" subtracts
+        `weight_decay * parameter` from the parameter, without the learning rate.
     """
 
     learning_rate: Any = hyper(0.01)

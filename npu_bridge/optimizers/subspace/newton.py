@@ -31,8 +31,8 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         m = gamma m + (g - P'P g);  w = w + r P'd - alpha m
 
     If no rate r is accepted, B and c stay as before the step. Every trial of a rate evaluates the loss again, on the
-    same batch. A loss function is called again. For a loss in a TF 1 graph, the part that depends on the variables is
-    copied. The loss must have only one value for a batch, unlike a loss with dropout.
+    same batch. For this, a loss function is called again; of a loss in a TF 1 graph, the part that depends on the
+    variables is copied. The loss must have only one value for a batch, unlike a loss with dropout.
 
     With several ranks, wrap it in `NPUDistributedOptimizer` or `NPUOptimizer`, which average the gradients. Each rank
     holds a part of the rows of the basis. Losses are averaged, so all ranks accept the same rate. Under loss scaling,
@@ -50,7 +50,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
       TypeError: `basis` is not a Basis, or an argument is not a number.
       ValueError: a number is out of range. When gradients are applied: the variables are not those of the basis.
     Graph: a slot `complement` for each variable, and for k directions a (k, k) matrix and two vectors. This rank's rows
-    of the basis are a local variable, which is not in checkpoints.
+      of the basis are a local variable, which is not in checkpoints.
     Ranks: applying gradients is collective.
     """
 

@@ -44,7 +44,7 @@ def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool =
     return Axis(bottom, high + room, start, end, round_numbers(bottom, high + room))
 
 
-def exact(low: float, high: float, start: float, end: float) -> Axis:
+def without_margins(low: float, high: float, start: float, end: float) -> Axis:
     """Makes a linear axis from `low` to `high` without margins; ticks are whole numbers, and the last is `high`."""
     high = max(high, low + 1)
     ticks = [tick for tick in round_numbers(low, high, 10) if tick == int(tick)]

@@ -42,7 +42,7 @@ class _Point(NamedTuple):
     high: float
 
 
-def charts(curves: Curves) -> list[str]:
+def draw_charts(curves: Curves) -> list[str]:
     """Draws a figure for each known number; all figures have the same steps on the horizontal axis.
 
     Args:
@@ -52,7 +52,7 @@ def charts(curves: Curves) -> list[str]:
       end of its curve.
     """
     buckets = curves.buckets
-    x = axes.exact(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
+    x = axes.without_margins(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
     made = [_draw_loss(curves, x), *_draw_metrics(curves, x)]
     if any(bucket.loss_scale for bucket in buckets):
         made.append(_draw_loss_scale(curves, x))

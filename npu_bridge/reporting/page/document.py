@@ -15,7 +15,7 @@ from npu_bridge import __version__
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.terminal import visible
 from npu_bridge.reporting.history import Evaluation, History, StepRow
-from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts, tiles
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, draw_charts, tiles
 from npu_bridge.reporting.page.curves import Bucket, Curves, make_curves
 from npu_bridge.reporting.page.failure import describe_stop, render_failure
 from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
@@ -77,17 +77,17 @@ def render_page(run: RunFolder) -> str:
     title = f"{name}: {format_steps(summary.steps)}{ending}"
     sections = [
         render_failure(failure, summary.ranks) if failure else "",
-        section("", "".join(charts(curves)) + _curve_notes(curves, summary)) if curves.buckets else "",
-        _evaluations(run.history),
+        section("", "".join(draw_charts(curves)) + _curve_notes(curves, summary)) if curves.buckets else "",
+        _evaluations_section(run.history),
         _command_section(run),
-        _options(run),
-        _ranks(run, summary),
-        _slow_ranks(run.history),
-        _timeline(run.timeline),
-        _environment(run),
-        _numbers(curves) if curves.buckets else "",
+        _options_section(run),
+        _ranks_section(run, summary),
+        _slow_ranks_section(run.history),
+        _timeline_section(run.timeline),
+        _environment_section(run),
+        _numbers_section(curves) if curves.buckets else "",
     ]
-    body = f"{_head(run, summary)}\n{''.join(filter(None, sections))}"
+    body = f"{_summary_section(run, summary)}\n{''.join(filter(None, sections))}"
     scripts = ""
     if curves.buckets:
         scripts = (
@@ -117,7 +117,7 @@ def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
     )
 
 
-def _head(run: RunFolder, summary: Summary) -> str:
+def _summary_section(run: RunFolder, summary: Summary) -> str:
     rows, starts, facts = run.history.rows, run.history.starts, run.history.facts
     said = []
     if rows:
@@ -168,7 +168,7 @@ def _curve_notes(curves: Curves, summary: Summary) -> str:
     return f'<p class="quiet">{" ".join(said)}</p>'
 
 
-def _evaluations(history: History) -> str:
+def _evaluations_section(history: History) -> str:
     done = history.evaluations
     if not done:
         return ""
@@ -199,7 +199,7 @@ def _command_section(run: RunFolder) -> str:
     return section("To repeat it", f"{where}<pre>{escape(str(command))}</pre>")
 
 
-def _options(run: RunFolder) -> str:
+def _options_section(run: RunFolder) -> str:
     rows, parts = run.facts.get("options"), []
     if rows:
         parts.append(table(("option", "value", "default", "what it does here"), rows))
@@ -210,7 +210,7 @@ def _options(run: RunFolder) -> str:
     return section("Options", "".join(parts)) if parts else ""
 
 
-def _ranks(run: RunFolder, summary: Summary) -> str:
+def _ranks_section(run: RunFolder, summary: Summary) -> str:
     known = [rank for rank in run.facts.get("ranks") or [] if rank and isinstance(rank, dict)]
     times = run.timeline.by_rank if run.timeline else {}
     facts = run.history.facts
@@ -229,7 +229,7 @@ def _ranks(run: RunFolder, summary: Summary) -> str:
     return section("Ranks", table(header, rows))
 
 
-def _slow_ranks(history: History) -> str:
+def _slow_ranks_section(history: History) -> str:
     """Returns the section with the latest comparison of the ranks, and the times when ranks were slow."""
     if not history.comparisons:
         return ""
@@ -254,7 +254,7 @@ def _ms(number: float | None) -> str:
     return "" if number is None else f"{number:.1f} ms"
 
 
-def _timeline(timeline: Timeline | None) -> str:
+def _timeline_section(timeline: Timeline | None) -> str:
     if timeline is None:
         return ""
     steps = f"{timeline.steps[0]} to {timeline.steps[-1]}" if len(timeline.steps) > 1 else str(timeline.steps[0])
@@ -271,12 +271,12 @@ def _timeline(timeline: Timeline | None) -> str:
     return section("Timeline", f"<p>{escape(said)}</p>{shown}")
 
 
-def _environment(run: RunFolder) -> str:
+def _environment_section(run: RunFolder) -> str:
     rows = run.facts.get("environment")
     return section("Environment", table(("", ""), rows), is_folded=True) if rows else ""
 
 
-def _numbers(curves: Curves) -> str:
+def _numbers_section(curves: Curves) -> str:
     """Returns the section with the curves as a table of at most `_TABLE_ROWS` rows, including the last step."""
     buckets = curves.buckets
     size = -(-len(buckets) // _TABLE_ROWS)

@@ -59,7 +59,7 @@ def note_run(
         "began": round(time.time(), 3),
         "history": os.path.relpath(history, folder),
         "options": None if options is None else _changed_options(options),
-        "variables": _variables(),
+        "variables": _variable_rows(),
         "environment": [*version_rows(), *machine_rows(None if gpus is None else list(gpus))],
         "ranks": [dict(rank) for rank in ranks],
     }
@@ -156,7 +156,7 @@ def _changed_options(options: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _variables() -> list[list[str]]:
+def _variable_rows() -> list[list[str]]:
     return [[v.name, _shorten(v.value), v.effect.in_words] for v in VARIABLES if v.value is not None]
 
 

@@ -1,4 +1,4 @@
-"""Holds the script of the page, which shows the numbers of a step at the pointer in all charts at once."""
+"""Holds the script of the page, which shows the numbers of the step at the pointer, in all charts at once."""
 
 from __future__ import annotations
 
