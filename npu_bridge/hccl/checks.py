@@ -42,7 +42,7 @@ class Call:
     def dense_tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:
         """Returns the value as a dense tensor of one of the dtypes; raises TypeError if that is not possible."""
         if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
-            fix = "npu_allreduce takes tf.IndexedSlices."
+            fix = "Use npu_allreduce, which takes tf.IndexedSlices."
             raise self.error(f"{name} is not dense", "a dense tensor", type(value).__name__, fix, TypeError)
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype not in dtypes:
@@ -84,17 +84,17 @@ class Call:
         """Raises ValueError if `rank` is not a rank of the group."""
         if not is_integer(rank) or not 0 <= rank < self.communicator.size:
             expected = f"an integer from 0 to {self.communicator.size - 1}"
-            fix = "Ranks are counted in the group: see get_group_rank_from_world_rank."
+            fix = "Give a rank counted in the group: see get_group_rank_from_world_rank."
             raise self.error(f"{name} is not a rank of the group", expected, repr(rank), fix)
 
     def find_pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
         """Returns the communicator of a group of just this rank and another; raises an error if there is none."""
         self.check_group_rank(other, name)
         if not is_integer(sr_tag):
-            raise self.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use one tag in send and receive.")
+            raise self.error("sr_tag is not an integer", "an integer", repr(sr_tag), "Use one tag in send and receive.")
         communicator = self.communicator
         if other == communicator.rank:
-            raise self.error(f"{name} is this rank itself", "another rank", other, "A copy needs no transfer.")
+            raise self.error(f"{name} is this rank itself", "another rank", other, "Use the tensor itself.")
         if tf.executing_eagerly():
             expected = "a graph or a tf.function"
             raise self.error(
@@ -127,7 +127,10 @@ class Call:
         """Raises ValueError if the op does not have the fusion mode, or the id does not fit the mode."""
         if not is_integer(fusion) or fusion not in allowed:
             raise self.error(
-                "unknown fusion mode", f"fusion in {list(allowed)}", repr(fusion), "Use 0: results do not depend on it."
+                "unknown fusion mode",
+                f"fusion in {list(allowed)}",
+                repr(fusion),
+                "Use 0: results do not change.",
             )
         fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id == -1)
         if not fits:

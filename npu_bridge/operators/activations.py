@@ -54,7 +54,7 @@ def layer_norm(
     x = tf.convert_to_tensor(x)
     rank = x.shape.rank
     if rank is None:
-        raise ValueError(message(where, "x has no known rank", "a known number of axes", str(x), "Set its shape."))
+        raise ValueError(message(where, "x has no known rank", "a known number of axes", str(x), "Set the shape of x."))
     norm_axis, params_axis = (
         _check_axis(axis, rank, name, where)
         for axis, name in ((begin_norm_axis, "begin_norm_axis"), (begin_params_axis, "begin_params_axis"))

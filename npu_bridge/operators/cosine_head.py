@@ -44,7 +44,7 @@ class CosineHead(tf.keras.layers.Layer):
         self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
         self.kernel_regularizer = tf.keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = tf.keras.constraints.get(kernel_constraint)
-        self.start = check_number("CosineHead", "multiplier", multiplier, "Leave it out for 1.0.")
+        self.start = check_number("CosineHead", "multiplier", multiplier, "Leave multiplier out for 1.0.")
 
     def build(self, input_shape):
         self.kernel = self.add_weight(

@@ -43,7 +43,7 @@ def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple
     """
     x = tf.convert_to_tensor(x)
     if x.shape.rank != 2:
-        raise ValueError(message(where, "x is not a matrix", "2 axes", f"shape {x.shape}", "Reshape it."))
+        raise ValueError(message(where, "x is not a matrix", "2 axes", f"shape {x.shape}", "Reshape x."))
     places = tf.where(tf.cast(x, tf.bool))
     size, count = tf.size(x), tf.shape(places)[0]
     values = tf.pad(tf.gather_nd(x, places), [[0, size - count]])
@@ -69,7 +69,7 @@ def stateless_random_choice(x: Any, count: int, seed: Any, offset: Any, where: s
 
 def _choose_positions(x, count, draw, where):
     if count < 0:
-        raise ValueError(message(where, "count is negative", "0 or more", str(count), "0 takes all places."))
+        raise ValueError(message(where, "count is negative", "0 or more", str(count), "Use 0 for all positions."))
     places = tf.cast(tf.where(tf.cast(x, tf.bool)), tf.int32)
     found = tf.shape(places)[0]
     shuffled = tf.gather(places, tf.argsort(draw(found[tf.newaxis])))

@@ -85,7 +85,7 @@ def deformable_conv2d(
     )
     if not offsets.shape[1:3].is_compatible_with(size):
         expected, got = f"height and width {size}", f"shape {offsets.shape}"
-        fix = "Compute them with the same strides, pads and dilations."
+        fix = "Compute the offsets with the same strides, pads and dilations."
         raise ValueError(message(where, "offsets do not fit the output", expected, got, fix))
     shape = tf.shape(offsets)
     count, height, width = shape[0], shape[1], shape[2]

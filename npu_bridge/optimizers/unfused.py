@@ -31,7 +31,7 @@ def as_dense(gradient: Any) -> tf.Tensor:
     say_once(
         logging.WARNING if is_large else logging.INFO,
         "Sparse gradients become dense: update rules such as LAMB need every row of a variable and of its slots."
-        + (f" One of shape {[*map(int, shape)]} takes that much memory in every step." if is_large else ""),
+        + (f" The dense gradient of shape {[*map(int, shape)]} takes memory in every step." if is_large else ""),
     )
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 

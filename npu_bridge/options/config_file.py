@@ -125,7 +125,7 @@ class TomlReader:
             except (TypeError, ValueError) as error:
                 raise self.with_location(error, inner) from error
         if isinstance(kind, (TensorFlowObject, RawBytes)):
-            place, fix = self._location(section + key), f"Pass it as from_file(path, {key}=...)."
+            place, fix = self._location(section + key), f"Pass the value as from_file(path, {key}=...)."
             raise ValueError(message(place, f"a file cannot hold {key}", "this value in code", shown(value), fix))
         return value
 

@@ -90,7 +90,7 @@ def report_unread() -> None:
     words = environment.given_settings()
     if words and not environment.is_flag_on(environment.SETTINGS_READ) and environment.probable_rank() == 0:
         said = f"{_format_settings(words)} changed nothing: the script has made no NPURunConfig"
-        say_on_terminal(f"npu-run: {said}. Make one, or set the option where the script sets its own.")
+        say_on_terminal(f"npu-run: {said}. Make one, or set the option where the script sets its options.")
 
 
 def _parse(word: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Text(Kind):
             return Problem(ValueError, self.refused[text], says="is refused here")
         if self.choices and text not in self.choices:
             fix = self.instead.get(text.lower()) or did_you_mean(text, self.choices, "Use one of these.")
-            return Problem(ValueError, fix, self.enforced, "is not one of its values")
+            return Problem(ValueError, fix, self.enforced, "is not an allowed value")
         if self.parse is not None:
             try:
                 self.parse(text)
@@ -209,7 +209,7 @@ class OneOf(Kind):
     def problem(self, value: Any) -> Problem | None:
         wrong = Integer().problem(value)
         if wrong is None and value not in self.choices:
-            return Problem(ValueError, "Use one of these.", self.enforced, "is not one of its values")
+            return Problem(ValueError, "Use one of these.", self.enforced, "is not an allowed value")
         return wrong
 
     def normalise(self, value: Any) -> Any:

@@ -74,7 +74,7 @@ def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
     if configured != built:
         problem = "NPURunConfig (or the session) and NPUOptimizer differ"
         got = f"{configured} in NPURunConfig and {built} in NPUOptimizer"
-        fix = f"NPUOptimizer's value is used; pass is_tailing_optimization={built or configured} in both."
+        fix = f"Pass is_tailing_optimization={built or configured} in both; the value of NPUOptimizer is used."
         say_once(logging.WARNING, message("is_tailing_optimization", problem, "the same value in both", got, fix))
 
 

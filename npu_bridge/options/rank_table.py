@@ -117,7 +117,7 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
       ValueError: a field is missing or malformed, ranks are not 0..n-1, or a count is wrong.
     """
     if not isinstance(content, dict):
-        raise _error(where, "it is not an object", "a JSON object", type(content).__name__, "Correct the file")
+        raise _error(where, "the table is not an object", "a JSON object", type(content).__name__, "Correct the file")
     if content.get("status") != "completed":
         fix = "Wait until the cluster has written it" if content.get("status") == "initializing" else "Correct it"
         raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), fix)
@@ -171,27 +171,27 @@ def _rows_of_groups(content: dict, where: str) -> list[tuple[int, str, int, str]
 
 def _check_rank_count(rows: list, where: str) -> None:
     if len(rows) > MOST_RANKS:
-        raise _error(where, "it has too many ranks", f"1..{MOST_RANKS}", "more", "Use fewer")
+        raise _error(where, "the table has too many ranks", f"1..{MOST_RANKS}", "more", "Use fewer ranks")
 
 
 def _read_list(parent: Any, field: str, where: str) -> list:
     value = parent.get(field) if isinstance(parent, dict) else None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise _error(where, f"{field} is missing or malformed", "an array of objects", repr(value), "Correct it")
+        raise _error(where, f"{field} is missing or malformed", "an array of objects", repr(value), f"Correct {field}")
     return value
 
 
 def _read_text(parent: dict, field: str, where: str) -> str:
     value = parent.get(field)
     if not isinstance(value, str) or not value:
-        raise _error(where, f"{field} is missing or malformed", "a non-empty string", repr(value), "Correct it")
+        raise _error(where, f"{field} is missing or malformed", "a non-empty string", repr(value), f"Correct {field}")
     return value
 
 
 def _read_number(parent: dict, field: str, where: str) -> int:
     value = str(parent.get(field))
     if not value.isdecimal() or len(value) > 18:
-        raise _error(where, f"{field} is missing or malformed", 'digits such as "0"', repr(value), "Correct it")
+        raise _error(where, f"{field} is missing or malformed", 'digits such as "0"', repr(value), f"Correct {field}")
     return int(value)
 
 

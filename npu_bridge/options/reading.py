@@ -319,7 +319,7 @@ def _slot_value(option: Option, attribute: Any) -> Any:
     if option.strict_slot == "error":
         raise option_error(ValueError, where, option.name, problem, expected, got, fix)
     what = "The key is left out" if value is None else f"It is read as {shown(value)}"
-    say_once(logging.WARNING, message(where, problem, expected, got, f"{what}; to be clear, w{fix[1:]}"))
+    say_once(logging.WARNING, message(where, problem, expected, got, f"{what}; w{fix[1:]}"))
     return value
 
 

@@ -58,7 +58,7 @@ class Settings(NamedTuple):
         choices = tuple(choices)
         if self.values[name] not in choices:
             listed = " or ".join(repr(choice) for choice in choices)
-            raise self.error(name, "{} is not one of its values", listed, "Use one of these.")
+            raise self.error(name, "{} is not an allowed value", listed, "Use one of these.")
 
     def check_parses(self, name: str, parse: Callable[[str], Any]) -> None:
         """Raises ValueError if `parse` rejects the option's text."""
@@ -175,7 +175,7 @@ def dynamic_dims_are_complete(s: Settings) -> None:
     if s.values["compile_hybrid_mode"] == 1 and (not set_names or s.values["dynamic_node_type"] != 1):
         problem = f"{{}} does not go with dynamic_node_type={s.values['dynamic_node_type']}"
         expected = f"0, or {', '.join(_DYNAMIC_TRIO)} with dynamic_node_type=1"
-        raise s.error("compile_hybrid_mode", problem, expected, "Set it to 0.")
+        raise s.error("compile_hybrid_mode", problem, expected, "Set compile_hybrid_mode=0.")
     if not set_names:
         return
     _profiles_fit_shapes(s)

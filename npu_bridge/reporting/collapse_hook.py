@@ -57,7 +57,7 @@ class LossScaleCollapseHook(StepHook):
 
     def __init__(self, most_in_a_row: int = MOST_IN_A_ROW):
         super().__init__()
-        check_count("LossScaleCollapseHook", "most_in_a_row", most_in_a_row, "Leave it out for 100.")
+        check_count("LossScaleCollapseHook", "most_in_a_row", most_in_a_row, "Leave most_in_a_row out for 100.")
         self._most_in_a_row = most_in_a_row
         self._feeds = None
 

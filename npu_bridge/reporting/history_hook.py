@@ -36,7 +36,7 @@ class HistoryHook(StepHook):
     def __init__(self, history: History | str, every_n_steps: int | None = 1, loss: tf.Tensor | str | None = None):
         super().__init__(loss)
         if every_n_steps is not None:
-            check_count("HistoryHook", "every_n_steps", every_n_steps, "Leave it out for every step.")
+            check_count("HistoryHook", "every_n_steps", every_n_steps, "Leave every_n_steps out for every step.")
         self.history = history if isinstance(history, History) else History(history)
         self._leaves_out_steps = every_n_steps is None
         self._every_n_steps = every_n_steps or 1

@@ -218,7 +218,7 @@ class _Entries:
         most_steps: int = _MOST_STEPS_BETWEEN,
     ):
         if every_n_steps is not None:
-            check_count(owner, "every_n_steps", every_n_steps, "Leave it out for 100.")
+            check_count(owner, "every_n_steps", every_n_steps, "Leave every_n_steps out for 100.")
         self._writer = writer
         failures = (tf.errors.OpError, *getattr(writer, "failures", ()))
         self._secondary = Secondary(f"the output of {type(writer).__name__}", failures)

@@ -118,7 +118,7 @@ class StepHook(tf.estimator.SessionRunHook):
             raise ValueError(
                 f"{type(self).__name__}: loss names no tensor of this graph. Expected the name of a scalar "
                 f"tensor; got {name!r}. Give the loss an explicit name with tf.identity(loss, name=...), or "
-                "leave loss=None to use the one the optimizer recorded."
+                "leave loss=None to use the loss that the optimizer recorded."
             ) from error
 
 

@@ -51,7 +51,7 @@ def _warn_of_differences(of_ranks):
     if differing and collective.current().rank == 0:
         say_once(
             logging.WARNING,
-            f"npu_bridge: ranks 0 to {len(of_ranks) - 1} train with other numbers: {', '.join(differing)}. So their "
-            f"weights differ. Give every rank the callbacks that change numbers of the optimizer, such as "
+            f"npu_bridge: ranks 0 to {len(of_ranks) - 1} train with different numbers: {', '.join(differing)}. So "
+            f"their weights differ. Give every rank the callbacks that change numbers of the optimizer, such as "
             f"LearningRateScheduler and ReduceLROnPlateau.",
         )

@@ -39,7 +39,7 @@ class BestCheckpoint(tf.estimator.Exporter):
 
     def __init__(self, metric: str = "loss", is_smaller_better: bool = True, name: str = "best"):
         if not name:
-            fix = "Leave it out, or name the folder."
+            fix = "Leave name out, or give the name of a folder."
             raise ValueError(message("BestCheckpoint", "name is empty", "the name of a folder", repr(name), fix))
         self._name, self._metric, self._sign = name, metric, 1.0 if is_smaller_better else -1.0
 

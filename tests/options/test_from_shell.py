@@ -96,4 +96,4 @@ def test_settings_that_nobody_read_are_told_at_the_end(capsys, monkeypatch):
     from_shell.report_unread()
     said = capsys.readouterr().err
     assert "--set tf_random_seed=1 changed nothing: the script has made no NPURunConfig" in said
-    assert said.rstrip().endswith("Make one, or set the option where the script sets its own.")
+    assert said.rstrip().endswith("Make one, or set the option where the script sets its options.")

@@ -487,6 +487,6 @@ def rates_said(keras_name, is_everywhere):
 
 def test_rank_0_says_that_a_callback_has_set_the_rate_on_some_ranks(on_ranks):
     (line,), silent = on_ranks(2, rates_said, "tf.keras", False)
-    assert "ranks 0 to 1 train with other numbers: learning_rate is [0.125, 0.25]. " in line
+    assert "ranks 0 to 1 train with different numbers: learning_rate is [0.125, 0.25]. " in line
     assert silent == []
     assert on_ranks(2, rates_said, "tf.keras", True) == [[], []]

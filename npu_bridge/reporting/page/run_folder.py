@@ -79,7 +79,7 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
     recorded = next(filter(None, map(_read_timeline, folders)), None)
     if timeline is not None and recorded is None:
         raise NoRunError(
-            f"{timeline} holds no timeline. Expected {_PICTURE} and {_TAIL}; got none, or others. Name the folder that "
+            f"{timeline} holds no timeline. Expected {_PICTURE} and {_TAIL}; got other contents. Name the folder that "
             f"npu-run --timeline wrote to."
         )
     return RunFolder(path, history, facts, recorded)
@@ -115,7 +115,7 @@ def _check_facts(facts: Mapping[str, Any], path: str) -> None:
 
 def _damaged_error(path: str, name: str, expected: str) -> NoRunError:
     return NoRunError(
-        f"{path} is damaged: {name!r} is not as a training writes it. Expected {expected}. Remove the file for a page "
+        f"{path} is damaged: {name!r} has the wrong form. Expected {expected}. Remove the file for a page "
         f"without its contents."
     )
 
