@@ -90,9 +90,9 @@ class LossScaleCollapseHook(StepHook):
             elsewhere = "They come from another rank, or only" if collective.current().size > 1 else "Only"
             return f"{what}. The next batch has no NaN or Inf on this rank. {elsewhere} some batches cause one."
         return (
-            f"{what}. {_describe_loss(local.loss)}The first NaN or Inf comes from {describe_operator(origin.origin)}. No "
-            f"loss scale helps against that: keep what goes into this operator where it is finite, or, if it computes "
-            f"in 16 bits, keep it in float32 with keep_dtype_scope()."
+            f"{what}. {_describe_loss(local.loss)}The first NaN or Inf comes from {describe_operator(origin.origin)}. "
+            f"No loss scale helps against that: keep what goes into this operator where it is finite, or, if it "
+            f"computes in 16 bits, keep it in float32 with keep_dtype_scope()."
         )
 
     def _compute_local(self, session):
