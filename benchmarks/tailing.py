@@ -180,8 +180,8 @@ def build_steps(options):
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
-    from npu_bridge.base.environment import temporarily
-    from npu_bridge.collective.fragments import flight_bytes
+    from npu_bridge.base.environment import temporary_variables
+    from npu_bridge.collective.fragments import all_reduce_bytes
     from npu_bridge.session.iterations import name_step
 
     tf1 = tf.compat.v1
@@ -192,8 +192,8 @@ def build_steps(options):
         with tf1.variable_scope(f"contender_{number}", use_resource=True):
             loss = MODELS[options.models](tf1)
             # As with options that request steps in a row.
-            pieces = str(flight_bytes(hvd.size(), overlaps=name == OVERLAPPED))
-            with temporarily(lambda pieces=pieces: {"FUSION_TENSOR_SIZE": pieces}):
+            pieces = str(all_reduce_bytes(hvd.size(), overlaps=name == OVERLAPPED))
+            with temporary_variables(lambda pieces=pieces: {"FUSION_TENSOR_SIZE": pieces}):
                 optimizer = wrap()
                 steps[name] = optimizer.apply_gradients(optimizer.compute_gradients(loss))
             if name == OVERLAPPED:
@@ -239,7 +239,7 @@ def _timed(session, name, step, barrier):
     from npu_bridge.collective import thread_priority
 
     runs, steps = (1, STEPS_IN_A_ROW) if name == OVERLAPPED else (2, 2)
-    thread_priority.set_raised(name not in STOCK)
+    thread_priority.set_real_time(name not in STOCK)
     session.run(step if name != OVERLAPPED else barrier)  # ranks start together
     start, work = time.perf_counter(), time.process_time()
     for _ in range(runs):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from npu_bridge.base.files import write_whole
-from npu_bridge.base.lazy import found_at
+from npu_bridge.base.lazy import import_place
 from npu_bridge.gradients.explanation import as_text, list_stages
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import make_stages
@@ -82,6 +82,6 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
     """
     stops = list_stages(optimizer, ranks)
     if svg is not None:
-        draw_stages = found_at("npu_bridge.reporting.stages_picture:draw_stages")
-        write_whole(svg, draw_stages(stops), found_at("npu_bridge.reporting.picture_style:PICTURE_FILES"))
+        draw_stages = import_place("npu_bridge.reporting.stages_picture:draw_stages")
+        write_whole(svg, draw_stages(stops), import_place("npu_bridge.reporting.picture_style:PICTURE_FILES"))
     return as_text(stops)

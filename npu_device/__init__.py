@@ -6,7 +6,7 @@ first use. Importing the package has no side effect, with one exception: if a sc
 TensorFlow 2, its modules get these names.
 """
 
-from npu_bridge.base.lazy import attributes, submodules
+from npu_bridge.base.lazy import lazy_getattr, submodules
 from npu_bridge.base.version import __version__
 from tensorflow1_compat.plain import fix_old_names
 
@@ -25,7 +25,7 @@ _PLACES = {
 }
 
 __all__ = ["__version__", *sorted(_PLACES)]
-__getattr__ = attributes(__name__, _PLACES)
+__getattr__ = lazy_getattr(__name__, _PLACES)
 
 fix_old_names()
 

@@ -14,7 +14,7 @@ import click
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.reading import read_json
-from npu_bridge.base.terminal import echo, path_here
+from npu_bridge.base.terminal import echo, path_for_message
 from npu_run.command_line import ScriptCommand, exit_on, launcher_options, say
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
@@ -131,7 +131,7 @@ class Bisection:
 
     @property
     def _shown(self) -> str:
-        return path_here(self.folder)
+        return path_for_message(self.folder)
 
     def _load_earlier_runs(self) -> None:
         """Loads the runs of an earlier search in this folder; raises LaunchError if that search had other settings."""
@@ -170,7 +170,7 @@ class Bisection:
             if code:
                 raise LaunchError(
                     f"the script ended with exit code {code} in float32. Its output is in "
-                    f"{path_here(folder)}/output.log."
+                    f"{path_for_message(folder)}/output.log."
                 )
             if operators and not os.path.exists(operators):
                 raise LaunchError(
@@ -242,18 +242,17 @@ class Bisection:
         self._print_always(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
         if self._is_by_type:
             types = [operator.type for operator in found.kept]
-            echo(
-                f"\nthese types: modify_mixlist={path_here(self._write_types(types, _MIXLIST))!r} ({', '.join(types)})"
-            )
+            mixlist = path_for_message(self._write_types(types, _MIXLIST))
+            echo(f"\nthese types: modify_mixlist={mixlist!r} ({', '.join(types)})")
             return
         names = self._write_names([operator.name for operator in found.kept], _KEPT)
         types = sorted({operator.type for operator in found.kept})
         mixlist = self._write_types(types, _MIXLIST)
-        lines = [f"\noperators, exactly: customize_dtypes={path_here(names)!r}"]
+        lines = [f"\noperators, exactly: customize_dtypes={path_for_message(names)!r}"]
         lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
         lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
         lines += [f"\nthe same in the script, with npu_scope:\n{_scope_code(found.kept)}"]
-        lines += [f"\nall operators of their types: modify_mixlist={path_here(mixlist)!r} ({', '.join(types)})"]
+        lines += [f"\nall operators of their types: modify_mixlist={path_for_message(mixlist)!r} ({', '.join(types)})"]
         echo("\n".join(lines))
         if not self._low.startswith("allow_mix"):
             echo(f"  for the allow_mix_precision modes; {self._low} has no lists")

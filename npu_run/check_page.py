@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npu_bridge.base.terminal import in_line
+from npu_bridge.base.terminal import escape_in_line
 
 if TYPE_CHECKING:
     from tensorflow1_compat.findings import Finding, Survey
@@ -46,7 +46,7 @@ def _finding_text(each: Finding | Entry) -> str:
 
 def format_findings(script: str, found: Survey, entries: list[Entry] = ()) -> str:
     """Returns the findings as text to print: a block for each kind of finding, and a verdict."""
-    lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
+    lines = [f"{escape_in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
     blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}
     for kind, title in _TITLES.items():
         rows = list(entries) if kind == "met" else blocks[kind]

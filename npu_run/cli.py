@@ -20,7 +20,7 @@ from npu_bridge import __version__
 from npu_bridge.base import environment, memory_folders
 from npu_bridge.base.files import NotOursError
 from npu_bridge.base.own_folders import OwnFolder
-from npu_bridge.base.terminal import echo, in_line
+from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.collective import engine_of_ranks
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_run.command_line import (
@@ -226,7 +226,8 @@ def run_script(
             recording = None if timeline is None else Recording.of_text(timeline, out or "timeline")
             plan = tasks.plan() if tasks else plan_job(size, hosts, hostfile, rank_table)
             elastic, plan = _elastic_bounds(click.get_current_context().params, plan, bool(tasks))
-            problem = engine_of_ranks.refusal(plan.is_local and not tasks, elastic is not None) if plan.size > 1 else ""
+            unsupported = engine_of_ranks.unsupported_job_reason
+            problem = unsupported(plan.is_local and not tasks, elastic is not None) if plan.size > 1 else ""
             if problem:
                 raise LaunchError(problem)
             repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out or "repeats"))
@@ -236,7 +237,7 @@ def run_script(
                 recording.announce(plan.size)
             if restarts or elastic:
                 environment.write_variable(environment.RESTARTS, restarts or 1)
-                outputs.enter_context(memory_folders.for_job())
+                outputs.enter_context(memory_folders.memory_folder_for_job())
             # Before anything else: nothing more is printed until TensorFlow is loaded and the ranks have met.
             _announce_start(script, plan, elastic)
             sys.stdout.flush()
@@ -254,7 +255,7 @@ def run_script(
                 echo(recording.conclude(plan.size), err=True)
             sys.exit(code)
         except (LaunchError, NotOursError) as error:
-            fail(f"npu-run: {in_line(str(error))}")
+            fail(f"npu-run: {escape_in_line(str(error))}")
 
 
 def _elastic_bounds(options: Mapping[str, Any], plan: Plan, has_tasks: bool) -> tuple[Bounds | None, Plan]:
@@ -291,7 +292,7 @@ def _reserve_outputs(
 ) -> None:
     """Reserves the folders to which the job writes, until `outputs` is closed; called before any process starts."""
     # If another launcher started one npu-run for each rank, they share these folders.
-    holds = plan.size > 1 or environment.launched() is None
+    holds = plan.size > 1 or environment.launcher_placement() is None
     taken: dict[str, OwnFolder] = {}
 
     def reserve(folder: str) -> OwnFolder:
@@ -311,22 +312,22 @@ def _reserve_outputs(
 
 
 def _print_progress(text: str) -> None:
-    say(f"npu-run: {in_line(text)}")
+    say(f"npu-run: {escape_in_line(text)}")
 
 
 def _announce_start(script: str, plan: Plan, elastic: Bounds | None) -> None:
     """Prints the number of ranks. If another launcher started one npu-run for each rank, only rank 0 prints it."""
-    placed = environment.launched() if plan.size == 1 else None
+    placed = environment.launcher_placement() if plan.size == 1 else None
     if placed is not None and placed.rank > 0:
         return
     size = plan.size if placed is None else placed.size
     ranks = f"{size} rank{'' if size == 1 else 's'}"
     if elastic is not None:
         most = f"to {elastic.most}" if elastic.most < MOST_RANKS else "or more"
-        say(f"npu-run: starting {elastic.least} {most} ranks of {in_line(script)}")
+        say(f"npu-run: starting {elastic.least} {most} ranks of {escape_in_line(script)}")
         return
-    say(f"npu-run: starting {ranks} of {in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}")
-    engine = engine_of_ranks.line_at_start() if size > 1 else ""
+    say(f"npu-run: starting {ranks} of {escape_in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}")
+    engine = engine_of_ranks.describe_engine() if size > 1 else ""
     if engine:
         say(f"npu-run: {engine}")
 

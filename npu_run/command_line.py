@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 
 from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
-from npu_bridge.base.terminal import echo, flush_or_silence, in_line, json_text, silence
+from npu_bridge.base.terminal import echo, escape_del, escape_in_line, flush_or_silence, silence
 from npu_run.commands import missing_script
 from npu_run.errors import LaunchError
 from npu_run.source_choice import SourceChoice
@@ -127,7 +127,7 @@ class ScriptCommand(Command):
         has_value = not own[name].is_flag and "=" not in rest[at]
         given = " ".join(rest[at : at + 1 + has_value])
         line = f"{given} goes to the script. If it is for {_title(self)}, write {_title(self)} {given} {script}"
-        echo(in_line(f"{_title(self)}: {line}"), err=True)
+        echo(escape_in_line(f"{_title(self)}: {line}"), err=True)
 
     def _split(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Splits words into leading options and the rest."""
@@ -169,7 +169,7 @@ def print_json(exit_code: int, facts: Mapping[str, Any]) -> None:
 
 def _print_facts(command: click.Command, exit_code: int, facts: Mapping[str, Any]) -> None:
     whole = {"schema": SCHEMA, "command": command.name, "verdict": VERDICTS[exit_code], **facts}
-    echo(json_text(json.dumps(whole, indent=1)))
+    echo(escape_del(json.dumps(whole, indent=1)))
 
 
 @contextlib.contextmanager
@@ -183,7 +183,7 @@ def _errors_as_sentence(name: str) -> Iterator[None]:
         with contextlib.suppress(OSError):
             _print_problem(str(error))
         silence(sys.stdout)
-        fail(f"{name}: {in_line(str(error))}")
+        fail(f"{name}: {escape_in_line(str(error))}")
 
 
 def fail(text: str, code: int = 2) -> NoReturn:
@@ -222,7 +222,7 @@ def exit_on(*errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         _print_problem(str(error))
-        fail(f"{_title(click.get_current_context().command)}: {in_line(str(error))}")
+        fail(f"{_title(click.get_current_context().command)}: {escape_in_line(str(error))}")
 
 
 def _print_problem(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from npu_bridge.base.errors import nearest
+from npu_bridge.base.errors import nearest_word
 
 
 class Entry(NamedTuple):
@@ -63,11 +63,11 @@ def missing_script(word: str) -> str:
         return "name the script alone, without python before it: npu-run -np 2 train.py"
     if word in COMMANDS:
         return f"there is no file {word!r} to run. A command comes before its options: npu-run {word} ..."
-    near = nearest(word, COMMANDS)
+    near = nearest_word(word, COMMANDS)
     if near and not word.endswith(".py"):
         return f"there is no command {word!r} and no such file: did you mean {near}?"
     folder, name = os.path.split(word)
-    near = nearest(name, _scripts_in(folder or "."))
+    near = nearest_word(name, _scripts_in(folder or "."))
     if near:
         return f"there is no file {word!r} to run: did you mean {os.path.join(folder, near)}?"
     return (

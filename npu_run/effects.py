@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from npu_bridge.base.errors import nearest
+from npu_bridge.base.errors import nearest_word
 from npu_bridge.base.reading import open_file, read_json
-from npu_bridge.base.terminal import echo, in_line
+from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, Effect, Option
 from npu_run.command_line import is_quiet, script_reading_command
@@ -71,7 +71,8 @@ def _print_rows(script: str, rows: Sequence[Row], counts: Mapping[str, int]) -> 
     if not rows and script.endswith(".py"):
         echo("A script shows only the values in its text; the folder of its training has all values.")
     told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_other_counts(counts)) if count)
-    echo(f"{in_line(script)}: {len(rows)} option{'' if len(rows) == 1 else 's'} set{f': {told}' if told else ''}.")
+    options = f"{len(rows)} option{'' if len(rows) == 1 else 's'}"
+    echo(f"{escape_in_line(script)}: {options} set{f': {told}' if told else ''}.")
 
 
 def _other_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -110,7 +111,7 @@ def _rows_of_table(content: Mapping[str, Any], owner: str) -> Iterator[Row]:
         elif kind is not None:
             yield _row(OPTIONS[name], value)
         elif name != "stages":
-            near = nearest(name, names)
+            near = nearest_word(name, names)
             note = f"not an option{f'; did you mean {near}?' if near else ''}"
             yield Row(f"{owner}.{name}", repr(value), "", "refused", note)
 

@@ -64,7 +64,7 @@ def simulated_run(era: int) -> Iterator[None]:
             from npu_bridge.collective import groups
             from npu_bridge.collective.fragments import SplitStrategies
 
-            here = groups.of_this_process()
+            here = groups.process_groups()
             strategies, here.strategies = here.strategies, SplitStrategies()
             try:
                 with tf.Graph().as_default() if era == 1 else contextlib.nullcontext():

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from npu_bridge.base.reading import open_file, read_json
-from npu_bridge.base.terminal import echo, path_here
+from npu_bridge.base.terminal import echo, path_for_message
 from npu_run.command_line import ScriptCommand, exit_on, is_quiet, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
@@ -79,7 +79,7 @@ def _run_record(trial: Trial, float32: bool, command: list[str], arguments: Sequ
             f"of Keras, not eager code."
         )
     shutil.copyfile(Path(__file__).parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
-    shown, facts = path_here(out), found[0]
+    shown, facts = path_for_message(out), found[0]
     kinds = list(facts["kinds"].values())
     counts = ", ".join(
         f"{kinds.count(kind)} {what}"
@@ -118,8 +118,8 @@ def _check_record_files(folder: str) -> None:
     """Raises `LaunchError` for links and pipes in a record: numpy and TensorFlow in the ranks would follow them."""
     if not os.path.exists(os.path.join(folder, "rank_0", "record.json")):
         raise LaunchError(
-            f"{path_here(folder)} holds no record. Expected rank_0/record.json in it; got none. Name a folder that "
-            f"npu-run record wrote."
+            f"{path_for_message(folder)} holds no record. Expected rank_0/record.json in it; got none. Name a folder "
+            f"that npu-run record wrote."
         )
     for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
         try:

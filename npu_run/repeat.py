@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple
 
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.own_folders import OwnFolder
-from npu_bridge.base.terminal import path_here
+from npu_bridge.base.terminal import path_for_message
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.errors import LaunchError
 from npu_run.outputs import own_output
@@ -67,7 +67,7 @@ class Repeats(NamedTuple):
             _prepare_folder(trial, own)
             os.environ.update({**self._changed_variables(number), **environment_of(trial)})
             try:
-                say(f"repeat {number}, {self._describe_difference(number)}, in {path_here(folder)}")
+                say(f"repeat {number}, {self._describe_difference(number)}, in {path_for_message(folder)}")
                 code = run(replace_out(arguments, folder))
             finally:
                 os.environ.clear()
@@ -95,7 +95,7 @@ class Repeats(NamedTuple):
         return f"seeds + {number}" if self.vary == "seed" else f"initial weights rounded otherwise (draw {number})"
 
     def _summarise(self) -> list[str]:
-        shown = path_here(self.folder)
+        shown = path_for_message(self.folder)
         runs = [History(os.path.join(repeat_folder(self.folder, k), HISTORY_FILE)).rows for k in range(self.count)]
         if not all(runs):
             return [
@@ -137,5 +137,5 @@ def _prepare_folder(trial: Trial, own: OwnFolder) -> None:
             file.write(trial.to_json())
     except OSError as error:
         raise LaunchError(
-            f"--out {path_here(trial.folder)} cannot be written ({error}). Name another folder."
+            f"--out {path_for_message(trial.folder)} cannot be written ({error}). Name another folder."
         ) from error

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from npu_bridge.base.terminal import echo, path_here
+from npu_bridge.base.terminal import echo, path_for_message
 from npu_run.command_line import Command, exit_on
 from npu_run.errors import LaunchError
 from npu_run.outputs import check_file
@@ -33,4 +33,4 @@ def report(folder: str, out: str | None, timeline: str | None):
         if out is not None or os.path.isdir(folder):
             check_file(out or os.path.join(folder, PAGE_FILE), "--out", PAGE_FILES)
         made = write_page(folder, out, timeline)
-    echo(f"{path_here(made)} ({os.path.getsize(made) / 1000:.0f} kB)")
+    echo(f"{path_for_message(made)} ({os.path.getsize(made) / 1000:.0f} kB)")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from npu_bridge.base.terminal import in_line, visible
+from npu_bridge.base.terminal import escape_controls, escape_in_line
 
 
 class PlainConsole(Console):
@@ -25,7 +25,7 @@ class PlainConsole(Console):
 
 def print_text(console: Console, text: str, style: str = "") -> None:
     """Prints lines on a console, with control characters made visible."""
-    console.print(Text(visible(text), style=style), soft_wrap=True)
+    console.print(Text(escape_controls(text), style=style), soft_wrap=True)
 
 
 def print_table(
@@ -47,10 +47,10 @@ def print_table(
             heading = headings[number] if headings else ""
             table.add_column(heading, justify="right" if number < right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(in_line(cell)) for cell in row))
+            table.add_row(*(Text(escape_in_line(cell)) for cell in row))
         console.print(table)
         return
-    lines = [[in_line(cell) for cell in line] for line in ([headings, *rows] if headings else rows)]
+    lines = [[escape_in_line(cell) for cell in line] for line in ([headings, *rows] if headings else rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     if title:
         print_text(console, title)

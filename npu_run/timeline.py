@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.reading import read_json
-from npu_bridge.base.terminal import path_here
+from npu_bridge.base.terminal import path_for_message
 from npu_run.errors import LaunchError
 from npu_run.trials.start import watch_training
 
@@ -49,7 +49,9 @@ class Recording(NamedTuple):
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
-            raise LaunchError(f"--out {path_here(self.folder)} cannot be written ({error}). Name a folder.") from error
+            raise LaunchError(
+                f"--out {path_for_message(self.folder)} cannot be written ({error}). Name a folder."
+            ) from error
         environment.write_variable(_STEPS, f"{self.first}:{self.last}")
         environment.write_variable(_FOLDER, self.folder)
 
@@ -70,13 +72,13 @@ class Recording(NamedTuple):
         try:
             tail = draw_tail(found, picture, facts, overlap)
         except OSError as error:
-            return f"timeline: {path_here(picture)} cannot be written ({error}). Name another folder with --out."
+            return f"timeline: {path_for_message(picture)} cannot be written ({error}). Name another folder with --out."
         missing = sorted(set(range(ranks)) - {facts["rank"] for facts in found})
         elsewhere = f" (not there: the files of ranks {', '.join(map(str, missing))})" if missing else ""
         return (
             f"timeline: {_describe_steps(tail.steps)}, exposed tail {tail.exposed_ms:.1f} ms of {tail.step_ms:.1f} ms "
-            f"(the median step); {path_here(picture)}{elsewhere}"
-            f"{f'; steps that overlap: {path_here(overlap)}' if tail.overlaps else ''}"
+            f"(the median step); {path_for_message(picture)}{elsewhere}"
+            f"{f'; steps that overlap: {path_for_message(overlap)}' if tail.overlaps else ''}"
         )
 
     @classmethod

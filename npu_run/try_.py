@@ -11,7 +11,7 @@ import click
 
 from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.reading import open_file, read_json
-from npu_bridge.base.terminal import echo, in_line
+from npu_bridge.base.terminal import echo, escape_in_line
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_run.command_line import ScriptCommand, exit_on, json_option, launcher_options, print_json
 from npu_run.errors import LaunchError
@@ -44,7 +44,7 @@ def try_script(steps: int, as_json: bool, launcher: list[str], script: str, argu
         if code:
             with open_file(log, errors="replace") as file:
                 for line in file.read().splitlines()[-_LAST_LINES:]:
-                    echo(f"  {in_line(line)}", err=as_json)
+                    echo(f"  {escape_in_line(line)}", err=as_json)
         problem = _describe_problem(code, rows)
         count = read_json(trial.parameters, within=folder) if os.path.exists(trial.parameters) else None
         if as_json:

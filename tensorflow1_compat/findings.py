@@ -16,7 +16,7 @@ from typing import NamedTuple
 from npu_bridge.base import environment
 from npu_bridge.base.errors import did_you_mean
 from npu_bridge.base.reading import open_file
-from npu_bridge.base.terminal import path_here
+from npu_bridge.base.terminal import path_for_message
 from tensorflow1_compat.era import Evidence, evidence_in, evidence_of, switched
 from tensorflow1_compat.installed import find_missing, names_beside
 from tensorflow1_compat.journal import Place
@@ -226,11 +226,11 @@ def _find_missing_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> 
                 remark = f"it is not installed: {fix}, or name its folder with --tree"
                 yield Finding("needed", f"package {package}", remark, use.place)
             elif folder and not adds_folders and os.path.realpath(folder) not in searched:
-                place = path_here(folder)
+                place = path_for_message(folder)
                 remark = f"it is in {place}, where Python does not look: start with PYTHONPATH={place}"
                 yield Finding("needed", f"package {package}", remark, use.place)
             elif (helper := _folder_of_old_package(package, tuple(roots))) is not None:
-                remark = f"it is written for TensorFlow 1: start with npu-run --tree {path_here(helper)}"
+                remark = f"it is written for TensorFlow 1: start with npu-run --tree {path_for_message(helper)}"
                 yield Finding("needed", f"package {package}", remark, use.place)
 
 
@@ -258,7 +258,7 @@ def _uncompiled_source(name: str, roots: Sequence[str]) -> str | None:
             at = os.path.join(folder, part)
             if os.path.isfile(f"{at}.pyx"):
                 is_there = any(os.path.isfile(at + suffix) for suffix in importlib.machinery.all_suffixes())
-                return None if is_there or os.path.isdir(at) else path_here(f"{at}.pyx")
+                return None if is_there or os.path.isdir(at) else path_for_message(f"{at}.pyx")
             if not os.path.isdir(at):
                 break
             folder = at

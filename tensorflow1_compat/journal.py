@@ -9,7 +9,7 @@ import types
 import zlib
 from typing import NamedTuple
 
-from npu_bridge.base.terminal import echo, path_here
+from npu_bridge.base.terminal import echo, path_for_message
 
 __all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
 
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        return f"{path_here(self.file)}:{self.line}"
+        return f"{path_for_message(self.file)}:{self.line}"
 
 
 class Entry(NamedTuple):

@@ -10,7 +10,7 @@ import sys
 import types
 from typing import Any
 
-from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.after_import import call_when_loaded
 from npu_bridge.base.tf_internals.names import KERAS
 
 __all__ = ["give", "give_those_of_2"]
@@ -23,26 +23,26 @@ def give() -> None:
     give_those_of_2()
     _set_if_missing(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
     _set_if_missing(tf.Tensor, "_uses_learning_phase", False)
-    when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set_if_missing(module.Layer, "apply", _apply))
+    call_when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set_if_missing(module.Layer, "apply", _apply))
     for name in ("keras.backend", f"{KERAS}.api._v2.keras.backend"):  # Horovod's callbacks look for the session here
-        when_loaded(name, _add_session_functions)
+        call_when_loaded(name, _add_session_functions)
     convolutions = f"{KERAS}.src.layers.convolutional.base"
-    when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
-    when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
+    call_when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
+    call_when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
 
 
 def give_those_of_2() -> None:
     """Adds attributes of earlier versions of TensorFlow 2, each once its module is loaded."""
-    when_loaded("tensorflow.python.framework.ops", _add_to_graphs)
-    when_loaded(f"{KERAS}.src.engine.sequential", _add_to_models)
-    when_loaded(f"{KERAS}.src.optimizers.optimizer", _accept_old_keywords)
+    call_when_loaded("tensorflow.python.framework.ops", _add_to_graphs)
+    call_when_loaded(f"{KERAS}.src.engine.sequential", _add_to_models)
+    call_when_loaded(f"{KERAS}.src.optimizers.optimizer", _accept_old_keywords)
 
 
 def _add_session_functions(module: types.ModuleType) -> None:
     def add_from(backend: types.ModuleType) -> None:
         module.get_session, module.set_session = backend.get_session, backend.set_session
 
-    when_loaded(f"{KERAS}.api._v1.keras.backend", add_from)
+    call_when_loaded(f"{KERAS}.api._v1.keras.backend", add_from)
 
 
 def _set_if_missing(kind: type, name: str, value: Any) -> None:

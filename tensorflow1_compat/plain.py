@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from npu_bridge.base.terminal import echo, path_here
+from npu_bridge.base.terminal import echo, path_for_message
 from npu_bridge.base.tf_internals.sessions import has_eager_context
 from tensorflow1_compat import start
 from tensorflow1_compat.era import Evidence, evidence_of
@@ -32,7 +32,7 @@ def fix_main_script() -> None:
     elif _is_eager():
         problem = problem or f"{Place(path, 1)}: TensorFlow has run eagerly before npu_bridge.npu_init was imported"
     if problem:
-        echo(f"npu_bridge: {problem}: start it with npu-run {path_here(path)}", err=True)
+        echo(f"npu_bridge: {problem}: start it with npu-run {path_for_message(path)}", err=True)
 
 
 def fix_old_names() -> None:

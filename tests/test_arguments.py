@@ -68,7 +68,7 @@ def test_a_number_in_quotes_is_told_to_lose_them(check, text, others):
 )
 def test_the_word_that_has_all_parts_is_meant(word, meant):
     known = ["force_fp16", "force_fp32", "allow_mix_precision", "allow_mix_precision_fp16", "precision_mode"]
-    assert errors.nearest(word, known) == meant
+    assert errors.nearest_word(word, known) == meant
 
 
 @pytest.mark.parametrize(

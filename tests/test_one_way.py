@@ -218,7 +218,7 @@ def patched(node):
     """(object, name) of attributes that a statement or a call gives to an object; a name that is computed is ""."""
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
         yield ast.unparse(node.value), node.attr
-    elif isinstance(node, ast.Call) and name_of(node) in ("setattr", "delattr", "__setattr__", "put_around"):
+    elif isinstance(node, ast.Call) and name_of(node) in ("setattr", "delattr", "__setattr__", "wrap_function"):
         yield ast.unparse(node.args[0]), getattr(node.args[1], "value", "")
 
 

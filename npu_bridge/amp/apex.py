@@ -1,4 +1,4 @@
-"""Implements `initialize`: `configure` with the arguments that scripts of APEX pass."""
+"""Implements `initialize`, which calls `configure` with the arguments of APEX."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ def initialize(
     check_combined_tensors: bool | None = None,
     **overrides: Any,
 ) -> Any:
-    """Calls `configure` in the form of APEX: `model, optimizer = initialize(model, optimizer, opt_level="O2")`.
+    """Calls `configure` as APEX does: `model, optimizer = initialize(model, optimizer, opt_level="O2")`.
 
     Args:
-      models: a Keras model; None without one.
-      optimizers: an optimizer; None without one.
-      enabled: False returns both unchanged.
-      opt_level: the level.
+      models: a Keras model, or None.
+      optimizers: an optimizer, or None.
+      enabled: False returns model and optimizer unchanged.
+      opt_level: "O0" to "O3".
       verbosity: 0 logs nothing.
-      combine_grad: under O1, or O2 with master weights: as in `NPUOptimizer`.
-      combine_ddp: average gradients over the ranks; needs `combine_grad`.
-      ddp_replica_count: without effect; `gradient_split_groups` defines how gradients are cut.
-      check_combined_tensors: with `combine_grad`, as in `NPUOptimizer`.
-      **overrides: as for `configure`, and `patch_torch_functions` for `patch_functions`.
+      combine_grad: as in `NPUOptimizer`; only for O1, and for O2 with master weights.
+      combine_ddp: whether to average gradients over the ranks; needs `combine_grad`.
+      ddp_replica_count: has no effect; `gradient_split_groups` splits gradients into all-reduces.
+      check_combined_tensors: as in `NPUOptimizer`; used with `combine_grad`.
+      **overrides: as for `configure`; `patch_torch_functions` is another name of `patch_functions`.
     Returns:
-      (model, optimizer), or the only one of them that was given.
+      (model, optimizer); only the model, or only the optimizer, if the other argument is None.
     Raises:
-      TypeError, ValueError: as `configure`; there is more than one model or optimizer; arguments contradict each other.
+      TypeError, ValueError: as for `configure`; also for a list of models or optimizers, and for arguments that
+        contradict each other.
     """
     for name, value in (("models", models), ("optimizers", optimizers)):
         if isinstance(value, (list, tuple)):
@@ -68,7 +69,7 @@ def initialize(
 def _check_combined(level: str, combine_grad: bool | None, combine_ddp: bool | None, master_weights: Any) -> None:
     if combine_ddp and not combine_grad:
         fix = "Pass combine_grad=True too."
-        raise ValueError(message(_OWNER, "combine_ddp sends the gradients that combine_grad joins", "both", "one", fix))
+        raise ValueError(message(_OWNER, "combine_ddp averages gradients that combine_grad joins", "both", "one", fix))
     if not combine_grad:
         return
     if level not in ("O1", "O2"):

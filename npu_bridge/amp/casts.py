@@ -1,4 +1,4 @@
-"""Registers a script's own dtypes for operators and layers, before it asks for a level."""
+"""Registers the dtypes that a script chooses for operators and layers, before it calls `configure`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Casts(NamedTuple):
     """The registered casts.
 
     Attributes:
-      op_lists: operator types.
-      layers: "half" or "float" by the class of a Keras layer.
+      op_lists: the casts of operator types.
+      layers: "half" or "float" for each class name of a Keras layer.
     """
 
     op_lists: OpLists
@@ -30,34 +30,35 @@ class Casts(NamedTuple):
 def half_function(name: str) -> str:
     """Makes operators of a type, or layers of a class, compute in the low dtype, whatever the level's lists say.
 
-    Call it before `configure`; a later call for the same name replaces it.
+    Call it before `configure`; a later call for the same name replaces the earlier call.
 
     Args:
       name: an operator type, such as "Softmax", or the class of a Keras layer, such as "Dense".
     Returns:
       `name`.
     Raises:
-      TypeError: it is not a text.
-      ValueError: neither has this name; the message names similar ones.
+      TypeError: `name` is not a text.
+      ValueError: no operator type or layer class has this name; the message suggests a similar name.
     """
-    return _register(half_function.__name__, name, _HALF)
+    return _register_cast(half_function.__name__, name, _HALF)
 
 
 def float_function(name: str) -> str:
-    """Keeps operators of a type, or layers of a class, in float32; otherwise as `half_function`."""
-    return _register(float_function.__name__, name, _FLOAT)
+    """Keeps operators of a type, or layers of a class, in float32; for arguments and errors see `half_function`."""
+    return _register_cast(float_function.__name__, name, _FLOAT)
 
 
 def promote_function(name: str) -> str:
-    """Makes operators of a type follow their inputs, in float32 unless all are lowered; otherwise as `half_function`.
+    """Makes operators of a type compute in float32 unless all their inputs are lowered.
 
-    Layers of a class always follow the widest of their inputs' dtypes or their own, so this is for operator types.
+    Only for operator types: a Keras layer always follows the widest of its own dtype and its inputs' dtypes. Arguments,
+    result and errors: see `half_function`.
     """
-    return _register(promote_function.__name__, name, _PROMOTE)
+    return _register_cast(promote_function.__name__, name, _PROMOTE)
 
 
 def forget_functions() -> None:
-    """Clears the registered casts; existing configurations keep theirs."""
+    """Clears the registered casts; existing configurations keep their casts."""
     _REGISTERED.clear()
 
 
@@ -73,7 +74,7 @@ def registered_casts() -> Casts:
     return Casts(lists, layers)
 
 
-def _register(function: str, name: Any, kind: str) -> str:
+def _register_cast(function: str, name: Any, kind: str) -> str:
     where, expected = f"amp.{function}", "an operator type with a floating dtype, or the class of a Keras layer"
     if kind == _PROMOTE:
         expected = "an operator type with a floating dtype"
@@ -82,7 +83,7 @@ def _register(function: str, name: Any, kind: str) -> str:
         layers = [] if kind == _PROMOTE else [each for each in dir(tf.keras.layers) if _is_layer(each)]
         known = [*filter(has_floating_type, dir(tf.raw_ops)), *layers]
         fix = did_you_mean(name, known, "op.type is the type of an operator.")
-        raise ValueError(message(where, "nothing of this name can be cast", expected, shown(name), fix))
+        raise ValueError(message(where, "the name fits nothing that can be cast", expected, shown(name), fix))
     _REGISTERED.pop(name, None)
     _REGISTERED[name] = kind
     return name

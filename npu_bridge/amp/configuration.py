@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.amp.casts import registered_casts
-from npu_bridge.amp.loss_scale import DynamicLossScaleManager, check_apex
+from npu_bridge.amp.loss_scale import DynamicLossScaleManager, check_apex_arguments
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, say_once, shown, unknown_keyword
 from npu_bridge.base.tf_internals import keras3
@@ -53,15 +53,15 @@ _OVERRIDES = (
 
 
 class Configuration:
-    """The properties, model and optimizer of a training at a level. `configure` returns it.
+    """The result of `configure`: the properties, model and optimizer of a training at a level.
 
     Attributes:
       level: "O0" to "O3".
       properties: the level's properties, with the script's replacements.
       low_dtype: "float16" or "bfloat16".
-      model: the Keras model to compile and train; None without one.
-      optimizer: the optimizer to train with; None without one.
-      loss_scale_managers: one for each loss that `wrap` made the optimizer scale; empty for a scale of 1.
+      model: the Keras model to compile and train, or None.
+      optimizer: the optimizer to train with, or None.
+      loss_scale_managers: a manager for each loss, made by `wrap`; empty if the loss scale is 1.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Configuration:
 
     @property
     def op_lists(self) -> OpLists:
-        """Operator types that deviate from the mode of a session: batch normalisation, and registered ones."""
+        """The operator types exempt from a session's precision mode: batch normalisation, and registered types."""
         lists = self.properties.op_lists()
         if self.precision_mode == "origin":
             return lists
@@ -92,7 +92,7 @@ class Configuration:
             lists = lists.with_float("L2Loss")
         registered = self._casts.op_lists
         aborting = registered.half.intersection(BATCH_NORM_TYPES) if self.low_dtype == "bfloat16" else ()
-        if aborting:  # its parameters would be lowered too, for which there is no kernel; TensorFlow ends the process
+        if aborting:  # would lower its parameters too; without a kernel for them TensorFlow ends the process
             got = f"half_function({min(aborting)!r})"
             fix = "Leave it out: O3 lowers it by itself."
             problem = "batch normalisation cannot be forced into bfloat16"
@@ -101,29 +101,29 @@ class Configuration:
 
     @property
     def precision_mode(self) -> str:
-        """The option `precision_mode_v2` for it."""
+        """The value of the option `precision_mode_v2` for this level."""
         return self.properties.precision_mode(self.low_dtype)
 
     def options(self, folder: str | None = None) -> dict[str, str]:
         """Returns the level as arguments of `NPURunConfig`; the session's `parameter_map` uses the same names.
 
         Args:
-          folder: where to write the file with the lists of operator types; None leaves them out, as the graph of a
-            model that is built inside `building` holds them.
+          folder: the folder for a file with the lists of operator types; None writes no file. A model built inside
+            `building` needs no file, because its graph holds the lists.
         """
         level = OptLevel(self.level, self.precision_mode, self.op_lists, LossScale(None, {}))
         return level.options(folder)
 
     def session_config(self, config: Any = None) -> tf.compat.v1.ConfigProto:
-        """Returns a copy of session settings, by default of empty ones, that ask for the level's precision."""
+        """Returns a copy of a ConfigProto, by default of an empty one, that asks for the level's precision."""
         return with_entry(config, self.options())
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Gives the level's lists, and 16-bit variables where it has them, to the TF 1 model built inside the context.
+        """Applies the level's lists of operators and its variable dtypes to the TF 1 model built inside the context.
 
-        Variables are those of `tf.get_variable` and `tf.layers`. They have 16 bits if the level has no master
-        weights; with `keep_batchnorm_fp32` those named gamma, beta, moving_mean and moving_variance keep 32.
+        Variables of `tf.get_variable` and `tf.layers` have 16 bits if the level has no master weights. With
+        `keep_batchnorm_fp32`, variables named gamma, beta, moving_mean and moving_variance keep 32 bits.
         """
         self.op_lists.register()
         if not self._has_narrow_variables:
@@ -137,7 +137,7 @@ class Configuration:
     def computing(self) -> Iterator[None]:
         """Makes functions that this thread calls follow O1's lists of operators; does nothing for other levels.
 
-        For calls of your own `tf.function`; `fit` of the model follows the lists by itself.
+        Use it around calls of your own `tf.function`; `fit` of the model follows the lists anyway.
         """
         precision = self._precision()
         if not self.properties.patch_functions or precision.low_dtype is None:
@@ -147,10 +147,12 @@ class Configuration:
             yield
 
     def cast(self, model: Any) -> Any:
-        """Casts a Keras model to the level's dtypes; returns a new one with the same weights, or the same if unchanged.
+        """Casts a Keras model to the level's dtypes.
 
+        Returns:
+          A new model with the same weights, or `model` if the level changes no dtype.
         Raises:
-          TypeError, ValueError: it is not a model of Keras 2, or cannot be cast.
+          TypeError, ValueError: `model` is not a model of Keras 2, or cannot be cast.
         """
         if keras3.is_model(model):
             fix = "Call keras.mixed_precision.set_global_policy before you make the model, and pass model=None."
@@ -193,7 +195,7 @@ class Configuration:
           An `NPUOptimizer`, or the result of `npu_keras_optimizer`. Both skip a step that overflows, even with a fixed
           scale.
         Raises:
-          TypeError, ValueError: it is not an optimizer, it already scales the loss, or it cannot train the level's
+          TypeError, ValueError: `optimizer` is not an optimizer, already scales the loss, or cannot train the level's
             16-bit variables.
         """
         if self._has_narrow_variables:
@@ -228,20 +230,20 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
         float32 master weights; "O3" casts everything.
       optimizer: a `tf.compat.v1.train.Optimizer` or a Keras optimizer; None to `wrap` one later, in a model function.
       model: a Keras model, built or not; None for a TF 1 graph, which is built inside `building`.
-      **overrides: parts of the level to replace, None for the level's value: `cast_model_type`, `patch_functions`,
-        `keep_batchnorm_fp32`, `master_weights`, `loss_scale`, `cast_model_outputs`; and
-        low_dtype: "float16" or "bfloat16", to which O1 lowers; for other levels it is the `cast_model_type`.
+      **overrides: values in place of the level's own; None keeps the level's value: `cast_model_type`,
+        `patch_functions`, `keep_batchnorm_fp32`, `master_weights`, `loss_scale`, `cast_model_outputs`; and
+        low_dtype: "float16" or "bfloat16", the dtype to which O1 lowers; other levels use `cast_model_type`.
         num_losses: number of losses that have their own scale.
         dynamic_init_scale, scale_growth_factor, scale_backoff_factor, scale_window, min_loss_scale, max_loss_scale:
-          arguments of the dynamic loss scale; without effect on a fixed one.
-        user_cast_preferred: under O1, must be True: registered casts always replace the entries of lists.
+          arguments of the dynamic loss scale; they do not change a fixed loss scale.
+        user_cast_preferred: only for O1, and only True: registered casts always replace entries of the level's lists.
         is_distributed, is_tailing_optimization, stages, wire, gradient_split_groups, combine_grad,
           check_combined_tensors: as in `NPUOptimizer`.
     Returns:
       A `Configuration`, with the new `optimizer` and `model`.
     Raises:
       TypeError: an override does not exist, or has the wrong type.
-      ValueError: there is no such level, a value is not legal, or values contradict each other.
+      ValueError: the level does not exist, a value is not allowed, or values contradict each other.
     Example:
       >>> levels = amp.configure("O2", tf.keras.optimizers.Adam(), model, loss_scale=128.0)
       >>> levels.model.compile(levels.optimizer, "mse")
@@ -251,7 +253,7 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
             raise unknown_keyword(_OWNER, name, _OVERRIDES)
     given = {name: value for name, value in overrides.items() if value is not None}
     scale_arguments = {_SCALE_ARGUMENTS[name]: given.pop(name) for name in list(given) if name in _SCALE_ARGUMENTS}
-    check_apex(_OWNER, {own: name for name, own in _SCALE_ARGUMENTS.items()}, **scale_arguments)
+    check_apex_arguments(_OWNER, {own: name for name, own in _SCALE_ARGUMENTS.items()}, **scale_arguments)
     optimizer_arguments = {name: given.pop(name) for name in list(given) if name in _OPTIMIZER_ARGUMENTS}
     num_losses = check_count(_OWNER, "num_losses", given.pop("num_losses", 1))
     user_cast = given.pop("user_cast_preferred", None)

@@ -26,25 +26,25 @@ _latest_eager: list = []  # a weak reference to the latest manager made outside 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class GroupLossScaleManager(MovingLossScaleManager):
-    """A loss scale for each of several groups of variables.
+    """A loss-scale manager with a separate scale for each of several groups of variables.
 
-    Gradients get smaller, or larger, on their way back through a network. So one scale can be too large for its last
-    layers and too small for its first ones. Here `scale_boundary`, put between the groups, multiplies gradients on
-    their way back, so that those of group i are computed with the scale i. Optimizers still return gradients in true
-    units. An overflow in one group, on any rank, skips the step and shrinks the scale of that group; the others grow.
+    Gradients shrink or grow during backpropagation. So one scale can be too large for the network's last layers and too
+    small for its first layers. Call `scale_boundary` between the groups: it multiplies the gradients that pass, so that
+    the gradients of group i are computed with scale i. Optimizers still return unscaled gradients. An overflow in one
+    group, on any rank, skips the step and shrinks the scale of that group; the scales of the other groups grow.
 
     Args:
       groups: the members of each group, numbered from 1: a regular expression that is found in a variable's
-        name, a variable, a Keras layer or model (its trainable variables), or a list of such. Each trained variable
-        belongs to one group. The order is that of `scale_boundary`, not that of the variables.
+        name, a variable, a Keras layer or model (its trainable variables), or a list of these. Each trained
+        variable belongs to one group. `scale_boundary` numbers the groups in this order.
       init: scale of the first step, at least 1e-37; one number for all groups, or a list.
       growth_factor, backoff_factor, growth_interval: as in `DynamicLossScaleManager`; by default a scale is multiplied
         by 2**(1/1000) after each good step and divided by the square root of 2 at each overflow.
       min_loss_scale, max_loss_scale: bounds, or None.
     Raises:
       TypeError: a group or a number is of another type.
-      ValueError: there is no group, `init` has another length, or a number is out of its range. In the first step: a
-        variable belongs to no group or to two.
+      ValueError: there is no group, `init` has another length, or a number is out of its range. Also raised in the
+        first step, if a variable belongs to no group or to several.
     Graph: `loss_scale`, `good_steps` and `bad_steps` as in other managers, each a vector with a value for each group.
     """
 
@@ -67,8 +67,8 @@ class GroupLossScaleManager(MovingLossScaleManager):
         )
         scales = list(init) if isinstance(init, (list, tuple, np.ndarray)) else [init] * len(members)
         if len(scales) != len(members):
-            problem, expected = "init does not fit the groups", f"one number, or {len(members)}"
-            raise ValueError(message(owner, problem, expected, shown(init), "Give one for each group."))
+            problem, expected = "init does not fit the groups", f"one number, or {len(members)} numbers"
+            raise ValueError(message(owner, problem, expected, shown(init), "Give one scale for each group."))
         lowest, highest = rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE
         scales = [check_number(owner, "init", scale, at_least=lowest, at_most=highest) for scale in scales]
         constants = {
@@ -81,7 +81,7 @@ class GroupLossScaleManager(MovingLossScaleManager):
             "max_loss_scale": rule.max_scale,
         }
         super().__init__("group_loss_scale", rule, scales, constants)
-        self._members = lambda: members  # a list of layers would become part of checkpoints
+        self._members = lambda: members  # TensorFlow would save a list of layers in checkpoints
         with tf.init_scope():
             if tf.executing_eagerly():
                 _latest_eager[:] = [weakref.ref(self)]
@@ -105,40 +105,42 @@ class GroupLossScaleManager(MovingLossScaleManager):
         """Returns the position of the variable's group, from 0.
 
         Raises:
-          ValueError: it belongs to no group, or to several.
+          ValueError: the variable belongs to no group, or to several.
         """
         name = variable.name.partition(":")[0]
         found = [
-            number for number, group in enumerate(self._members()) if any(_has(member, variable) for member in group)
+            number
+            for number, group in enumerate(self._members())
+            if any(_includes_variable(member, variable) for member in group)
         ]
         if len(found) != 1:
             problem = f"{name} belongs to {'no group' if not found else 'several groups'}"
             got = "none of them" if not found else f"groups {', '.join(str(number + 1) for number in found)}"
-            fix = "Add it to the group between whose boundaries it is used."
+            fix = "List the variable only in the group that uses it."
             raise ValueError(message("GroupLossScaleManager", problem, "one group for each variable", got, fix))
         return found[0]
 
 
 def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager | None = None) -> tf.Tensor:
-    """Marks where a network passes from group `i` to group `j`; returns the tensor, whose gradient changes scale.
+    """Marks a boundary from group `i` to group `j`: the gradient of the returned tensor changes its scale there.
 
     Write `scale_boundary(x, 0, 1)` on the inputs of the first group, `scale_boundary(x, i, i + 1)` between two, and
-    `scale_boundary(x, n, 0)` on the outputs of the last one. Groups are numbered from 1; 0, and any number
-    above the last, stand for the outside, where gradients have no scale. Mark every path from one group to
-    another.
+    `scale_boundary(x, n, 0)` on the outputs of the last one. Groups are numbered from 1. The number 0,
+    and any number above the last group, means outside of all groups, where gradients are unscaled. Mark every path from
+    one group to another.
 
     Args:
       x: floating tensor of any shape.
       i: the group in which `x` is computed.
-      j: the group in which it is used.
-      manager: the manager of the scales; by default the latest one, in this graph or outside of graphs, when the
+      j: the group that uses the result.
+      manager: the manager of the scales; by default the manager made last, in this graph or eagerly, before the
         gradient is computed. Without a manager, gradients are unchanged.
     Returns:
-      Tensor of the same dtype and shape. Its gradient is multiplied by the scale of `i` and divided by that of `j`, in
-      float32 at least.
+      Tensor of the same dtype and shape. Its gradient is multiplied by the scale of `i` and divided by the scale of
+      `j`, in float32 at least.
     Raises:
       TypeError: `i` or `j` is not an integer.
-      ValueError: one of them is negative.
+      ValueError: `i` or `j` is negative.
     """
     for name, number in (("i", i), ("j", j)):
         fix = "Count groups from 1; 0 is outside of them."
@@ -146,21 +148,21 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
 
     @tf.custom_gradient
     def boundary(x):
-        def changed(upstream):
+        def rescale_gradient(upstream):
             scaling = _latest_manager() if manager is None else manager
             if scaling is None:
                 return upstream
             scales = scaling.get_loss_scale()
-            ratio = _scale_of(scales, i) / _scale_of(scales, j)
+            ratio = _scale_of_group(scales, i) / _scale_of_group(scales, j)
             dtype = tf.float32 if upstream.dtype.size < tf.float32.size else upstream.dtype
             return tf.cast(tf.cast(upstream, dtype) * tf.cast(ratio, dtype), upstream.dtype)
 
-        return tf.identity(x), changed
+        return tf.identity(x), rescale_gradient
 
     return boundary(tf.convert_to_tensor(x))
 
 
-def _scale_of(scales, number):
+def _scale_of_group(scales, number):
     return scales[number - 1] if 1 <= number <= scales.shape.num_elements() else tf.constant(1.0)
 
 
@@ -182,16 +184,24 @@ def _checked_groups(owner, groups):
     for member in (member for group in members for member in group):
         if isinstance(member, str):
             check_pattern(owner, "a member of a group", member)
-        elif not hasattr(member, "trainable_variables") and not isinstance(keras3.value_of(member), tf.Variable):
+        elif not hasattr(member, "trainable_variables") and not isinstance(
+            keras3.tensorflow_variable_of(member), tf.Variable
+        ):
             expected = "a regular expression, a variable, a Keras layer, or a list of them"
             raise TypeError(
-                message(owner, "that cannot be a member of a group", expected, shown(member), "Pass one of these.")
+                message(
+                    owner,
+                    "groups has an entry that cannot be a member of a group",
+                    expected,
+                    shown(member),
+                    "Pass one of these types.",
+                )
             )
     return members
 
 
-def _has(member, variable):
+def _includes_variable(member, variable):
     if isinstance(member, str):
         return re.search(member, variable.name.partition(":")[0]) is not None
     members = getattr(member, "trainable_variables", [member])
-    return any(variable is keras3.value_of(own) for own in members)
+    return any(variable is keras3.tensorflow_variable_of(own) for own in members)

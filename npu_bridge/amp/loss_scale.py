@@ -23,26 +23,27 @@ __all__ = ["DynamicLossScaleManager"]
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class DynamicLossScaleManager(MovingLossScaleManager):
-    """A loss scale that grows after good steps and shrinks after bad ones, with your own numbers.
+    """A loss scale that grows after good steps and shrinks after bad steps, by factors that you choose.
 
-    After `growth_interval` good steps in a row the scale is multiplied by `growth_factor`, after `bad_steps` bad ones
-    by `backoff_factor`, both within the bounds; either event sets the counters to 0. `apex`, `mindspore`, `keras` and
+    A bad step is a step with an overflow. After `growth_interval` good steps in a row the scale is multiplied by
+    `growth_factor`; after `bad_steps` bad steps it is multiplied by `backoff_factor`. The scale stays within its
+    bounds, and each change resets both counters. `apex`, `mindspore`, `keras` and
     `constant` make managers with the numbers of other frameworks.
 
     Args:
       init_loss_scale: scale of the first step.
       growth_factor: at least 1; 1 for a scale that does not grow.
       backoff_factor: above 0 and at most 1; 1 for a scale that does not shrink.
-      growth_interval: whole steps, at least 1.
-      bad_steps: whole steps, at least 1.
-      consecutive_bad_steps: whether a good step resets the count of bad ones. Otherwise they need not follow each
-        other.
+      growth_interval: number of good steps, at least 1.
+      bad_steps: number of bad steps, at least 1.
+      consecutive_bad_steps: whether a good step resets the count of bad steps. Otherwise bad steps are also counted
+        with good steps between them.
       min_loss_scale: lower bound of the scale; None for 1e-37.
       max_loss_scale: upper bound of the scale; None for 3.4e38.
     Raises:
       TypeError: an argument is not a number, or a step count not an integer.
-      ValueError: an argument is out of its range, or the first scale out of the bounds.
-    Graph: the variables of `ExponentialUpdateLossScaleManager`, so either can resume from the other's checkpoint.
+      ValueError: an argument is out of its range, or the first scale is out of the bounds.
+    Graph: has the same variables as `ExponentialUpdateLossScaleManager`, so each resumes from the other's checkpoints.
     """
 
     def __init__(
@@ -94,13 +95,14 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         """Makes the loss scale of APEX: halved at every overflow, doubled after 2000 good steps in a row up to 2**24.
 
         Args:
-          init_scale: scale of the first step; at most `max_loss_scale` is used.
-          growth_factor, backoff_factor, scale_window: `dynamic_init_scale` and `scale_...` of APEX for NPUs.
+          init_scale: scale of the first step; reduced to `max_loss_scale` if larger.
+          growth_factor, backoff_factor, scale_window: `scale_growth_factor`, `scale_backoff_factor` and `scale_window`
+            of APEX for NPUs.
           min_loss_scale, max_loss_scale: bounds.
         Raises:
-          TypeError, ValueError: as the constructor.
+          TypeError, ValueError: as for the constructor.
         """
-        check_apex(
+        check_apex_arguments(
             "DynamicLossScaleManager.apex",
             {},
             init_scale,
@@ -117,14 +119,14 @@ class DynamicLossScaleManager(MovingLossScaleManager):
     def mindspore(
         cls, init_loss_scale: float = 2.0**24, scale_factor: float = 2.0, scale_window: int = 2000
     ) -> DynamicLossScaleManager:
-        """Makes the dynamic loss scale of MindSpore: divided at every overflow down to 1, multiplied after good steps.
+        """Makes the dynamic loss scale of MindSpore: divided at every overflow, down to 1; grows after good steps.
 
         Args:
           init_loss_scale: scale of the first step, at least 1.
-          scale_factor: factor by which it is multiplied and divided, at least 1.
-          scale_window: good steps in a row until it grows.
+          scale_factor: factor by which the scale is multiplied and divided, at least 1.
+          scale_window: number of good steps in a row after which the scale grows.
         Raises:
-          TypeError, ValueError: as the constructor.
+          TypeError, ValueError: as for the constructor.
         """
         owner = "DynamicLossScaleManager.mindspore"
         check_number(owner, "init_loss_scale", init_loss_scale, at_least=1, at_most=LARGEST_SCALE)
@@ -137,9 +139,9 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         """Makes the scale of `tf.keras.mixed_precision.LossScaleOptimizer`: halved down to 1, doubled without bound.
 
         Args:
-          initial_scale, dynamic_growth_steps: as in that class.
+          initial_scale, dynamic_growth_steps: as in `LossScaleOptimizer`.
         Raises:
-          TypeError, ValueError: as the constructor.
+          TypeError, ValueError: as for the constructor.
         """
         owner = "DynamicLossScaleManager.keras"
         check_number(owner, "initial_scale", initial_scale, at_least=1, at_most=LARGEST_SCALE)
@@ -153,13 +155,13 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         Args:
           loss_scale: scale of the first step.
         Raises:
-          TypeError, ValueError: as the constructor.
+          TypeError, ValueError: as for the constructor.
         """
         check_scale("DynamicLossScaleManager.constant", "loss_scale", loss_scale)
         return cls(loss_scale, 1.0, 1.0, 1, 1, False, None, None)
 
 
-def check_apex(
+def check_apex_arguments(
     owner: str,
     names: Mapping[str, str],
     init_scale: Any = 2.0**16,
@@ -172,18 +174,18 @@ def check_apex(
     """Checks arguments of `DynamicLossScaleManager.apex`; errors use the names under which the script gave them.
 
     Raises:
-      TypeError: an argument is of another type.
-      ValueError: one is out of its range.
+      TypeError: an argument has the wrong type.
+      ValueError: an argument is out of its range.
     """
     check_growth(owner, names.get("growth_factor", "growth_factor"), growth_factor)
     check_backoff(owner, names.get("backoff_factor", "backoff_factor"), backoff_factor)
     check_count(owner, names.get("scale_window", "scale_window"), scale_window)
-    lowest, _ = _bounds(owner, min_loss_scale, max_loss_scale)
+    lowest, _ = _check_bounds(owner, min_loss_scale, max_loss_scale)
     check_scale(owner, "max_loss_scale", max_loss_scale)
     check_scale(owner, names.get("init_scale", "init_scale"), init_scale, at_least=lowest or SMALLEST_SCALE)
 
 
-def _bounds(owner, lowest, highest):
+def _check_bounds(owner, lowest, highest):
     if lowest is not None:
         lowest = check_scale(owner, "min_loss_scale", lowest)
     if highest is not None:
@@ -201,14 +203,14 @@ def scale_rule(
     min_loss_scale: Any,
     max_loss_scale: Any,
 ) -> ScaleRule:
-    """Returns the rule that a manager's arguments define.
+    """Checks the arguments of a manager and returns them as a `ScaleRule`.
 
     Raises:
-      TypeError: one is of another type.
-      ValueError: one is out of its range.
+      TypeError: an argument has the wrong type.
+      ValueError: an argument is out of its range.
     """
     fix = "Name the arguments."
-    lowest, highest = _bounds(owner, min_loss_scale, max_loss_scale)
+    lowest, highest = _check_bounds(owner, min_loss_scale, max_loss_scale)
     return ScaleRule(
         growth_interval=check_count(owner, "growth_interval", growth_interval),
         bad_steps=check_count(owner, "bad_steps", bad_steps),

@@ -26,20 +26,20 @@ _NAMES = {"loss_scale": "scale", "unskipped": "good_steps", "bad_steps": "bad_st
 class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(...) as scaled`
     """Runs a backward pass with the loss scale of an optimizer, in a custom loop.
 
-    Several passes before one update add up their gradients, each with its own scale. `unscaled_gradients` returns the
-    sum, in true units and averaged over the ranks, for clipping and for `apply_gradients`. If the gradients of one pass
-    overflow, on any rank, that update is skipped on every rank; only the scales move, each by its own losses. An
-    error inside the context drops all passes since the last update.
+    Several passes can precede one update: their gradients are summed, each unscaled by its own loss scale.
+    `unscaled_gradients` returns the sum, averaged over the ranks, for clipping and for `apply_gradients`. If the
+    gradients of one pass overflow on any rank, every rank skips the update and only changes the loss scales. A scale
+    shrinks only if its own losses overflowed. An error inside the context drops all passes since the last update.
 
     Args:
       loss: scalar tensor.
       optimizer: an optimizer of this package, such as `NPUOptimizer` or the result of `npu_keras_optimizer`.
       loss_id: position of the loss's manager among several loss-scale managers.
-      delay_unscale: leave the gradients multiplied by the scale, and add them to those of the next pass with this
-        `loss_id`. Not allowed in the last pass before an update.
+      delay_unscale: leaves the gradients scaled, and adds them to the gradients of the next pass with this `loss_id`.
+        Not allowed in the last pass before an update.
     Raises:
-      TypeError: `optimizer` has no stages, or `loss_id` is not an integer.
-      ValueError: there is no manager of that number.
+      TypeError: `optimizer` is not from this package, or `loss_id` is not an integer.
+      ValueError: no loss-scale manager has the position `loss_id`.
     Example:
       >>> with tf.GradientTape() as tape:
       ...     loss = loss_of(model, batch)
@@ -49,7 +49,7 @@ class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(.
     """
 
     def __init__(self, loss: tf.Tensor, optimizer: Any, loss_id: int = 0, delay_unscale: bool = False):
-        self._passes = _passes_of(optimizer, "scale_loss")
+        self._passes = _backward_passes_of(optimizer, "scale_loss")
         self._loss = loss
         self._loss_id = checked_loss_id("scale_loss", loss_id, self._passes.pipeline)
         self._delays_unscale = bool(delay_unscale)
@@ -78,7 +78,7 @@ class ScaledLoss:
 
     Attributes:
       tensor: the scaled loss, float32 at least, to be differentiated by `tf.gradients` or inside a tape.
-      grads_and_vars: the arguments of `backward` and `add`.
+      grads_and_vars: the pairs of (gradient, variable) that `backward` and `add` have collected.
       step: the step that the pass belongs to.
     """
 
@@ -93,7 +93,7 @@ class ScaledLoss:
 
     @tf.autograph.experimental.do_not_convert
     def backward(self, tape: tf.GradientTape, variables: Sequence[tf.Variable]) -> list:
-        """Computes the gradients of the scaled loss, and adds them to the step.
+        """Computes the gradients of the scaled loss, and adds them to the pass.
 
         Args:
           tape: the tape that recorded the loss; a persistent one, if it recorded several losses.
@@ -118,62 +118,62 @@ class ScaledLoss:
 
 @tf.autograph.experimental.do_not_convert
 def unscaled_gradients(optimizer: Any) -> list:
-    """Returns the sum of the gradients of all backward passes since the last update, in true units.
+    """Returns the sum of the gradients of all backward passes since the last update, unscaled.
 
     Args:
-      optimizer: the optimizer of the passes, which must have been made in the same function.
+      optimizer: the optimizer of the passes. The passes must run in the same function as this call.
     Returns:
       Pairs of (gradient or None, variable), averaged over the ranks if the optimizer is distributed. Pass them to
       `apply_gradients`, clipped or otherwise changed if you like.
     Raises:
-      TypeError: `optimizer` has no stages.
+      TypeError: `optimizer` is not from this package.
       ValueError: there was no pass, or the last one had `delay_unscale=True`.
     Ranks: collective if the optimizer is distributed.
     """
-    return _passes_of(optimizer, "unscaled_gradients").finish()
+    return _backward_passes_of(optimizer, "unscaled_gradients").finish()
 
 
 def state_dict(optimizer: Any, session: Any = None) -> dict:
     """Returns the loss scales of an optimizer as plain numbers, for custom checkpoints.
 
-    TensorFlow's checkpoints hold them anyway.
+    TensorFlow's own checkpoints contain the loss scales anyway.
 
     Args:
       optimizer: an optimizer of this package.
-      session: in a TF 1 graph the training session, by default the default session.
+      session: the training session of a TF 1 graph; by default the default session.
     Returns:
-      For each manager, as "loss_scaler0" and so on, a dict of `loss_scale`, `unskipped` (good steps in a row) and
-      `bad_steps`; for group loss scales each is a list.
+      A dict with the keys "loss_scaler0", "loss_scaler1" and so on, one for each manager. Each value is a dict of
+      `loss_scale`, `unskipped` (good steps in a row) and `bad_steps`: numbers, or lists for group loss scales.
     Raises:
-      TypeError: `optimizer` has no stages.
+      TypeError: `optimizer` is not from this package.
       ValueError: there is no session.
     """
-    managers = _passes_of(optimizer, "state_dict").pipeline.loss_scale_managers
-    return {f"{_PREFIX}{number}": _state_of(manager, session) for number, manager in enumerate(managers)}
+    managers = _backward_passes_of(optimizer, "state_dict").pipeline.loss_scale_managers
+    return {f"{_PREFIX}{number}": _state_of_manager(manager, session) for number, manager in enumerate(managers)}
 
 
 def load_state_dict(optimizer: Any, state: Mapping[str, Mapping], session: Any = None) -> None:
     """Sets the loss scales of an optimizer to the result of `state_dict`; changes nothing if it raises an error.
 
     Args:
-      optimizer: an optimizer of this package. If it has fewer managers than `state`, the others are left out,
-        with a warning.
+      optimizer: an optimizer of this package. If it has fewer managers than `state`, the remaining entries are
+        ignored with a warning.
       state: a result of `state_dict`; `bad_steps` can be missing.
       session: as in `state_dict`.
     Raises:
-      TypeError: `optimizer` has no stages, or a value is not a number.
+      TypeError: `optimizer` is not from this package, or a value is not a number.
       ValueError: a key is unknown, a value is out of range, has another shape or differs from a fixed scale, or there
         is no session.
-    Ranks: local; load the same on all ranks.
+    Ranks: local; pass the same state on all ranks.
     """
     owner = "load_state_dict"
-    managers = _passes_of(optimizer, owner).pipeline.loss_scale_managers
+    managers = _backward_passes_of(optimizer, owner).pipeline.loss_scale_managers
     _check_mapping(owner, "state", state)
-    numbers = {key: _number_of(owner, key) for key in state}
+    numbers = {key: _manager_number(owner, key) for key in state}
     left_out = sorted(key for key, number in numbers.items() if number >= len(managers))
     if left_out:
         _LOG.warning(
-            "%s: there are only %d loss-scale managers; %s left out.", owner, len(managers), ", ".join(left_out)
+            "%s: the optimizer has only %d loss-scale managers; ignored %s.", owner, len(managers), ", ".join(left_out)
         )
     loading = [(managers[number], key, state[key]) for key, number in numbers.items() if number < len(managers)]
     for manager, key, values in loading:
@@ -184,39 +184,39 @@ def load_state_dict(optimizer: Any, state: Mapping[str, Mapping], session: Any =
             manager.set_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), session)
 
 
-def _passes_of(optimizer, owner) -> BackwardPasses:
-    # Wrappers of Keras pass attributes on; only our own classes have this one.
+def _backward_passes_of(optimizer, owner) -> BackwardPasses:
+    # Keras wrappers forward attributes of the optimizer inside. Only classes of this package have this attribute.
     passes = getattr(optimizer, "backward_passes", None)
     if not isinstance(passes, BackwardPasses):
         expected, fix = "an optimizer of npu_bridge", "Pass the result of NPUOptimizer or npu_keras_optimizer."
-        raise TypeError(message(owner, "that has no stages", expected, shown(optimizer), fix))
+        raise TypeError(message(owner, "the optimizer cannot scale losses", expected, shown(optimizer), fix))
     return passes
 
 
-def _state_of(manager, session):
+def _state_of_manager(manager, session):
     if not isinstance(manager, MovingLossScaleManager):
         return {"loss_scale": manager.agreed_constants().get("loss_scale"), "unskipped": 0, "bad_steps": 0}
     state = manager.get_state(session)._asdict()
     return {name: state[own].tolist() for name, own in _NAMES.items()}
 
 
-def _number_of(owner, key):
+def _manager_number(owner, key):
     number = key[len(_PREFIX) :] if isinstance(key, str) and key.startswith(_PREFIX) else ""
     if not number.isdecimal():
-        fix = "Pass what state_dict returned."
+        fix = "Pass the result of state_dict."
         raise ValueError(message(owner, "unknown key", "loss_scaler0, loss_scaler1, ...", shown(key), fix))
     return int(number)
 
 
 def _check_mapping(owner, name, value):
-    expected, fix = "a dictionary, as state_dict returns it", "Pass what state_dict returned."
+    expected, fix = "a dictionary, as state_dict returns it", "Pass the result of state_dict."
     check_instance(owner, name, value, Mapping, "a dictionary", fix, expected)
 
 
-def _check_numbers(owner, manager, values):
-    """Checks that step counts are numbers of steps, and that there are as many scales and counts as the manager has."""
+def _check_values(owner, manager, values):
+    """Checks that step counts are integers within range, and that all values have the manager's shape."""
     shape = tuple(manager.scale_shape) if isinstance(manager, MovingLossScaleManager) else ()
-    fix = "Pass what state_dict returned."
+    fix = "Pass the result of state_dict."
     expected = f"one number, or the shape {shape}" if shape else "one number"
     for key in ("loss_scale", "unskipped", "bad_steps"):
         value = values.get(key, 0)
@@ -244,7 +244,7 @@ def _check_state(owner, manager, values):
     for key in ("loss_scale", "unskipped"):
         if key not in values:
             raise ValueError(message(owner, f"{key} is missing", f"{key} of each manager", shown(values), "Add it."))
-    _check_numbers(owner, manager, values)
+    _check_values(owner, manager, values)
     if isinstance(manager, MovingLossScaleManager):
         manager.check_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), owner)
         return

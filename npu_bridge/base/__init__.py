@@ -1,1 +1,1 @@
-"""Holds the lowest floor: messages, files, the environment, the machine, and private names of TensorFlow."""
+"""Holds the lowest layer: messages, files, the environment, the machine, and private names of TensorFlow."""

@@ -22,38 +22,38 @@ def after_import(
     while_loading: Callable[[], AbstractContextManager] = contextlib.nullcontext,
     if_missing: Callable[[], None] | None = None,
 ) -> None:
-    """Calls `change` with a module once it has been loaded; call this before it is loaded.
+    """Calls `change` with a module as soon as the module is loaded. The module must not be loaded yet.
 
     Args:
-      name: of the module.
-      change: can raise; the import then fails.
-      while_loading: makes the context in which the module is loaded. It can raise on entry, at each import.
-      if_missing: called whenever the module is looked for and not installed. It can raise.
+      name: the module's name.
+      change: is called with the module; if it raises an error, the import fails.
+      while_loading: returns the context manager in which the module is loaded; an error on entry makes the import fail.
+      if_missing: is called at each import that does not find the module; an error makes the import fail.
     """
     sys.meta_path.insert(0, _Finder(name, change, while_loading, if_missing))
 
 
-def when_loaded(name: str, change: Callable[[types.ModuleType], None]) -> None:
-    """Calls `change` with a module: now if it is loaded, else once it has been."""
+def call_when_loaded(name: str, change: Callable[[types.ModuleType], None]) -> None:
+    """Calls `change` with a module: now if the module is loaded, else as soon as it is."""
     if name in sys.modules:
         change(sys.modules[name])
     else:
         after_import(name, change)
 
 
-def put_around(owner: Any, name: str, function: Callable) -> None:
-    """Lets `function(inner, *arguments)` stand in place of the function `inner` of a class or a module."""
-    inner = getattr(owner, name)
+def wrap_function(owner: Any, name: str, function: Callable) -> None:
+    """Replaces the function `name` of a class or a module by `function(original, *arguments)`."""
+    original = getattr(owner, name)
 
-    @functools.wraps(inner)
-    def outer(*arguments, **keywords):
-        return function(inner, *arguments, **keywords)
+    @functools.wraps(original)
+    def replacement(*arguments, **keywords):
+        return function(original, *arguments, **keywords)
 
-    setattr(owner, name, outer)
+    setattr(owner, name, replacement)
 
 
-def importer() -> str:
-    """Returns the name of the module that is importing, for a function that `after_import` calls."""
+def importing_module() -> str:
+    """Returns the name of the module with the running import statement, for functions that `after_import` calls."""
     frame = sys._getframe(1)
     passing = (__name__, frame.f_globals.get("__name__"))
     while frame is not None:
@@ -65,7 +65,7 @@ def importer() -> str:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """A finder that finds one module as Python does, and wraps its loader."""
+    """A finder that finds one module as Python would, and wraps the module's loader."""
 
     def __init__(self, name, change, while_loading, if_missing):
         self._name = name

@@ -1,10 +1,10 @@
 """Checks arguments: numbers, counts, switches, words, types and lists.
 
-Each function returns the value in its plain form. It raises TypeError for a wrong type, else ValueError; the text names
-the argument, the expected value, the given value, and the cure.
+Each check returns the value as a plain Python object. It raises TypeError for a wrong type, and ValueError for any
+other fault. The error names the argument, the expected value, the given value, and the cure.
 
 In all functions, `owner` is the class or function that was called, `name` the argument, and `fix` a sentence with the
-cure, for cases in which the check itself cannot know it.
+cure, for faults whose cure the check does not know.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_number(
     high = f"< {below:g}" if at_most is None else f"<= {at_most:g}"
     expected = f"{low} {name} {high}"
     if not is_number(value):
-        fix = without_quotes(value, float) or fix or "Pass a number."
+        fix = quoted_number_fix(value, float) or fix or "Pass a number."
         raise TypeError(message(owner, f"{name} is not a number", expected, shown(value), fix))
     try:
         number = float(value)
@@ -69,19 +69,19 @@ def check_count(
     at_most: int | None = None,
     what: str = "a whole number",
 ) -> int:
-    """Returns an integer within bounds; `what` describes it in the message."""
+    """Returns an integer within bounds; the message describes the expected integer by `what`."""
     bounds = (f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None)
     expected = ", ".join(filter(None, (what, " and ".join(bounds))))
     if not is_integer(value):
-        fix = without_quotes(value, int) or fix or "Pass an int."
+        fix = quoted_number_fix(value, int) or fix or "Pass an int."
         raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), fix))
     if (at_least is not None and value < at_least) or (at_most is not None and value > at_most):
         raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix or _IN_RANGE))
     return int(value)
 
 
-def without_quotes(value: Any, kind: type) -> str:
-    """Returns the cure for a number, `int` or `float`, that was given as text; empty for anything else."""
+def quoted_number_fix(value: Any, kind: type) -> str:
+    """Returns the cure for an `int` or `float` that was given as text; an empty text for any other value."""
     try:
         is_right = isinstance(value, str) and len(value) < 40 and math.isfinite(kind(value))
     except ValueError:
@@ -100,7 +100,7 @@ def check_switch(
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Iterable[str], fix: str = "Choose one.") -> str:
-    """Returns one of a few words; raises ValueError for others, with the nearest word or else `fix`."""
+    """Returns a value that is one of `choices`; the error for other values suggests the nearest choice, or `fix`."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
         expected = " or ".join(filter(None, (", ".join(map(repr, choices[:-1])), repr(choices[-1]))))
@@ -112,21 +112,21 @@ def check_choice(owner: str, name: str, value: Any, choices: Iterable[str], fix:
 def check_instance(
     owner: str, name: str, value: Any, kind: type | tuple, what: str, fix: str, expected: str = ""
 ) -> Any:
-    """Returns an instance of one or several classes; `what` names such an object, `expected` describes it longer."""
+    """Returns a value that is an instance of `kind`; the message describes such a value by `what` and `expected`."""
     if not isinstance(value, kind):
         raise TypeError(message(owner, f"{name} is not {what}", expected or what, shown(value), fix))
     return value
 
 
 def check_list(owner: str, name: str, value: Any, fix: str, what: str = "a list", expected: str = "") -> list:
-    """Returns a list from any iterable except texts and dictionaries; words as in `check_instance`."""
+    """Returns a list from any iterable except texts and dictionaries; `what`, `expected`: as in `check_instance`."""
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         raise TypeError(message(owner, f"{name} is not {what}", expected or what, shown(value), fix))
     return list(value)
 
 
 def check_texts(owner: str, name: str, value: Any, fix: str) -> list[str]:
-    """Returns a list of texts."""
+    """Returns the items of an iterable as a list, if all of them are texts."""
     texts = check_list(owner, name, value, fix, "a list of texts")
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(message(owner, f"{name} is not a list of texts", "a list of texts", shown(value), fix))
@@ -134,7 +134,7 @@ def check_texts(owner: str, name: str, value: Any, fix: str) -> list[str]:
 
 
 def check_pattern(owner: str, name: str, value: Any) -> str:
-    """Returns a regular expression; raises ValueError for anything else, with the reason."""
+    """Returns a valid regular expression; raises ValueError with the reason for any other value."""
     try:
         re.compile(value)
     except (re.error, TypeError) as error:
@@ -144,7 +144,7 @@ def check_pattern(owner: str, name: str, value: Any) -> str:
 
 
 def needs_argument(function: Callable) -> bool:
-    """Returns whether a function must be called with a positional argument; False where Python does not know."""
+    """Returns whether a function must be called with a positional argument; False if its signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

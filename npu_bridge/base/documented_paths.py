@@ -1,15 +1,15 @@
-"""Finds modules by paths that scripts and saved models use, for modules kept elsewhere: most of them in `estimator/`.
+"""Finds modules by the documented paths that scripts and saved models use; the modules themselves are in `estimator/`.
 
-`npu_bridge.tbe.npu_vector_ops` is the module `npu_bridge.estimator.npu_vector_ops`, under a second name. Packages that
-hold only such names exist nowhere else.
+For example, `npu_bridge.tbe.npu_vector_ops` is a second name of the module `npu_bridge.estimator.npu_vector_ops`.
+Packages such as `npu_bridge.tbe` have no folder; they are made here.
 """
 
 from __future__ import annotations
 
 import types
 
-from npu_bridge.base.lazy import attributes
-from npu_bridge.base.same_modules import let_find
+from npu_bridge.base.lazy import lazy_getattr
+from npu_bridge.base.same_modules import make_importable
 
 _KEPT = "npu_bridge.estimator"
 
@@ -39,13 +39,13 @@ _PACKAGES = {
 NAMES = ("experimental", *_PACKAGES)
 
 
-def let_find_documented_paths() -> None:
-    """Lets imports of the documented paths find their modules; calling it again has no effect."""
-    let_find("npu_bridge", _find)
+def enable_documented_paths() -> None:
+    """Makes the documented paths importable; calling it again has no effect."""
+    make_importable("npu_bridge", _find_module)
 
 
-def _find(name: str) -> str | types.ModuleType | None:
-    """Returns the module for a name below `npu_bridge`, as a path or made here; None for other names."""
+def _find_module(name: str) -> str | types.ModuleType | None:
+    """Returns the module for a name below `npu_bridge`: its real path, or a new package. Other names give None."""
     package, _, inside = name.partition(".")
     if name == "experimental":
         return f"{_KEPT}.{name}"
@@ -56,5 +56,5 @@ def _find(name: str) -> str | types.ModuleType | None:
         return f"{_KEPT}.{places[inside]}" if inside in places and ":" not in places[inside] else None
     made = types.ModuleType(f"npu_bridge.{package}", description)
     made.__all__ = sorted(places)
-    made.__getattr__ = attributes(made.__name__, {name: f"{_KEPT}.{place}" for name, place in places.items()})
+    made.__getattr__ = lazy_getattr(made.__name__, {name: f"{_KEPT}.{place}" for name, place in places.items()})
     return made

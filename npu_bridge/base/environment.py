@@ -19,8 +19,8 @@ from typing import Any, Callable, NamedTuple
 from npu_bridge.base.errors import message
 
 
-class Launched(NamedTuple):
-    """A process's place among those that a launcher started.
+class Placement(NamedTuple):
+    """The rank of a process that a launcher started.
 
     Attributes:
       rank: position among all processes, from 0.
@@ -36,13 +36,13 @@ class Launched(NamedTuple):
 
 
 class Task(NamedTuple):
-    """This process as one of several that a cluster has started with the same command.
+    """The position of this process among several that a cluster started with the same command.
 
     Attributes:
-      number: from 0.
-      count: of these processes, at least 2.
+      number: position of this process, from 0.
+      count: number of these processes, at least 2.
       is_local: whether all are known to be on one machine.
-      job: a text that only these processes share; "" if no variable has one.
+      job: a text shared by these processes only; "" if no variable identifies the job.
     """
 
     number: int
@@ -54,10 +54,10 @@ class Task(NamedTuple):
 RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run restarts a failed job; unset if it does not
 MEMORY_FOLDER = "NPU_RUN_MEMORY_FOLDER"  # where a restartable job keeps state in memory; unset otherwise
 BEGAN = "NPU_RUN_BEGAN"  # when npu-run first started the job, in seconds since 1970; set from the first restart on
-START = "NPU_RUN_START"  # job:number:numbers, of this start, and of earlier starts whose ranks might still run
+START = "NPU_RUN_START"  # job:number:numbers; the numbers are of earlier starts whose ranks might still run
 IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
 SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
-SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has read them
+SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has read NPU_RUN_SET
 COLLECTIVES = "NPU_COLLECTIVES"  # horovod or tensorflow, which npu-run --collectives sets
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: show everything that TensorFlow prints
 # The variables that `fill_rank_variables` sets for each rank.
@@ -80,7 +80,7 @@ _CLUSTERS = (
 )
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 FIRST_TASK = "NPU_RUN_FIRST"  # host:port of the first task, in place of a file in a shared folder
-JOB_SECRET = "NPU_RUN_SECRET"  # identifies the tasks to each other then
+JOB_SECRET = "NPU_RUN_SECRET"  # by which tasks recognise each other if NPU_RUN_FIRST is set
 _CHIEF_VARIABLES = ("CM_CHIEF_IP", "CM_CHIEF_PORT", "CM_CHIEF_DEVICE")
 _CLUSTER_MANAGER_VARIABLES = (*_CHIEF_VARIABLES, "CM_WORKER_SIZE", "CM_WORKER_IP")
 
@@ -91,55 +91,57 @@ def read_variable(name: str) -> str | None:
 
 
 def positive_number(name: str, default: int, unit: str) -> int:
-    """Returns a whole number of at least 1 that fits 64 bits from a variable, or `default` when it is unset.
+    """Reads a whole number from a variable, from 1 to 2**63 - 1; returns `default` if the variable is unset.
 
     Args:
-      unit: the counted things, for the message.
+      unit: the name of the counted things, for the message.
     Raises:
-      ValueError: the text is no such number.
+      ValueError: the variable has another text.
     """
     text = read_variable(name) or str(default)
     number = whole_number(text)
     if not number:
         expected, fix = f"whole {unit}, 1 to 2**63 - 1", f"Correct it, or unset it for {default}."
-        raise _error(f"{name} is not a number of {unit}", expected, repr(text), fix)
+        raise _variable_error(f"{name} is not a number of {unit}", expected, repr(text), fix)
     return number
 
 
 def overlapped_steps() -> bool | None:
-    """Returns whether consecutive steps must overlap, from `NPU_OVERLAPPED_STEPS`; None to try which is faster.
+    """Reads `NPU_OVERLAPPED_STEPS`: whether consecutive steps overlap; None to try both ways and keep the faster one.
 
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _switch("NPU_OVERLAPPED_STEPS", "to have both ways tried")
+    return _read_switch("NPU_OVERLAPPED_STEPS", "to have both ways tried")
 
 
 def prefers_communication() -> bool:
-    """Returns whether Horovod's threads run before others, from `NPU_COMMUNICATION_PRIORITY`; by default False.
+    """Reads `NPU_COMMUNICATION_PRIORITY`: whether Horovod's threads have priority over others; by default False.
 
     Raises:
       ValueError: the variable is neither 0 nor 1.
     """
-    return _switch("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
+    return _read_switch("NPU_COMMUNICATION_PRIORITY", "to leave the priorities as they are") is True
 
 
-def collectives() -> str | None:
-    """Returns what ranks exchange tensors with, from `NPU_COLLECTIVES`; None to use Horovod where it is installed.
+def collective_engine() -> str | None:
+    """Reads `NPU_COLLECTIVES`: the engine for collectives; None to use Horovod if it is installed.
 
     Raises:
       ValueError: the variable is neither horovod nor tensorflow.
     """
     text = read_variable(COLLECTIVES)
     if text not in (None, *ENGINES):
-        raise _error(f"{COLLECTIVES} names no engine", "horovod or tensorflow", repr(text), "Correct it, or unset it.")
+        raise _variable_error(
+            f"{COLLECTIVES} names no engine", "horovod or tensorflow", repr(text), "Correct it, or unset it."
+        )
     return text
 
 
-def _switch(name, why_unset):
+def _read_switch(name, why_unset):
     text = read_variable(name)
     if text not in (None, "0", "1"):
-        raise _error(f"{name} is not a switch", "0 or 1", repr(text), f"Correct it, or unset it {why_unset}.")
+        raise _variable_error(f"{name} is not a switch", "0 or 1", repr(text), f"Correct it, or unset it {why_unset}.")
     return None if text is None else text == "1"
 
 
@@ -156,14 +158,14 @@ def write_variable(name: str, value: object) -> None:
 
 
 @contextlib.contextmanager
-def temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Changes variables inside the block; afterwards they are as they were, set or unset.
+def temporary_variables(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Sets variables inside the block and restores them afterwards.
 
     All threads share the environment, so a second thread waits until the first has left its block.
 
     Args:
-      choose_values: returns text by variable. It is called when it is this thread's turn, so it sees the variables'
-        real values.
+      choose_values: returns the text of each variable. It is called after this thread has waited, so it sees the
+        variables' real values.
     """
     with _ONE_CHANGE_AT_A_TIME:
         values = choose_values()
@@ -180,12 +182,12 @@ def temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None
 
 
 def is_flag_on(name: str) -> bool:
-    """Returns True when a variable is `1` or `true`; anything else, also unset, is off."""
+    """Returns whether a variable is `1` or `true`; False for any other text, and for an unset variable."""
     return (read_variable(name) or "").strip().lower() in ("1", "true")
 
 
 def imposed_options() -> dict[str, Any]:
-    """Returns option values by name with which the launcher overrides the script; usually empty."""
+    """Returns the options, by name, that the launcher sets in place of the script; usually empty."""
     return json.loads(read_variable(IMPOSED_OPTIONS) or "{}")
 
 
@@ -194,29 +196,29 @@ def given_settings() -> list[str]:
     return json.loads(read_variable(SETTINGS) or "[]")
 
 
-def launched() -> Launched | None:
-    """Returns the launcher's placement of this process among its siblings.
+def launcher_placement() -> Placement | None:
+    """Returns the rank that a launcher gave this process, with the number of ranks.
 
     Reads the variables of Horovod's launcher first, then of Open MPI, then of PMI launchers (MPICH, Intel MPI). Without
-    variables for the local placement, all processes count as being on one machine.
+    variables for the local rank, all processes count as being on one machine.
 
     Returns:
-      The placement, or None when no launcher started this process.
+      The ranks and sizes, or None if no launcher started this process.
     Raises:
       ValueError: a launcher variable is not a non-negative integer, or a rank does not fit its size.
     """
     for rank_name, size_name, local_rank_name, local_size_name in _LAUNCHERS:
-        rank, size = _integer(rank_name), _integer(size_name)
+        rank, size = _read_integer(rank_name), _read_integer(size_name)
         if rank is None or size is None:
             continue
-        local_rank, local_size = _integer(local_rank_name), _integer(local_size_name)
+        local_rank, local_size = _read_integer(local_rank_name), _read_integer(local_size_name)
         if local_rank is None or local_size is None:
             local_rank, local_size = rank, size
         if rank >= size or local_rank >= local_size:
             got = f"rank {rank} of {size}, local rank {local_rank} of {local_size}"
             fix = "Start the job again through its launcher."
-            raise _error(f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, fix)
-        return Launched(rank, size, local_rank, local_size)
+            raise _variable_error(f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, fix)
+        return Placement(rank, size, local_rank, local_size)
     return None
 
 
@@ -224,15 +226,15 @@ def cluster_task() -> Task | None:
     """Returns which task of a cluster this process is: of Open MPI, a PMI launcher, Slurm's srun, or Kubernetes.
 
     Returns:
-      None if it is the only task, if no variable says so, or if each task is a rank already: by Horovod's variables, or
-      by HOROVOD_CONTROLLER=mpi.
+      None if this is the only task, if no variable describes tasks, or if each task is a rank already, which
+      HOROVOD_RANK or HOROVOD_CONTROLLER=mpi shows.
     Raises:
       ValueError: a variable is not a non-negative integer.
     """
     if read_variable("HOROVOD_RANK") or (read_variable("HOROVOD_CONTROLLER") or "").lower() == "mpi":
         return None
     for number_name, count_name, local_name, job_names in _CLUSTERS:
-        number, count = _integer(number_name), _integer(count_name)
+        number, count = _read_integer(number_name), _read_integer(count_name)
         if number is not None and count is not None:
             names = [read_variable(name) or "" for name in job_names]
             is_local = bool(local_name) and read_variable(local_name) == read_variable(count_name)
@@ -249,12 +251,12 @@ def rank_size_text() -> str:
     rank_size, worker_size = read_variable("RANK_SIZE"), read_variable("CM_WORKER_SIZE")
     if rank_size is not None and worker_size is not None:
         got = f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}"
-        raise _error("RANK_SIZE and CM_WORKER_SIZE are both set", "one of them", got, "Unset one.")
+        raise _variable_error("RANK_SIZE and CM_WORKER_SIZE are both set", "one of them", got, "Unset one.")
     return rank_size or worker_size or "1"
 
 
 def declared_world_size() -> int:
-    """Returns the number of ranks that the environment declares; 1 when it declares none.
+    """Returns the number of ranks that the environment declares; 1 if no variable declares it.
 
     Text that is not a decimal number counts as 1, as it does on the NPU stack.
 
@@ -268,7 +270,9 @@ def declared_world_size() -> int:
         return 1
     if size < 1:
         expected = "RANK_SIZE (or CM_WORKER_SIZE) of at least 1"
-        raise _error("the number of ranks is not positive", expected, repr(text), "Unset it to train on one rank.")
+        raise _variable_error(
+            "the number of ranks is not positive", expected, repr(text), "Unset it to train on one rank."
+        )
     return size
 
 
@@ -278,16 +282,16 @@ def declared_rank() -> int | None:
     Raises:
       ValueError: `RANK_ID` is not a non-negative integer.
     """
-    return _integer("RANK_ID")
+    return _read_integer("RANK_ID")
 
 
 def probable_rank() -> int:
-    """Returns this process's rank as known before any collective: the launcher's, else `RANK_ID`, else 0.
+    """Returns this process's rank before Horovod knows it: from the launcher, else from `RANK_ID`, else 0.
 
-    For choosing the rank that prints; a malformed variable counts as unset.
+    Use it to choose the rank that prints; a malformed variable counts as unset.
     """
     try:
-        placed = launched()
+        placed = launcher_placement()
         return placed.rank if placed else declared_rank() or 0
     except ValueError:
         return 0
@@ -300,7 +304,7 @@ def declared_device() -> int:
       ValueError: the variable is not a non-negative integer.
     """
     for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
-        device = _integer(name)
+        device = _read_integer(name)
         if device is not None:
             return device
     return 0
@@ -315,21 +319,21 @@ def visible_gpus() -> list[str] | None:
     return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
-def fill_rank_variables(launched: Launched | None) -> None:
-    """Sets missing rank variables, which scripts read themselves, from the launcher's placement.
+def fill_rank_variables(placement: Placement | None) -> None:
+    """Sets missing rank variables, which scripts read themselves, from the launcher's variables.
 
-    Fills `RANK_VARIABLES`, and never overwrites one that exists. A job declared through `CM_*` variables keeps
+    Sets only those of `RANK_VARIABLES` that are missing. A job declared through `CM_*` variables keeps
     `RANK_ID` and `RANK_SIZE` unset, because the two families exclude each other.
 
     Args:
-      launched: what `launched()` returned; None leaves the environment alone.
+      placement: the result of `launcher_placement()`; None leaves the environment unchanged.
     """
-    if launched is None:
+    if placement is None:
         return
-    device = launched.local_rank
-    values = {"DEVICE_ID": device, "ASCEND_DEVICE_ID": device, "DEVICE_INDEX": launched.rank, "JOB_ID": _JOB}
+    device = placement.local_rank
+    values = {"DEVICE_ID": device, "ASCEND_DEVICE_ID": device, "DEVICE_INDEX": placement.rank, "JOB_ID": _JOB}
     if not any(read_variable(name) for name in _CLUSTER_MANAGER_VARIABLES):
-        values.update(RANK_ID=launched.rank, RANK_SIZE=launched.size)
+        values.update(RANK_ID=placement.rank, RANK_SIZE=placement.size)
     for name, value in values.items():
         os.environ.setdefault(name, str(value))
 
@@ -341,22 +345,26 @@ def check_cluster_variables() -> None:
     (`CM_CHIEF_IP`, `CM_CHIEF_PORT`, `CM_CHIEF_DEVICE`, `CM_WORKER_SIZE`). A job uses at most one of them.
 
     Raises:
-      ValueError: both are used, one is incomplete, or a number is outside its documented range.
+      ValueError: both descriptions are used, the chief's is incomplete, or a number is outside its documented range.
     """
     set_names = [name for name in _CLUSTER_MANAGER_VARIABLES if read_variable(name)]
     for excluded in ("RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"):
         if set_names and read_variable(excluded):
             expected, fix = "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE", "Unset one family."
-            raise _error(f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both", fix)
+            raise _variable_error(
+                f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both", fix
+            )
     for name, largest in (("CM_CHIEF_PORT", 65520), ("CM_WORKER_SIZE", 32768), ("CM_CHIEF_DEVICE", 2**63 - 1)):
-        number = _integer(name)
+        number = _read_integer(name)
         if number is not None and number > largest:
-            raise _error(f"{name} is too large", f"0..{largest}", str(number), "Correct or unset it.")
+            raise _variable_error(f"{name} is too large", f"0..{largest}", str(number), "Correct or unset it.")
     if read_variable("CM_CHIEF_IP"):
         missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
         if missing:
             problem, fix = "CM_CHIEF_IP is set but the chief is not fully described", "Set the missing ones."
-            raise _error(problem, f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE", f"no {', '.join(missing)}", fix)
+            raise _variable_error(
+                problem, f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE", f"no {', '.join(missing)}", fix
+            )
     declared_world_size()
 
 
@@ -374,24 +382,26 @@ def tf_config() -> dict[str, Any]:
         raise json.JSONDecodeError(text, error.doc, error.pos) from error
     if not isinstance(parsed, dict):
         fix = 'Write it as {"cluster": ..., "task": ...} or unset it.'
-        raise _error("TF_CONFIG does not describe a cluster", "a JSON object", type(parsed).__name__, fix)
+        raise _variable_error("TF_CONFIG does not describe a cluster", "a JSON object", type(parsed).__name__, fix)
     task = parsed.get("task") or {}
     if not isinstance(task, dict) or whole_number(str(task.get("index", 0))) is None:
         expected = 'an object such as {"type": "worker", "index": 0}'
-        raise _error("the task of TF_CONFIG is not valid", expected, repr(task), "Correct it or unset TF_CONFIG.")
+        raise _variable_error(
+            "the task of TF_CONFIG is not valid", expected, repr(task), "Correct it or unset TF_CONFIG."
+        )
     return parsed
 
 
-def _integer(name: str) -> int | None:
+def _read_integer(name: str) -> int | None:
     text = read_variable(name)
     if text is None:
         return None
     number = whole_number(text)
     if number is None:
         expected = "decimal digits, at most 2**63 - 1"
-        raise _error(f"{name} is not a whole number", expected, repr(text), "Correct or unset it.")
+        raise _variable_error(f"{name} is not a whole number", expected, repr(text), "Correct or unset it.")
     return number
 
 
-def _error(problem: str, expected: str, got: str, fix: str) -> ValueError:
+def _variable_error(problem: str, expected: str, got: str, fix: str) -> ValueError:
     return ValueError(message("environment", problem, expected, got, fix))

@@ -1,4 +1,4 @@
-"""Makes messages about options, all in one form: where, the problem, what was expected, what was given, the cure."""
+"""Makes messages of five parts: the place, the problem, the expected value, the given value, and the cure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # five parts of the last le
 
 
 def message(where: str, problem: str, expected: str, got: str, fix: str) -> str:
-    """Returns one line of at most `LONGEST_MESSAGE` characters in the five-part form; long parts lose their middle."""
+    """Returns a five-part message: one line of at most `LONGEST_MESSAGE` characters. Long parts lose their middle."""
     parts = [str(part) for part in (where, problem, expected, got, fix)]
     for limit in _PART_LIMITS:
         where, problem, expected, got, fix = (shortened(part, limit) for part in parts)
@@ -32,7 +32,7 @@ def message(where: str, problem: str, expected: str, got: str, fix: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
-    """Returns a text of at most `most` characters: unchanged, or its two ends with dots between them."""
+    """Returns a text of at most `most` characters; a longer text has dots in place of its middle."""
     if len(text) <= most:
         return text
     tail = (most - 5) // 3
@@ -40,7 +40,7 @@ def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as messages show it: its repr with its type, cut to a readable length."""
+    """Returns a value for a message: its repr, shortened to a readable length, and its type."""
     try:
         text = repr(value)
     except Exception:  # a number with very many digits, or an object whose own repr fails
@@ -56,10 +56,11 @@ def option_error(
     Args:
       kind: `ValueError` or `TypeError`.
       where: the class or map the option was given to.
-      option: the option's name; kept as attribute `option`, for a caller that knows the option's file and line.
+      option: the option's name; the error's attribute `option`, for a caller that knows the file and line of the
+        option.
       problem: what is wrong, starting with the option's name.
-      expected: what would have been right.
-      got: what was given.
+      expected: the allowed values.
+      got: the given value.
       fix: one sentence with the cure.
     """
     error = kind(message(where, problem, expected, got, fix))
@@ -68,43 +69,47 @@ def option_error(
 
 
 def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iterable[str], fix: str = "") -> Exception:
-    """Returns the error for an unknown option, with the nearest spelling unless a fix is given."""
+    """Returns the error for an unknown option, with the nearest known name unless a fix is given."""
     known = list(known)
     fix = fix or did_you_mean(name, known, "Remove it; docs/options.md lists every option.")
     problem = f"unknown option {shortened(name, _LONGEST_VALUE)!r}"
     return option_error(kind, where, name, problem, f"one of its {len(known)} options", repr(name), fix)
 
 
-def nearest(word: Any, known: Iterable[str]) -> str | None:
-    """Returns the known word that looks most like `word`, or None when none is near.
+def nearest_word(word: Any, known: Iterable[str]) -> str | None:
+    """Returns the known word that looks most like `word`, or None if no word is similar.
 
     A known word that has all parts of `word` comes first: "mixed_fp16" means "allow_mix_precision_fp16", although
     "force_fp16" is shorter.
     """
     by_lower_case = {candidate.lower(): candidate for candidate in known}
     given = shortened(str(word).lower())
-    parts = _parts(given)
-    holding = [each for each in by_lower_case if 1 < len(parts) <= _MOST_PARTS and _has_all(_parts(each), parts)]
+    parts = _split_words(given)
+    holding = [
+        each
+        for each in by_lower_case
+        if 1 < len(parts) <= _MOST_PARTS and _has_similar_parts(_split_words(each), parts)
+    ]
     found = difflib.get_close_matches(given, holding or by_lower_case, n=1, cutoff=0.0 if holding else 0.6)
     return by_lower_case[found[0]] if found else None
 
 
-def _parts(word):
+def _split_words(word):
     return re.findall(r"[a-z0-9]+", word)
 
 
-def _has_all(parts, wanted):
+def _has_similar_parts(parts, wanted):
     return all(any(difflib.SequenceMatcher(None, one, part).ratio() >= 0.75 for part in parts) for one in wanted)
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
-    """Returns the cure for an unknown word: the nearest known word, or `otherwise` when none is near."""
-    near = nearest(word, known)
+    """Returns the cure for an unknown word: the nearest known word, or `otherwise` if no word is similar."""
+    near = nearest_word(word, known)
     return f"Did you mean {near!r}?" if near else otherwise
 
 
 def unknown_keyword(owner: str, name: str, known: Iterable[str], fix: str = "") -> TypeError:
-    """Returns the error for an unknown argument, with the nearest known one, unless a fix is given."""
+    """Returns the error for an unknown argument, with the nearest known argument unless a fix is given."""
     known = list(known)
     takes = f"one of {', '.join(known)}" if known else "no argument"
     fix = fix or did_you_mean(name, known, "Remove it.")
@@ -112,7 +117,7 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str], fix: str = "") 
 
 
 def with_known_keywords(others: Mapping[str, Callable[[Any], str]]) -> Callable[[_Function], _Function]:
-    """Lets a function's errors name the nearest argument to a misspelt one; `others` as in `KnownKeywords`."""
+    """Returns a decorator that makes errors for misspelt arguments suggest the nearest one; see `check_keywords`."""
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
@@ -127,19 +132,19 @@ def with_known_keywords(others: Mapping[str, Callable[[Any], str]]) -> Callable[
     return decorate
 
 
-def signature_of_class(made_by: type) -> inspect.Signature:
-    """Returns the signature of a class's constructor."""
-    init = made_by.__init__  # type: ignore[misc]
+def signature_of_class(made_class: type) -> inspect.Signature:
+    """Returns the signature of a class's constructor, without `self`."""
+    init = made_class.__init__  # type: ignore[misc]
     if init is object.__init__:
         return inspect.Signature()
     return inspect.Signature(list(inspect.signature(init).parameters.values())[1:])
 
 
 class KnownKeywords:
-    """A base of classes whose constructors, also of subclasses, name the nearest argument to a misspelt one.
+    """A base class whose constructor, also in subclasses, suggests the nearest argument for a misspelt one.
 
     Attributes:
-      other_keywords: arguments of other interfaces, each with a function of its value that returns the replacement.
+      other_keywords: arguments of other interfaces, each with a function that takes its value and returns the cure.
     """
 
     other_keywords: Mapping[str, Callable[[Any], str]] = MappingProxyType({})
@@ -153,7 +158,7 @@ class KnownKeywords:
 def check_keywords(
     owner: str, signature: inspect.Signature, keywords: Mapping[str, Any], others: Mapping[str, Callable[[Any], str]]
 ) -> None:
-    """Raises TypeError for a keyword that a function does not take; `others` as in `KnownKeywords`."""
+    """Raises TypeError for a keyword that a function does not take; `others` is `KnownKeywords.other_keywords`."""
     parameters = signature.parameters
     is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in () if is_open else keywords:
@@ -163,11 +168,11 @@ def check_keywords(
 
 @functools.cache
 def say_once(level: int, text: str) -> None:
-    """Logs a line, but only once in this process."""
+    """Logs a line; repeated calls with this line log nothing."""
     _log.log(level, "%s", text)
 
 
 @functools.cache
 def say_on_terminal(text: str) -> None:
-    """Prints a line on standard error, but only once in this process."""
+    """Prints a line on standard error; repeated calls with this line print nothing."""
     echo(text, err=True)

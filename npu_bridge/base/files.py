@@ -1,6 +1,6 @@
-"""Writes files that appear complete or not at all; the one module that removes or replaces files.
+"""Writes files atomically, and removes files; no other module removes or replaces files.
 
-All other modules use it, and describe how to recognise a file made by this package.
+Callers describe how to recognise the files that this package made.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ _UNFINISHED = re.compile(r".*(_temp(_\w+)?|\.(tempstate|tmp)\w*)")
 
 
 class NotOursError(FileExistsError):
-    """An error for a file to overwrite or remove that this package did not make; the message has the cure."""
+    """An error for overwriting or removing a file that this package did not make; the message has the cure."""
 
 
 @contextlib.contextmanager
 def new_file(
     path: str | os.PathLike, mode: str = "w", ours: bytes | None = None, permissions: int = 0o666
 ) -> Iterator[Any]:
-    """Opens a file to write, text ("w") or bytes ("wb"), that takes its name when it is complete.
+    """Opens a new file for writing, which gets its name only when it is complete.
 
-    An existing file of that name, for example a link to another file, is replaced and not written to.
+    An existing file of that name is replaced. A link is replaced, too; the file that it leads to stays unchanged.
 
     Args:
-      path: its name.
+      path: the final name.
       mode: "w" or "wb".
-      ours: a pattern at the beginning of files that can be replaced; None for any file, because the user named it.
-      permissions: of the file, before the process's umask applies.
+      ours: a pattern at the beginning of the files that can be replaced. None replaces any file, because the user named
+        it.
+      permissions: the file's permissions, before the process's umask applies.
     Raises:
-      NotOursError: another kind of file has that name.
+      NotOursError: an existing file of that name does not match `ours`.
     """
     if ours is not None:
         check_output(path, ours)
@@ -64,11 +65,11 @@ def write_whole(path: str | os.PathLike, text: str, ours: bytes | None = None) -
         file.write(text)
 
 
-def put_in_place(unfinished: str, path: str) -> None:
-    """Renames a finished file atomically; its writer has used a name with `UNFINISHED` beside the final one.
+def rename_unfinished(unfinished: str, path: str) -> None:
+    """Renames a finished file atomically. Its unfinished name begins with `UNFINISHED`, in the same folder.
 
     Raises:
-      NotOursError: the file has no such name.
+      NotOursError: the unfinished name does not begin with `UNFINISHED`.
     """
     if not os.path.basename(unfinished).startswith(UNFINISHED):
         raise NotOursError(f"{unfinished} is not an unfinished file.")
@@ -76,22 +77,24 @@ def put_in_place(unfinished: str, path: str) -> None:
 
 
 def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None:
-    """Checks that a file can be written without loss: its folder exists, and no foreign file has its name.
+    """Checks that a file can be written without loss: its folder exists, and its name is not taken by a foreign file.
 
     An empty file can be replaced.
 
     Args:
       path: the file to write.
-      ours: a pattern at the beginning of files that this package made.
+      ours: a pattern at the beginning of the files that this package made.
       option: the option that named the file, for messages.
     Raises:
       NotOursError: a foreign file has the name.
       OSError: the folder is missing, or read-only.
     """
-    check_home(path, option)
+    refuse_tilde(path, option)
     where, folder = f"{option} {os.fspath(path)}".strip(), os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"{where}: there is no folder {folder!r}. Expected one; make it, or name another file.")
+        raise FileNotFoundError(
+            f"{where}: there is no folder {folder!r}. Expected an existing folder; make it, or name another file."
+        )
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -111,8 +114,8 @@ def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None
         raise PermissionError(f"{where} cannot be written: the folder {folder!r} is read-only. Name another file.")
 
 
-def check_room(folder: str | os.PathLike) -> None:
-    """Creates a folder and checks that it takes some bytes, for writers that do not report failures.
+def check_free_space(folder: str | os.PathLike) -> None:
+    """Creates a folder and checks its free space by writing some bytes; for writers that do not report failures.
 
     Raises:
       OSError: the bytes cannot be written.
@@ -130,17 +133,17 @@ def check_room(folder: str | os.PathLike) -> None:
 
 
 def temporary_folder(prefix: str = "npu_bridge-") -> tempfile.TemporaryDirectory:
-    """Makes a folder on a disk with room, which is removed when it is closed.
+    """Makes a temporary folder on a disk with free space; leaving the context removes the folder.
 
     Args:
-      prefix: the beginning of its name.
+      prefix: the beginning of the folder's name.
     Raises:
-      OSError: no place has room; the message names the place, and how to choose another one.
+      OSError: the disk has no free space; the message names it, and the way to choose another one.
     """
     try:
         folder = tempfile.TemporaryDirectory(prefix=prefix)
         try:
-            check_room(folder.name)
+            check_free_space(folder.name)
         except OSError:
             folder.cleanup()
             raise
@@ -152,11 +155,11 @@ def temporary_folder(prefix: str = "npu_bridge-") -> tempfile.TemporaryDirectory
     return folder
 
 
-def check_home(path: str | os.PathLike, option: str = "") -> None:
-    """Raises NotOursError for a `~` that no shell expanded: a user who deletes such a folder can delete the home."""
+def refuse_tilde(path: str | os.PathLike, option: str = "") -> None:
+    """Raises NotOursError for an unexpanded `~`: a user who deletes such a folder can delete the home folder."""
     if "~" in os.fspath(path).split(os.sep):
         raise NotOursError(
-            f"{option} {os.fspath(path)}: the shell has left '~' as it is. Expected a path; write $HOME instead of '~'."
+            f"{option} {os.fspath(path)}: the shell did not expand '~'. Expected a path; write $HOME instead of '~'."
         )
 
 
@@ -165,9 +168,9 @@ def remove_own(path: str, is_own: Callable[[str, os.stat_result], bool]) -> None
 
     Args:
       path: the path to remove; a missing path is no error.
-      is_own: whether the caller made a file or link, given its `lstat`; a folder belongs to the maker of its contents.
+      is_own: gets a file or link and its `lstat`, and returns whether the caller made it. Folders are not checked.
     Raises:
-      NotOursError: a foreign file is in it; nothing is removed then.
+      NotOursError: the path is or contains a foreign file; nothing is removed then.
     """
     files, folders = [], []
     for each, found in walk(path):
@@ -184,7 +187,7 @@ def remove_own(path: str, is_own: Callable[[str, os.stat_result], bool]) -> None
 
 
 def walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields a path and everything below it with `lstat`, folders before their contents; does not follow links."""
+    """Yields a path and all paths below it, each with its `lstat`, folders first; does not follow links."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -195,8 +198,8 @@ def walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
             yield from walk(os.path.join(path, name))
 
 
-def remove_text(path: str, text: str) -> bool:
-    """Removes a file if it holds exactly this text, which shows that it is ours; returns whether it did."""
+def remove_file_with_text(path: str, text: str) -> bool:
+    """Removes a file if it contains exactly `text`, which only this process wrote; returns whether it was removed."""
     try:
         with open(path, encoding="utf-8") as file:
             is_own = file.read() == text
@@ -212,9 +215,9 @@ def remove_unfinished(path: str, is_new: bool = False) -> None:
 
     Args:
       path: a file, or a folder of half-written files, whose name marks it as unfinished.
-      is_new: a failed save of this process created it, so any name is accepted.
+      is_new: whether a failed save of this process created the path; then any name is accepted.
     Raises:
-      NotOursError: the name does not mark it as unfinished.
+      NotOursError: the name does not mark the path as unfinished.
     """
     from tensorflow import io
 
@@ -224,7 +227,7 @@ def remove_unfinished(path: str, is_new: bool = False) -> None:
     (io.gfile.rmtree if io.gfile.isdir(path) and not is_link else io.gfile.remove)(path)
 
 
-def finish(unfinished: str, path: str) -> None:
+def finish_save(unfinished: str, path: str) -> None:
     """Renames a finished file atomically, in any file system that TensorFlow supports.
 
     Args:
@@ -252,10 +255,10 @@ def flush(path: str) -> None:
         os.close(descriptor)
 
 
-def replace_list(path: str, text: str) -> None:
+def write_checkpoint_list(path: str, text: str) -> None:
     """Writes TensorFlow's list of checkpoints atomically, in any file system that TensorFlow supports.
 
-    Renames a folder that has the list's name.
+    If a folder has the list's name, the folder is renamed.
     """
     from tensorflow import io
 

@@ -1,4 +1,4 @@
-"""Remembers the flat tensor that tensors were split from, so that it need not be concatenated again."""
+"""Remembers the flat tensor that pieces were split from, so that the pieces need not be concatenated again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MARK = "_npu_bridge_piece"
 
 
 class Piece(NamedTuple):
-    """A tensor's place in a flat one.
+    """The place of a tensor in a flat tensor.
 
     Attributes:
-      flat: a vector.
-      start: position of the tensor's first element in the vector.
-      count: number of pieces of the vector.
+      flat: the flat tensor, a vector.
+      start: position of the tensor's first element in `flat`.
+      count: number of pieces that `flat` was split into.
     """
 
     flat: Any
@@ -24,13 +24,13 @@ class Piece(NamedTuple):
     count: int
 
 
-def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the elements of tensors of one dtype, one tensor after the other, as a vector."""
+def concatenate_flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenates tensors of one dtype, flattened, to a vector."""
     return tf.concat([tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
-def cut_pieces(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list:
-    """Cuts a vector into tensors of static shapes, which remember their place in it."""
+def split_flat(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list:
+    """Splits a vector into tensors of static shapes, which remember their place in the vector."""
     sizes = [shape.num_elements() for shape in shapes]
     made, start = [], 0
     for part, shape, size in zip(tf.split(flat, sizes), shapes, sizes):
@@ -41,8 +41,8 @@ def cut_pieces(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list:
     return made
 
 
-def run_of(tensors: Sequence[Any]) -> tf.Tensor | None:
-    """Returns the part of a flat tensor that consists of these tensors in order; None if there is no such part."""
+def contiguous_slice(tensors: Sequence[Any]) -> tf.Tensor | None:
+    """Returns the slice of a flat tensor that consists of these tensors in order; None if they are not contiguous."""
     places = [getattr(tensor, _MARK, None) for tensor in tensors]
     if not places or places[0] is None:
         return None
@@ -56,13 +56,13 @@ def run_of(tensors: Sequence[Any]) -> tf.Tensor | None:
     return flat if is_whole else tf.slice(flat, [first], [start - first])
 
 
-def mapped(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> list:
-    """Applies an element-wise transform to tensors; to a flat tensor once, for all its pieces.
+def map_elementwise(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> list:
+    """Applies an element-wise transform to tensors. All pieces of a flat tensor are transformed together.
 
     Args:
       tensors: tensors, or other objects that `transform` takes.
     """
-    made, wholes = [], {id(flat) for flat in with_flats(tensors)}
+    made, wholes = [], {id(flat) for flat in pieces_to_flats(tensors)}
     of_flats: dict[int, dict] = {}
     for tensor in tensors:
         place = getattr(tensor, _MARK, None)
@@ -72,7 +72,7 @@ def mapped(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> list:
         if id(place.flat) not in of_flats:
             places = {other.start: each for each in tensors if (other := _place_in(each, place.flat)) is not None}
             starts = sorted(places)
-            pieces = cut_pieces(transform(place.flat), [places[start].shape for start in starts])
+            pieces = split_flat(transform(place.flat), [places[start].shape for start in starts])
             of_flats[id(place.flat)] = dict(zip(starts, pieces))
         made.append(of_flats[id(place.flat)][place.start])
     return made
@@ -83,8 +83,8 @@ def _place_in(tensor, flat):
     return place if place is not None and place.flat is flat else None
 
 
-def with_flats(tensors: Sequence[Any]) -> list:
-    """Returns the tensors, with each flat tensor in place of its pieces if all of them are present."""
+def pieces_to_flats(tensors: Sequence[Any]) -> list:
+    """Returns the tensors with pieces replaced by their flat tensor, if all its pieces are present."""
     places = [getattr(tensor, _MARK, None) for tensor in tensors]
     found: dict[int, list] = {}
     for place in places:

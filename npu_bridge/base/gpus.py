@@ -14,8 +14,8 @@ from npu_bridge.base.reading import read_text
 _MOST_FILES, _MOST_BYTES = 1000, 1 << 20
 
 
-def found_gpus(devices: str = "/dev") -> list[str]:
-    """Returns the GPUs that a process can use, by CUDA's names: from CUDA's variable, else from the device files.
+def usable_gpus(devices: str = "/dev") -> list[str]:
+    """Returns the GPUs that a process can use: the names in CUDA_VISIBLE_DEVICES, else the numbers of device files.
 
     Args:
       devices: the folder of the device files.
@@ -30,43 +30,43 @@ def found_gpus(devices: str = "/dev") -> list[str]:
 
 
 def gpu_of_rank(device: int, local_size: int, script: str) -> str | None:
-    """Returns the one GPU for a rank; None if the rank keeps all that it sees.
+    """Returns the GPU to assign to a rank; None if the rank keeps all GPUs that it sees.
 
-    The result is None for a single rank; with at most one GPU, which a cluster might have chosen for the rank; with
-    fewer GPUs than ranks; and for a script that chooses by itself, which counts the GPUs of the machine.
+    The rank keeps all GPUs if it is the only rank, if there are fewer GPUs than ranks, or if the script chooses by
+    itself, counting the GPUs of the machine. A single visible GPU is kept, too: a cluster might have chosen it.
 
     Args:
       device: number of the rank's device.
       local_size: number of ranks on this machine.
-      script: its path.
+      script: the script's path.
     """
-    gpus = found_gpus()
-    if local_size < 2 or len(gpus) < max(2, local_size) or _chooses(script):
+    gpus = usable_gpus()
+    if local_size < 2 or len(gpus) < max(2, local_size) or _chooses_gpus(script):
         return None
     return gpus[device % len(gpus)]
 
 
-def shortage(local_size: int) -> str:
-    """Returns a sentence if ranks must share GPUs; "" with no GPU, one, or enough."""
-    gpus = found_gpus()
+def describe_shortage(local_size: int) -> str:
+    """Returns a warning if ranks must share several GPUs; "" for at most one GPU, or enough GPUs."""
+    gpus = usable_gpus()
     if not 1 < len(gpus) < local_size:
         return ""
     return (
-        f"{local_size} ranks of this machine have {len(gpus)} GPUs ({','.join(gpus)}) and share them. Expected one for "
-        f"each; start {len(gpus)} ranks here, or list more in {VISIBLE_GPUS}."
+        f"{local_size} ranks of this machine have {len(gpus)} GPUs ({','.join(gpus)}) and share them. Expected a GPU "
+        f"for each; start {len(gpus)} ranks here, or list more in {VISIBLE_GPUS}."
     )
 
 
 def describe_gpus() -> str:
-    """Returns the GPUs that ranks of this machine would get, for the doctor; "" without GPUs."""
-    gpus = found_gpus()
+    """Describes the GPUs that ranks of this machine would get, for `npu-run doctor`; "" without GPUs."""
+    gpus = usable_gpus()
     if len(gpus) < 2:
         return f"GPU {gpus[0]} for every rank" if gpus else ""
     return f"one each, up to {len(gpus)} ranks: {', '.join(gpus)} ({VISIBLE_GPUS})"
 
 
-def _chooses(script: str) -> bool:
-    """Returns whether a script, or a module near it, chooses its GPUs: all TensorFlow's ways have this word."""
+def _chooses_gpus(script: str) -> bool:
+    """Returns whether a script, or a module near it, contains "visible_device", as all code that chooses GPUs does."""
     folder = pathlib.Path(os.path.realpath(script)).parent
     modules = itertools.islice(itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")), _MOST_FILES)
     for path in itertools.chain([script], modules):

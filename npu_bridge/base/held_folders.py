@@ -1,10 +1,10 @@
 """Holds folders that only one job at a time can use: a small lock file in the folder names the process that holds it.
 
-Locks work between hosts that share a file system. A lock left by a killed process is taken over: on the same machine
-when the process is gone, from another machine when the file is old, because a living holder keeps it young. A process
-never refuses itself, nor do the ranks of one job refuse one another. Remote and read-only folders are not held.
-`filelock` does not serve here: its locks name no holder, and those that work between hosts stay when their holder is
-killed.
+Locks work between hosts that share a file system. A running holder renews its lock file regularly. The lock of a killed
+process is taken over: on the same machine as soon as the process is gone, on another machine once the file is too old.
+A process can hold a folder several times, and the ranks of one job share their hold. Remote and read-only folders are
+not locked. The package `filelock` does not fit: its locks name no holder, and its locks that work between hosts remain
+when their holder is killed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import socket
 import threading
 import time
 
-from npu_bridge.base.files import remove_text
+from npu_bridge.base.files import remove_file_with_text
 from npu_bridge.base.lock_owners import Owner, describe_this_process, read_owner
 from npu_bridge.base.terminal import logger
 
 _LOG = logger(__name__)
-# Interval between the holder's signs of life, and the silence after which it counts as dead (ours).
+# Interval between the holder's signs of life, and the silence after which the holder counts as dead; chosen here.
 BEAT_SECS, SILENT_SECS = 10.0, 60.0
 # Name of the thread that gives the signs of life.
 THREAD = "npu_bridge-held-folders"
@@ -44,8 +44,8 @@ class _Lock:
         self.count, self.is_lost = 0, False
         self._process, self._mutex, self._is_released, self._seen_at = os.getpid(), threading.Lock(), False, _now()
 
-    def give_sign(self) -> None:
-        """Renews the file's time, or the file if it was removed; notices once if another job owns it."""
+    def renew(self) -> None:
+        """Updates the lock file's time, and restores a removed file. Logs once that another job owns the file."""
         if self.is_lost or not self.text:
             return
         with contextlib.suppress(OSError):
@@ -53,43 +53,43 @@ class _Lock:
             # If the file is gone after a silence, another job might have come, and ended since.
             was_silent = now - self._seen_at > SILENT_SECS
             if not was_silent:
-                self._put_back()
+                self._restore_file()
             found = _read_text(self.path)
             if found != self.text and (found or was_silent):
-                self.is_lost = True  # for good: the other thread that checks might have checked before
+                self.is_lost = True  # stays True: another thread might have checked just before
                 _LOG.error("%s is no longer this process's: another job has taken the folder.", self.path)
                 return
             self._seen_at = now
             os.utime(self.path)
 
-    def _put_back(self) -> None:
-        """Restores a file that was cleaned away, unless another job comes first."""
+    def _restore_file(self) -> None:
+        """Restores the lock file if a cleanup removed it, unless another job makes one first."""
         if self._process != os.getpid() or os.path.lexists(self.path):
             return
         with self._mutex, contextlib.suppress(FileNotFoundError):  # the folder is gone, too
             if not self._is_released:
-                own = _name_beside(self.path)
+                own = _unique_name_beside(self.path)
                 try:
                     _write_new(own, self.text)
-                    _place(own, self.path, self.text)
+                    _create_lock_file(own, self.path, self.text)
                 finally:
                     _remove(own, self.text)
 
     def remove(self) -> None:
-        """Removes the file, for good."""
+        """Removes the lock file; later signs of life do not restore it."""
         with self._mutex:
             self._is_released = True
             _remove(self.path, self.text)
 
 
 class Hold:
-    """A folder that this process holds, until `release` or its end.
+    """A folder that this process holds until `release`, or until the process ends.
 
     Attributes:
-      is_first: this process did not hold it already.
-      has_taken_over: the previous holder is known to be dead, and had not released it.
-      last_sign: time of that holder's last sign of life, in seconds by the file system's clock; else None.
-      holder: the rank that holds it for this job's other ranks; None if this process does, or no rank.
+      is_first: whether this process did not hold the folder before.
+      has_taken_over: whether the previous holder died without releasing the folder.
+      last_sign: time of the dead holder's last sign of life, in seconds by the file system's clock; else None.
+      holder: the rank that holds the folder for this job's other ranks; None if no other rank holds it.
     """
 
     def __init__(self, lock: _Lock | None):
@@ -103,20 +103,20 @@ class Hold:
         """Releases the folder; calling it again has no effect."""
         lock, self._lock = self._lock, None
         if lock is not None:
-            _HELD.release(lock)
+            _PROCESS_LOCKS.release(lock)
 
     def check(self) -> None:
         """Checks that the folder is still held, for example after the process was suspended.
 
         Raises:
-          FolderHeldError: another job has taken it over.
+          FolderHeldError: another job has taken over the folder.
         """
         if self._lock is not None:
-            self._lock.give_sign()
+            self._lock.renew()
             if self._lock.is_lost:
                 raise FolderHeldError(
                     f"{os.path.dirname(self._lock.path)} was taken over by another job, because {self._lock.path} was "
-                    f"removed, or this one gave no sign of life for {SILENT_SECS:.0f} s. Choose another folder, or "
+                    f"removed, or this job gave no sign of life for {SILENT_SECS:.0f} s. Choose another folder, or "
                     f"stop the other job first."
                 )
 
@@ -128,22 +128,22 @@ class Hold:
 
 
 def hold_folder(folder: str, purpose: str, what: str) -> Hold:
-    """Holds a folder for this process; counts repeated holds.
+    """Locks a folder for this process. A folder that is held twice must be released twice.
 
     Args:
-      folder: an existing folder; a URL is not held.
+      folder: an existing folder; a URL is not locked.
       purpose: name of the lock file, without its ending; locks with different purposes do not exclude each other.
       what: this process's use of the folder, for the message to other jobs.
     Raises:
-      FolderHeldError: another job holds it.
+      FolderHeldError: another job holds the folder.
     """
     if "://" in folder or not os.path.isdir(folder):
         return Hold(None)
-    return Hold(_HELD.take(os.path.join(os.path.realpath(folder), f".{purpose}.lock"), what))
+    return Hold(_PROCESS_LOCKS.take(os.path.join(os.path.realpath(folder), f".{purpose}.lock"), what))
 
 
-class _Held:
-    """All locks of this process, and the thread that keeps them young."""
+class _ProcessLocks:
+    """All locks of this process, and the thread that renews them."""
 
     def __init__(self):
         self._locks: dict[str, _Lock] = {}
@@ -153,14 +153,14 @@ class _Held:
 
     def take(self, path: str, what: str) -> _Lock | None:
         with self._mutex:
-            self._forget_those_of_the_parent()
+            self._forget_parent_locks()
             lock = self._locks.get(path)
             if lock is None:
                 lock = _acquire(path, what)
                 if lock is None:
                     return None
                 self._locks[path] = lock
-                self._keep_young()
+                self._start_renewing()
             lock.count += 1
             return lock
 
@@ -180,40 +180,40 @@ class _Held:
                 lock.remove()
             self._locks.clear()
 
-    def _forget_those_of_the_parent(self):
+    def _forget_parent_locks(self):
         if self._process != os.getpid():
             if self._process == 0:
                 atexit.register(self.release_all)
             self._process, self._locks, self._thread = os.getpid(), {}, None
 
-    def _keep_young(self):
+    def _start_renewing(self):
         if self._thread is None:
-            self._thread = threading.Thread(target=self._beat, name=THREAD, daemon=True)
+            self._thread = threading.Thread(target=self._renew_until_exit, name=THREAD, daemon=True)
             self._thread.start()
 
-    def _beat(self):
+    def _renew_until_exit(self):
         while self._process == os.getpid():
             time.sleep(BEAT_SECS)
             for lock in list(self._locks.values()):
-                lock.give_sign()
+                lock.renew()
 
 
-_HELD = _Held()
+_PROCESS_LOCKS = _ProcessLocks()
 
 
 def _acquire(path: str, what: str) -> _Lock | None:
-    """Makes the lock file; returns None if no file can be made."""
+    """Makes the lock file; returns None if the folder takes no files."""
     text = json.dumps({**describe_this_process(), "what": what, "token": secrets.token_hex(8)})
-    own = _name_beside(path)
+    own = _unique_name_beside(path)
     try:
         _write_new(own, text)
     except OSError as error:
         _LOG.debug("%s: not held (%s).", path, error)
         with contextlib.suppress(OSError):
-            remove_text(own, _read_text(own))
+            remove_file_with_text(own, _read_text(own))
         return None
     try:
-        return _acquire_with(path, own, text)
+        return _acquire_or_take_over(path, own, text)
     except OSError as error:  # for example another user's file, in a folder where only owners remove theirs
         _LOG.debug("%s: not held (%s).", path, error)
         return None
@@ -221,10 +221,10 @@ def _acquire(path: str, what: str) -> _Lock | None:
         _remove(own, text)
 
 
-def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
+def _acquire_or_take_over(path: str, own: str, text: str) -> _Lock | None:
     own_job = json.loads(text)["job"]
     for _ in range(_GUARD_TRIES):
-        if _place(own, path, text):
+        if _create_lock_file(own, path, text):
             return _Lock(path, text)
         owner = read_owner(path, own)
         if owner is None:
@@ -243,21 +243,21 @@ def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
 
 
 def _take_over(path: str, own: str, text: str, dead: Owner) -> bool:
-    """Replaces a dead process's lock by a new one, unless another process does so; returns False to look again."""
+    """Replaces a dead process's lock; returns False if another process might have replaced it first."""
     guard = f"{path}{_TAKEOVER}"
-    if not _place(own, guard, text):
+    if not _create_lock_file(own, guard, text):
         other = read_owner(guard, own)
         if other is not None and (other.is_gone() or other.silent_secs > SILENT_SECS):
             _remove(guard, other.text)
         return False
     try:
-        return remove_text(path, dead.text) and _place(own, path, text)
+        return remove_file_with_text(path, dead.text) and _create_lock_file(own, path, text)
     finally:
         _remove(guard, text)
 
 
-def _place(own: str, path: str, text: str) -> bool:
-    """Gives a file with this text a new name; returns False if the name exists."""
+def _create_lock_file(own: str, path: str, text: str) -> bool:
+    """Links the file `own`, which contains `text`, to `path`; returns False if `path` exists."""
     try:
         os.link(own, path)
         return True
@@ -271,7 +271,7 @@ def _place(own: str, path: str, text: str) -> bool:
             return False
 
 
-def _name_beside(path: str) -> str:
+def _unique_name_beside(path: str) -> str:
     return f"{path}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
@@ -281,15 +281,15 @@ def _write_new(path: str, text: str) -> None:
 
 
 def _now() -> float:
-    """Returns seconds of a clock that continues while the machine or this process is suspended."""
+    """Returns the seconds of a clock that also runs while the machine or this process is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _is_alive(owner: Owner, path: str, own: str) -> bool:
-    """Returns whether a lock's holder still runs; for a process elsewhere, waits for its next sign of life."""
+    """Returns whether a lock's holder still runs; waits for a sign of life from another machine."""
     if owner.is_here():
         return not owner.is_gone()
-    if owner.is_of_an_earlier_start():
+    if owner.is_from_earlier_start():
         return False
     seen: Owner | None = owner
     if owner.silent_secs < SILENT_SECS:
@@ -299,7 +299,7 @@ def _is_alive(owner: Owner, path: str, own: str) -> bool:
             return True
         time.sleep(_POLL_SECS)
         seen = read_owner(path, own)
-    return False  # another process can have taken it over by now, which the attempt to take it will show
+    return False  # if another process has replaced the lock by now, taking it over fails
 
 
 def _read_text(path: str) -> str:
@@ -311,8 +311,8 @@ def _read_text(path: str) -> str:
 
 
 def _remove(path: str, text: str) -> None:
-    """Removes a file of ours; if that fails, the next holder takes it over."""
+    """Removes a file of this process; if that fails, the next holder takes over the file."""
     if not text:
         return
     with contextlib.suppress(OSError):
-        remove_text(path, text)
+        remove_file_with_text(path, text)

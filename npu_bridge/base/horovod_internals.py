@@ -22,31 +22,31 @@ _EXCHANGING = ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather
 _EXCHANGING += ("grouped_reducescatter",)
 
 
-def change_init(basics: types.ModuleType, wrap: Callable[[Callable], Callable]) -> None:
+def wrap_init(basics: types.ModuleType, wrap: Callable[[Callable], Callable]) -> None:
     """Wraps `hvd.init` (`HorovodBasics.init`, Horovod 0.28).
 
     Args:
       basics: the module `BASICS_MODULE`.
-      wrap: returns the function that replaces its argument.
+      wrap: gets `init`, and returns the function that replaces `init`.
     """
     basics.HorovodBasics.init = wrap(basics.HorovodBasics.init)
 
 
-def call_at_exchanges(operators: types.ModuleType, note: Callable[[Any], Any]) -> bool:
-    """Calls a function at every collective that combines values of ranks, in a graph being built or eagerly.
+def call_before_collectives(operators: types.ModuleType, note: Callable[[Any], Any]) -> bool:
+    """Makes Horovod call `note` before each collective that combines values of ranks, in graphs and eagerly.
 
-    Seen in Horovod 0.28: `mpi_ops.MPI_LIB`. Broadcasts do not count.
+    Seen in Horovod 0.28: `mpi_ops.MPI_LIB`. Broadcasts combine no values.
 
     Args:
       operators: the module `OPERATORS_MODULE`.
-      note: the function; it gets the tensor of the collective, or a list of them.
+      note: a function that gets the tensor of the collective, or a list of tensors.
     Returns:
       False, without any change, while the module is being loaded.
     """
     if not hasattr(operators, "MPI_LIB"):
         return False
 
-    def noted(make: Callable) -> Callable:
+    def with_note(make: Callable) -> Callable:
         def function(tensors, *arguments, **keywords):
             note(tensors)
             return make(tensors, *arguments, **keywords)
@@ -54,19 +54,19 @@ def call_at_exchanges(operators: types.ModuleType, note: Callable[[Any], Any]) -
         return function
 
     for name in _EXCHANGING:
-        setattr(operators.MPI_LIB, f"horovod_{name}", noted(getattr(operators.MPI_LIB, f"horovod_{name}")))
+        setattr(operators.MPI_LIB, f"horovod_{name}", with_note(getattr(operators.MPI_LIB, f"horovod_{name}")))
     return True
 
 
-def call_at_averages(horovod: types.ModuleType, note: Callable[[list], Any]) -> bool:
-    """Calls a function whenever an optimizer or a tape of Horovod, made from now on, averages gradients.
+def call_before_averaging(horovod: types.ModuleType, note: Callable[[list], Any]) -> bool:
+    """Makes new optimizers and tapes of Horovod call `note` before they average gradients.
 
-    Horovod averages them in functions that it keeps for all optimizers, so the operators can exist already. Seen in
+    Horovod keeps its averaging functions for all optimizers, so the operators can exist already. Seen in
     Horovod 0.28: `_make_allreduce_grads_fn`.
 
     Args:
       horovod: the module `horovod.tensorflow`.
-      note: the function; it gets the list of gradients, some of them None.
+      note: a function that gets the list of gradients, some of them None.
     Returns:
       False, without any change, while the module is being loaded.
     """
@@ -75,40 +75,40 @@ def call_at_averages(horovod: types.ModuleType, note: Callable[[list], Any]) -> 
         return False
 
     @functools.wraps(make)
-    def make_noted(*arguments, **keywords):
+    def make_with_note(*arguments, **keywords):
         average = make(*arguments, **keywords)
 
-        def noted(grads, *others, **named):
+        def average_with_note(grads, *others, **named):
             note(grads)
             return average(grads, *others, **named)
 
-        return noted
+        return average_with_note
 
-    vars(horovod)["_make_allreduce_grads_fn"] = make_noted
+    vars(horovod)["_make_allreduce_grads_fn"] = make_with_note
     return True
 
 
 def declared_process_sets(hvd: types.ModuleType) -> dict[int, list[int]]:
-    """Returns the members of every process set by its number; 0 is the world (`mpi_ops._basics`, Horovod 0.28)."""
+    """Returns the members of each process set by number; set 0 has all ranks (`mpi_ops._basics`, Horovod 0.28)."""
     found = hvd.mpi_ops._basics._get_process_set_ids_and_ranks()
     return {number: list(members) for number, members in found.items()}
 
 
 def process_set(hvd: types.ModuleType, number: int, members: Sequence[int]) -> Any:
-    """Returns the process set with this number in Horovod (`ProcessSet.process_set_id`, Horovod 0.28)."""
+    """Returns a ProcessSet with this number and these members (`ProcessSet.process_set_id`, Horovod 0.28)."""
     found = hvd.ProcessSet(members)
     found.process_set_id = number
     return found
 
 
 def import_launcher() -> None:
-    """Imports the modules of the functions below; a broken installation can raise anything."""
+    """Imports the modules of Horovod's launcher; a broken installation can raise any error."""
     from horovod.runner import gloo_run  # noqa: F401
     from horovod.runner.common.util import hosts  # noqa: F401
 
 
 def assigned_slots(hosts: str, size: int) -> list:
-    """Returns places of ranks on hosts, with `rank` and `hostname` (`hosts.get_host_assignments`, Horovod 0.28).
+    """Returns a slot for each rank, with `rank` and `hostname` (`hosts.get_host_assignments`, Horovod 0.28).
 
     Args:
       hosts: as in `horovodrun -H`.
@@ -123,8 +123,8 @@ def variables_of_rank(slot: Any, address: str, port: int, interfaces: Sequence[s
     """Returns the variables by which a rank finds its peers (`gloo_run.create_run_env_vars`, Horovod 0.28).
 
     Args:
-      slot: one of `assigned_slots`.
-      address, port: of the key-value server.
+      slot: a slot from `assigned_slots`.
+      address, port: address of the key-value server.
       interfaces: names of the network interfaces for Gloo.
     """
     from horovod.runner import gloo_run

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 
 _OLDEST, _NEWEST = 15, 21  # of TensorFlow 2
-_BESIDE_NUMPY_2 = 18  # the first minor version that works with numpy 2
+_BESIDE_NUMPY_2 = 18  # the first minor version of TensorFlow 2 that works with numpy 2
 TENSORFLOWS = f"2.{_OLDEST} to 2.{_NEWEST}"
 # The version that is installed by default.
 CHOSEN = f"2.{_OLDEST if sys.version_info < (3, 12) else _NEWEST}"  # the oldest one has no wheels for later Pythons
@@ -19,21 +19,21 @@ def is_supported(version: str) -> bool:
     return major == "2" and minor.isdigit() and _OLDEST <= int(minor) <= _NEWEST
 
 
-def packages_beside(version: str) -> list[str]:
-    """Returns the missing packages that TensorFlow from 2.16 on needs beside it, as pip is given them."""
+def missing_packages(version: str) -> list[str]:
+    """Returns the missing packages that TensorFlow 2.16 and later needs, as pip requirements."""
     missing = [name for name in _APART if importlib.util.find_spec(name) is None]
     return [_APART[name].format(version=".".join(version.split(".")[:2])) for name in missing]
 
 
-def missing_beside(version: str) -> str:
-    """Returns the command that installs `packages_beside`, or "" if none is missing."""
-    packages = packages_beside(version)
+def install_command(version: str) -> str:
+    """Returns the command that installs the result of `missing_packages`; "" if no package is missing."""
+    packages = missing_packages(version)
     # With its dependencies, tf-keras would install the package tensorflow over tensorflow-cpu.
     return f"pip install --no-deps {' '.join(packages)}" if packages else ""
 
 
 def numpy_problem(tensorflow: str, numpy: str) -> str:
-    """Returns why a version of TensorFlow cannot be loaded with one of numpy, and the cure; "" if it can.
+    """Returns why a version of TensorFlow does not work with a version of numpy, and the cure; "" if it works.
 
     Without this check, numpy prints forty lines about modules that were compiled for another version.
     """

@@ -25,7 +25,7 @@ _FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_f
 
 
 def installed_version(package: str) -> str | None:
-    """Returns the version of an installed package; None if it is missing."""
+    """Returns the version of a package; None if the package is not installed."""
     for name in PACKAGES[package]:
         try:
             return importlib.metadata.version(name)
@@ -35,7 +35,7 @@ def installed_version(package: str) -> str | None:
 
 
 def version_rows() -> list[tuple[str, str]]:
-    """Returns the versions of all packages involved, by name."""
+    """Returns (name, version) pairs for all packages involved, Python and the system."""
     rows = [
         ("npu_bridge", __version__),
         ("python", f"{platform.python_version()} ({sys.executable})"),
@@ -45,11 +45,11 @@ def version_rows() -> list[tuple[str, str]]:
 
 
 def machine_rows(gpus: list[str] | None, description: str | None = None) -> list[tuple[str, str]]:
-    """Returns cores, processor features that decide precision, memory and GPUs.
+    """Returns (name, value) pairs: cores, processor features for low precision, memory and GPUs.
 
     Args:
-      gpus: the GPUs that TensorFlow sees; None when it could not be asked.
-      description: text about the processors, as Linux's `/proc/cpuinfo`; by default from this machine.
+      gpus: the GPUs that TensorFlow sees; None if unknown.
+      description: text about the processors, in the format of Linux's `/proc/cpuinfo`; by default from this machine.
     """
     rows = [("cores", f"{usable_cores()} usable of {os.cpu_count()}")]
     text = cpu_description() if description is None else description
@@ -58,7 +58,7 @@ def machine_rows(gpus: list[str] | None, description: str | None = None) -> list
     features = cpu_features(text)
     if features is not None:
         rows += [(name.upper(), "yes" if name in features else "no") for name in _FEATURES]
-        rows += [(dtype, _arithmetic(LOW_PRECISION_UNITS[dtype], features)) for dtype in ("bfloat16", "float16")]
+        rows += [(dtype, _describe_units(LOW_PRECISION_UNITS[dtype], features)) for dtype in ("bfloat16", "float16")]
     else:
         rows.append(("features", "unknown: the system does not list them"))
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
@@ -67,6 +67,6 @@ def machine_rows(gpus: list[str] | None, description: str | None = None) -> list
     return rows
 
 
-def _arithmetic(units: tuple[str, ...], features: frozenset[str]) -> str:
+def _describe_units(units: tuple[str, ...], features: frozenset[str]) -> str:
     found = [name.upper() for name in units if name in features]
     return f"in hardware ({', '.join(found)})" if found else "not in hardware: no faster than float32 here"

@@ -7,29 +7,29 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 
-def attributes(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a package.
+def lazy_getattr(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns a `__getattr__` for a package, which imports a name on first use.
 
     Args:
-      package: the package.
-      places: the place of each name: `module`, or `module:name` for something inside it.
+      package: the package's name.
+      places: where each name is: `module` for a module, or `module:name` for an object in a module.
     """
 
     def __getattr__(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return found_at(places[name])
+        return import_place(places[name])
 
     return __getattr__
 
 
-def found_at(place: str) -> Any:
-    """Returns a module by its name, or something in it by `module:name`."""
+def import_place(place: str) -> Any:
+    """Imports and returns a module, given as `module`, or an object in it, given as `module:name`."""
     module, _, inside = place.partition(":")
     found = importlib.import_module(module)
     return getattr(found, inside) if inside else found
 
 
 def submodules(package: str, *names: str) -> dict[str, str]:
-    """Returns the places of a package's own modules, for `attributes`."""
+    """Returns the `places` of a package's own modules, for `lazy_getattr`."""
     return {name: f"{package}.{name}" for name in names}

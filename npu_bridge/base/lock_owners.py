@@ -1,4 +1,4 @@
-"""Describes a lock file's owner: what a process writes about itself, and whether it still runs."""
+"""Describes a lock file's owner: the facts that a process writes about itself, and whether it still runs."""
 
 from __future__ import annotations
 
@@ -28,68 +28,68 @@ class Owner(NamedTuple):
     @property
     def name(self) -> str:
         """The process's name in messages."""
-        return f"process {self._shown('process')} on {self._shown('host')}"
+        return f"process {self._plain_text('process')} on {self._plain_text('host')}"
 
     @property
     def rank(self) -> int:
-        """Its rank in its job; -1 if the file does not say it."""
+        """The process's rank in its job; -1 if the lock file does not contain it."""
         rank = self.facts.get("rank")
         return rank if isinstance(rank, int) else -1
 
     def is_here(self) -> bool:
-        """Returns whether it was a process of this machine, since the last boot, and of this container."""
+        """Returns whether the process was started on this machine, in this boot and container."""
         return self.facts.get("machine") == _machine() and self.facts.get("host") == socket.gethostname()
 
     def is_gone(self) -> bool:
-        """Returns whether a process of this machine has ended, or its number now belongs to another process."""
+        """Returns whether the process was on this machine and has ended; its number can be in use again."""
         process = self.facts.get("process")
         known = (self.facts.get("started"), _UNKNOWN)
-        return self.is_here() and (not isinstance(process, int) or _start_of(process) not in known)
+        return self.is_here() and (not isinstance(process, int) or _start_time_of(process) not in known)
 
-    def is_of_an_earlier_start(self) -> bool:
-        """Returns whether it was a rank of an earlier start of this job, all of whose ranks have certainly ended."""
-        job, number, going_on = _start_of_job()
+    def is_from_earlier_start(self) -> bool:
+        """Returns whether the process was a rank of an earlier start of this job, whose ranks have all ended."""
+        job, number, still_running = _start_of_job()
         other_job, _, other = str(self.facts.get("start")).partition(":")
         if not job or other_job != job or not (other.isdecimal() and number.isdecimal()):
             return False
-        # Never of a later start: this process can itself be a leftover, on a host that the launcher has lost.
-        return int(other) < int(number) and other not in going_on.split(",")
+        # Only of an earlier start: this process itself can be left over, on a host that the launcher has lost.
+        return int(other) < int(number) and other not in still_running.split(",")
 
     def explain(self, folder: str) -> str:
-        """Returns the message that refuses a folder held by this owner."""
-        process, host = self._shown("process"), self._shown("host")
+        """Returns the error message for a folder that this process holds."""
+        process, host = self._plain_text("process"), self._plain_text("host")
         stop = f"kill {process}" if host == socket.gethostname() else f"ssh {host} kill {process}"
         known = f" ({stop})" if process.isdigit() else ""
         return (
-            f"{folder} is in use. Expected a folder that no other job uses; got {self._shown('what')}, {self.name}, "
-            f"since {self._shown('since')}. Wait for its end, stop it{known}, or name another folder."
+            f"{folder} is in use. Expected a folder that no other job uses; got {self._plain_text('what')}, "
+            f"{self.name}, since {self._plain_text('since')}. Wait for its end, stop it{known}, or name another folder."
         )
 
-    def _shown(self, key):
-        """Returns a field of the file if it is plain words and numbers: any user can write one, and readers copy it."""
+    def _plain_text(self, key):
+        """Returns a field of the file; "unknown" for unusual characters, since any user can write a lock file."""
         text = str(self.facts.get(key))
         return text if re.fullmatch(r"[\w.: -]{1,100}", text) else "unknown"
 
 
-class Starts:
-    """The starts of one job: a lock of an earlier start needs no waiting, whichever host its holder was on."""
+class JobStarts:
+    """The numbered starts of one job. A lock from an earlier, ended start is taken over without waiting."""
 
     def __init__(self):
-        self._job, self._number, self._going_on = secrets.token_hex(8), 0, []
+        self._job, self._number, self._still_running = secrets.token_hex(8), 0, []
 
     def begin(self) -> None:
-        """Gives the ranks that are started next the number of their start."""
+        """Begins a start: ranks that are launched next get its number from the environment."""
         self._number += 1
-        environment.write_variable(environment.START, f"{self._job}:{self._number}:{','.join(self._going_on)}")
+        environment.write_variable(environment.START, f"{self._job}:{self._number}:{','.join(self._still_running)}")
 
-    def end(self, may_go_on: bool) -> None:
-        """Notes that the start is over; with `may_go_on`, some of its ranks might still run."""
-        if may_go_on:
-            self._going_on.append(str(self._number))
+    def end(self, might_still_run: bool) -> None:
+        """Ends a start; `might_still_run` says that some of its ranks might still run."""
+        if might_still_run:
+            self._still_running.append(str(self._number))
 
 
 def read_owner(path: str, own: str) -> Owner | None:
-    """Reads a lock's owner; ages are by the file system's clock, which has just dated `own`."""
+    """Reads the owner from a lock file; takes the present time from the file `own`, by the file system's clock."""
     try:
         os.utime(own)
         with open(path, encoding="utf-8", errors="replace") as file:  # opening refreshes a file server's cache
@@ -112,7 +112,7 @@ def describe_this_process() -> dict[str, Any]:
         "machine": _machine(),
         "process": os.getpid(),
         "rank": environment.probable_rank(),
-        "started": _start_of(os.getpid()),
+        "started": _start_time_of(os.getpid()),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         "start": ":".join(_start_of_job()[:2]),
         "job": next((":".join(found) for found in jobs if all(found)), ""),
@@ -120,12 +120,12 @@ def describe_this_process() -> dict[str, Any]:
 
 
 def _start_of_job() -> tuple[str, str, str]:
-    job, number, going_on, *_ = (*(environment.read_variable(environment.START) or "").split(":"), "", "")
-    return job, number, going_on
+    job, number, still_running, *_ = (*(environment.read_variable(environment.START) or "").split(":"), "", "")
+    return job, number, still_running
 
 
 def _machine() -> str:
-    """Returns a text that distinguishes machines of one name, boots of one machine, and containers on it."""
+    """Returns a text that identifies this machine, its last boot, and this container."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
@@ -133,8 +133,8 @@ def _machine() -> str:
         return ""
 
 
-def _start_of(process: int) -> str | None:
-    """Returns the start time of a process, in the kernel's words; None if it has ended."""
+def _start_time_of(process: int) -> str | None:
+    """Returns the start time of a process in the kernel's units; None if the process has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -17,7 +17,7 @@ LOW_PRECISION_UNITS = {"float16": ("amx_fp16", "avx512_fp16"), "bfloat16": ("amx
 
 
 def own_packages() -> list[str]:
-    """Returns the folders of the packages installed with this one, which hold no script's own code."""
+    """Returns the folders of this distribution's packages, whose code belongs to no script."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [os.path.join(root, name) for name in ("npu_bridge", "npu_run", "npu_device", "hccl", "tensorflow1_compat")]
 
@@ -28,7 +28,7 @@ def _installed() -> tuple[str, ...]:
 
 
 def is_installed(file: str) -> bool:
-    """Returns whether Python code is not a script's own: it is in an installed package, or was generated."""
+    """Returns whether Python code is from an installed package or was generated, and so not the script's own."""
     return file.startswith(_installed()) or "__autograph_generated_file" in file
 
 
@@ -70,15 +70,15 @@ def cpu_description() -> str:
 
 
 def cpu_features(description: str) -> frozenset[str] | None:
-    """Returns the feature names in a text such as `cpu_description` returns; None when it lists none."""
+    """Returns the processor features listed in a result of `cpu_description`; None if the text has no list."""
     flags = re.search(r"^flags\s*:\s*(.+)$", description, re.MULTILINE)
     return frozenset(flags.group(1).split()) if flags else None
 
 
 def missing_units(low_dtype: str, description: str | None = None) -> str | None:
-    """Returns why a CPU gains nothing from a low precision, as a clause; None if it has units for it, or is unknown.
+    """Returns a clause that a CPU has no units for a low precision; None if it has them, or is unknown.
 
-    The description is text as in Linux's `/proc/cpuinfo`; by default from this machine.
+    `description` is a text in the format of Linux's `/proc/cpuinfo`; by default from this machine.
     """
     features = cpu_features(cpu_description() if description is None else description)
     units = LOW_PRECISION_UNITS[low_dtype]

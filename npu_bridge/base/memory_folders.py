@@ -1,7 +1,7 @@
-"""Makes folders in memory that outlive the processes which write there: for state from which a job resumes.
+"""Makes folders in memory that outlive their writers, for state from which a job resumes.
 
-The maker holds a folder with a lock that the kernel releases when the process dies. The next maker removes the folder
-of a killed process after an hour: until then the job might be restarting.
+The process that makes a folder holds a lock on it, which the kernel releases when the process dies. A later call
+removes the folder of a killed process after an hour; until then the job might be restarting.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _KEPT_SECS = 3600.0
 
 
 class MemoryFolder:
-    """A folder that this process holds until `close`.
+    """A folder in memory that this process holds until `close`.
 
     Attributes:
-      path: its path; only this user can read it.
+      path: the folder's path; only this user can read the folder.
     """
 
     def __init__(self, path: str, lock: int):
@@ -43,12 +43,12 @@ class MemoryFolder:
 
 
 def make_memory_folder(name: str = "") -> MemoryFolder | None:
-    """Makes a folder in memory; takes over a folder of that name without a holder, with its files.
+    """Makes a folder in memory. An existing folder of that name is reused with its files, unless a process holds it.
 
     Args:
       name: letters and digits; by default a new name.
     Returns:
-      None if there is no place for it, or another process holds the folder.
+      The folder; None if it cannot be made, or another process holds it.
     """
     prefix = f"npu_bridge-{os.getuid()}-"
     path = os.path.join(_ROOT, prefix + (name or secrets.token_hex(8)))
@@ -56,15 +56,15 @@ def make_memory_folder(name: str = "") -> MemoryFolder | None:
         _remove_leftovers(prefix, but=path)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        lock = _take(path)
+        lock = _lock_folder(path)
     except OSError:
         return None
     return None if lock is None else MemoryFolder(path, lock)
 
 
 @contextlib.contextmanager
-def for_job() -> Iterator[None]:
-    """Lets the processes of this job, also on other hosts, keep state in a folder in memory during the block."""
+def memory_folder_for_job() -> Iterator[None]:
+    """Makes a folder in memory for this job's state during the block; its processes, also on other hosts, use it."""
     folder = make_memory_folder()
     if folder is None:
         yield
@@ -76,18 +76,18 @@ def for_job() -> Iterator[None]:
         folder.close()
 
 
-def name_of(path: str) -> str:
+def folder_name(path: str) -> str:
     """Returns the name with which `make_memory_folder` made a folder, here or on another machine."""
     return os.path.basename(path).rpartition("-")[2]
 
 
-def is_kept_by_job() -> bool:
-    """Returns whether this job's processes keep state in memory; the same on all ranks, even without a folder."""
+def keeps_state_in_memory() -> bool:
+    """Returns whether this job keeps state in memory. All ranks get the same result, also without a folder."""
     return read_variable(MEMORY_FOLDER) is not None
 
 
 def folder_of_job() -> str | None:
-    """Returns this job's folder in memory; None if the launcher does not restart the job."""
+    """Returns this job's folder in memory; None if the launcher made no such folder."""
     path = read_variable(MEMORY_FOLDER)
     return path if path is not None and _is_own(path) else None
 
@@ -98,8 +98,8 @@ def free_bytes(path: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _take(path: str) -> int | None:
-    """Holds a folder; returns the descriptor of the lock, or None if another process holds it."""
+def _lock_folder(path: str) -> int | None:
+    """Locks a folder; returns the lock's file descriptor, or None if another process holds it."""
     if not _is_own(path):
         return None
     lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -113,7 +113,7 @@ def _take(path: str) -> int | None:
 
 
 def _is_own(path: str) -> bool:
-    """Returns whether it is a folder of this user, closed to all others."""
+    """Returns whether a path is a folder of this user that no other user can open."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
@@ -127,7 +127,7 @@ def _remove_leftovers(prefix: str, but: str) -> None:
             continue
         with contextlib.suppress(OSError):
             if time.time() - os.stat(path).st_mtime > _KEPT_SECS:
-                lock = _take(path)
+                lock = _lock_folder(path)
                 if lock is not None:
                     _remove(path)
                     os.close(lock)

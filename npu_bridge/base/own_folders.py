@@ -1,8 +1,8 @@
-"""Holds folders that commands write to: new, empty, or made by the same command, as a marker file in them says.
+"""Holds folders that commands write to: new ones, empty ones, or those with a marker file of the same command.
 
-The marker lists the files that the command has left. The next run removes these, but nothing that others have put
-beside them, even while the command ran: files with other names are never deleted. The folder itself stays; a copy of it
-does not count as made by the command.
+The marker lists the files that the command has left. The next run removes only these files; files with other names are
+never deleted, even if they appeared while the command ran. The folder itself stays. A copy of the folder does not count
+as made by the command.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from npu_bridge.base import held_folders
-from npu_bridge.base.files import UNFINISHED, NotOursError, check_home, new_file, remove_own, walk
+from npu_bridge.base.files import UNFINISHED, NotOursError, new_file, refuse_tilde, remove_own, walk
 from npu_bridge.base.held_folders import Hold, hold_folder
-from npu_bridge.base.terminal import path_here
+from npu_bridge.base.terminal import path_for_message
 
 MARKER = ".npu_bridge.json"
 _PURPOSE = "npu_bridge"
@@ -33,7 +33,7 @@ class OwnFolder:
     """A folder that a command can write to.
 
     Attributes:
-      path: its real path.
+      path: the folder's real path.
     """
 
     def __init__(self, path: str, command: str, option: str, made: Sequence[str], last_sign: float | None = None):
@@ -52,10 +52,10 @@ class OwnFolder:
             self._write()
 
     def clear(self, *patterns: str) -> None:
-        """Removes files that this command made earlier, whose names in the folder match patterns with `*`.
+        """Removes files and folders that this command made earlier and whose names match a pattern with `*`.
 
         Raises:
-          NotOursError: a foreign file has such a name, and nothing is removed; or a file cannot be removed.
+          NotOursError: a foreign file matches a pattern, and nothing is removed; or a file cannot be removed.
         """
         names = self.check(*patterns)
         try:
@@ -64,16 +64,16 @@ class OwnFolder:
         except NotOursError:
             raise
         except OSError as error:
-            problem = f"{self._option}: {path_here(self.path)} cannot be cleared ({error}). Name another folder."
+            problem = f"{self._option}: {path_for_message(self.path)} cannot be cleared ({error}). Name another folder."
             raise NotOursError(problem) from error
 
     def check(self, *patterns: str) -> list[str]:
-        """Returns the matching names; raises NotOursError if the command did not make all these files."""
+        """Returns the names that match a pattern; raises NotOursError if another program made one of the files."""
         names = [name for name in sorted(os.listdir(self.path)) if name not in _IGNORED]
         chosen = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
         for path, found in (each for name in chosen for each in walk(os.path.join(self.path, name))):
             if not stat.S_ISDIR(found.st_mode) and not self._is_own(path, found):
-                raise _refusal(self._option, self._command, self.path, os.path.relpath(path, self.path))
+                raise _foreign_file_error(self._option, self._command, self.path, os.path.relpath(path, self.path))
         return chosen
 
     def close(self) -> None:
@@ -92,9 +92,9 @@ class OwnFolder:
         self._facts = {**self._facts, "files": files, "is_open": False}
 
     def _is_own(self, path: str, found: os.stat_result) -> bool:
-        """Returns whether a file has a name of the command's, dates from its use of the folder, and is unchanged."""
+        """Returns whether the command made a file: by its name, and its time or unchanged contents."""
         name = os.path.relpath(path, self.path)
-        if not any(_fits(name, pattern) for pattern in self._made):
+        if not any(_matches_pattern(name, pattern) for pattern in self._made):
             return False
         if found.st_ctime_ns >= self._facts["since_ns"]:
             return True
@@ -110,16 +110,16 @@ def own_folder(folder: str, command: str, option: str, made: Sequence[str], hold
     """Holds a folder to write to during this block; creates it if needed, and excludes other processes.
 
     Args:
-      folder: its path.
+      folder: the path.
       command: the command that writes, as it is typed: "npu-run record".
       option: the option that named the folder, for messages.
-      made: patterns of all names that the command ever writes below the folder: `*` matches within one name, and `/**`
-        at the end everything in a folder. Files with other names belong to someone else, whatever their age.
-      holds: False if several processes of one job write there.
+      made: patterns of all names that the command ever writes below the folder. `*` matches within one name, `/**` at
+        the end matches everything in a folder. Files with other names belong to someone else, whatever their age.
+      holds: whether to exclude other processes; False if several processes of one job write to the folder.
     Raises:
-      NotOursError: it is a file, or holds files that the command did not make.
-      FolderHeldError: another process writes to it now.
-      OSError: it cannot be written.
+      NotOursError: the path is a file, or the folder has files that the command did not make.
+      FolderHeldError: another process writes to the folder now.
+      OSError: the folder cannot be written.
     """
     path = os.path.realpath(folder)
     _check(path, command, option)
@@ -135,36 +135,36 @@ def own_folder(folder: str, command: str, option: str, made: Sequence[str], hold
 
 def _check(path: str, command: str, option: str) -> None:
     """Raises NotOursError unless a folder is new, empty, or made by the command."""
-    check_home(path, option)
+    refuse_tilde(path, option)
     if not os.path.lexists(path):
         return
-    where = f"{option}: {path_here(path)}"
+    where = f"{option}: {path_for_message(path)}"
     if not os.path.isdir(path):
-        raise NotOursError(f"{where} is not a folder. Expected a new or empty one; name another with {option}.")
-    everybodys = ["/", os.path.expanduser("~")]
+        raise NotOursError(f"{where} is not a folder. Expected a new or empty folder; name another with {option}.")
+    shared_folders = ["/", os.path.expanduser("~")]
     with contextlib.suppress(FileNotFoundError):  # raised if no folder for temporary files is writable
-        everybodys.append(tempfile.gettempdir())
-    if path in map(os.path.realpath, everybodys):
+        shared_folders.append(tempfile.gettempdir())
+    if path in map(os.path.realpath, shared_folders):
         raise NotOursError(
-            f"{where} is shared by all programs. Expected a folder for this command alone; name one in it."
+            f"{where} is shared by all programs. Expected a folder for this command alone; name a new folder inside it."
         )
     names = sorted(name for name in os.listdir(path) if not _is_ignored(name))
     marker = os.path.join(path, MARKER)
     if not os.path.lexists(marker):
         if names:
-            raise _refusal(option, command, path, names[0])
+            raise _foreign_file_error(option, command, path, names[0])
         return
     facts = _read_marker(marker)
     if facts.get("made_by") != command or facts.get("inode") != os.stat(path).st_ino:
         made_by = facts.get("made_by") or "something else"
-        origin = f"was made by {made_by}" if made_by != command else "is a copy of one that was made"
+        origin = f"was made by {made_by}" if made_by != command else "is a copy of a folder that the command made"
         raise NotOursError(
             f"{where} {origin}. Expected a new folder, an empty one, or one that {command} made; name another "
             f"with {option}."
         )
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches_pattern(name: str, pattern: str) -> bool:
     """Returns whether a name below the folder matches a pattern, or is an unfinished file for such a name."""
     parts, wanted = name.split(os.sep), pattern.split("/")
     if wanted[-1] == "**":
@@ -181,8 +181,8 @@ def _is_ignored(name: str) -> bool:
     return name == MARKER or name.startswith((f".{_PURPOSE}.lock", UNFINISHED))
 
 
-def _refusal(option: str, command: str, path: str, example: str) -> NotOursError:
-    where = f"{option}: {path_here(path)}"
+def _foreign_file_error(option: str, command: str, path: str, example: str) -> NotOursError:
+    where = f"{option}: {path_for_message(path)}"
     return NotOursError(
         f"{where} holds {example!r}, which {command} did not make. Expected a new folder, an empty one, or "
         f"one that {command} made; name another with {option}."

@@ -14,19 +14,19 @@ import tensorflow
 _PUBLIC = ("tensorflow._api.", "tensorflow.compat")
 # Namespaces of other types load Keras or Estimators at the first access.
 _LOADED = (types.ModuleType, type(tensorflow.compat.v1))
-# Scripts do not replace raw operators. Version 2 is the same namespace again.
+# Scripts do not replace raw operators. `v2` is this namespace again.
 _LEFT_OUT = ("raw_ops", "v2")
 
 
-class _Kept(types.ModuleType):
-    """A copy of a TensorFlow namespace as of now; lazily loaded parts such as Keras are not copied.
+class _NamespaceCopy(types.ModuleType):
+    """A copy of a TensorFlow namespace at import; lazily loaded parts such as Keras are not copied.
 
     Args:
       module: the namespace.
-      seen: namespaces that were copied already.
+      seen: copies made so far, by the id of the original namespace.
     """
 
-    def __init__(self, module: types.ModuleType, seen: dict[int, _Kept]):
+    def __init__(self, module: types.ModuleType, seen: dict[int, _NamespaceCopy]):
         super().__init__(module.__name__)
         seen[id(module)] = self
         self._module = module
@@ -34,11 +34,11 @@ class _Kept(types.ModuleType):
             if name.startswith("_"):
                 continue
             if type(value) in _LOADED and name not in _LEFT_OUT and value.__name__.startswith(_PUBLIC):
-                value = seen.get(id(value)) or _Kept(value, seen)
+                value = seen.get(id(value)) or _NamespaceCopy(value, seen)
             setattr(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 
-tf: Any = _Kept(tensorflow, {})
+tf: Any = _NamespaceCopy(tensorflow, {})

@@ -1,4 +1,4 @@
-"""Converts configurations of optimizers for JSON: numbers of numpy and TensorFlow become Python's."""
+"""Converts configurations of optimizers for JSON: numbers of numpy and TensorFlow become Python numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from npu_bridge.base.tf_internals import keras3
 
 
-def plain(value: Any) -> Any:
-    """Returns a configuration value with Python's own numbers, at any depth.
+def plain_value(value: Any) -> Any:
+    """Returns a configuration value in which all numbers are Python numbers, at any depth.
 
     Args:
       value: a result of `get_config`. Scalars and arrays of numpy, tensors with known values, and variables outside of
@@ -21,14 +21,14 @@ def plain(value: Any) -> Any:
     import tensorflow as tf
 
     if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain_value(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        made = [plain(each) for each in value]
+        made = [plain_value(each) for each in value]
         return made if isinstance(value, list) else tuple(made)
     if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
-        return plain(tf.keras.optimizers.schedules.serialize(value))
+        return plain_value(tf.keras.optimizers.schedules.serialize(value))
     if keras3.is_schedule(value):
-        return plain(keras3.load("schedules").optimizers.schedules.serialize(value))
+        return plain_value(keras3.load("schedules").optimizers.schedules.serialize(value))
     if isinstance(value, tf.Variable) and tf.executing_eagerly():
         value = value.numpy()
     elif isinstance(value, tf.Tensor):

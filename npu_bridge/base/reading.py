@@ -1,4 +1,4 @@
-"""Opens files for reading: only regular ones, and only inside the folder whose listing or file named them."""
+"""Opens files for reading: only regular files, and only inside the folder in which their name was found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from npu_bridge.base.errors import did_you_mean, message, shortened
-from npu_bridge.base.terminal import in_line
+from npu_bridge.base.terminal import escape_in_line
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -26,34 +26,34 @@ _LONGEST_LINE = 80
 
 
 class RefusedFileError(OSError):
-    """An error for a path that is not a regular file, or is outside of its required folder."""
+    """An error for a path that is not a regular file, or is outside of the folder it must be in."""
 
 
 @contextlib.contextmanager
 def open_file(
     path: str | os.PathLike, mode: str = "r", within: str | os.PathLike | None = None, **text: Any
 ) -> Iterator:
-    """Opens a regular file; a pipe without a writer or a device cannot block the caller.
+    """Opens a regular file; pipes and devices, which could block the caller, are refused.
 
     Args:
       path: the file. With `within`, a path below that folder, with or without the folder in front.
       mode: "r" or "rb".
-      within: the folder where the name was found, in a file or in a list of the folder. No part of the path below it
-        can be a link or lead out of it. None: the user has given the path, which can be a link.
+      within: the folder in which the name was found, in a file or in a list of the folder. Links below this folder, and
+        paths that lead out of it, are refused. None for a path from the user, which can be a link.
       **text: passed to `open`: `encoding` (by default UTF-8), `errors`, `newline`.
     Raises:
       RefusedFileError: the file is not regular, or outside of the folder.
-      OSError: it cannot be opened.
+      OSError: the file cannot be opened.
     """
-    file = _opened(os.fspath(path)) if within is None else _opened_below(os.fspath(path), os.fspath(within))
+    file = _open_regular(os.fspath(path)) if within is None else _open_below(os.fspath(path), os.fspath(within))
     if "b" not in mode:
         text.setdefault("encoding", "utf-8")
     with os.fdopen(file, mode, **text) as opened:
         yield opened
 
 
-def not_readable(error: OSError, owner: str, path: str | os.PathLike, what: str) -> OSError:
-    """Returns the error with a text that names the file, its expected content, and a file that might be meant."""
+def unreadable_file_error(error: OSError, owner: str, path: str | os.PathLike, what: str) -> OSError:
+    """Returns the error with a new text: the file, its expected content, and a similar name in the folder."""
     path = os.path.abspath(path)
     folder, name = os.path.split(path)
     is_missing = isinstance(error, FileNotFoundError)
@@ -67,8 +67,8 @@ def not_readable(error: OSError, owner: str, path: str | os.PathLike, what: str)
     return named
 
 
-def not_written_in(form: str, error: ValueError, owner: str, path: str, text: str) -> ValueError:
-    """Returns the error for a file in another format: its line, and the parser's reason."""
+def wrong_format_error(form: str, error: ValueError, owner: str, path: str, text: str) -> ValueError:
+    """Returns the error for a file that is not in format `form`, with the faulty line and the parser's reason."""
     lines = text.rstrip().splitlines() or [""]
     found = re.search(r"\bline (\d+)", str(error))
     number = min(int(found[1]), len(lines)) if found else len(lines)
@@ -82,13 +82,13 @@ def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, 
     """Reads a text file in UTF-8.
 
     Raises:
-      OSError: as for `open_file`, or it has more than `most_bytes`.
-      UnicodeDecodeError: it is not UTF-8 text.
+      OSError: as for `open_file`; also if the file has more than `most_bytes`.
+      UnicodeDecodeError: the file is not UTF-8 text.
     """
     with open_file(path, "rb", within) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise RefusedFileError(f"{in_line(str(path))} has more than {most_bytes} bytes")
+        raise RefusedFileError(f"{escape_in_line(str(path))} has more than {most_bytes} bytes")
     return content.decode("utf-8")
 
 
@@ -97,7 +97,7 @@ def read_json(path: str | os.PathLike, within: str | os.PathLike | None = None) 
 
     Raises:
       OSError: as for `open_file`.
-      ValueError: as for `parse_json`; a UnicodeDecodeError if it is not UTF-8 text.
+      ValueError: as for `parse_json`; a UnicodeDecodeError if the file is not UTF-8 text.
     """
     return parse_json(read_text(path, within))
 
@@ -106,19 +106,19 @@ def parse_json(text: str) -> Any:
     """Parses JSON text whose numbers fit into 64 bits.
 
     Raises:
-      ValueError: it is not JSON, is nested too deeply, or has a larger number.
+      ValueError: the text is not JSON, is nested too deeply, or has a number of more than 64 bits.
     """
     try:
         return json.loads(text, parse_int=_integer, parse_float=_number)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 def whole_number(value: Any, least: int = 0, most: int = 2**53) -> int:
-    """Returns a whole number from a file, where it is a number or text, within bounds.
+    """Returns a number or text from a file as a whole number within bounds.
 
     Raises:
-      TypeError, ValueError: it is not a whole number, or out of bounds.
+      TypeError, ValueError: `value` is not a whole number, or out of bounds.
     """
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a whole number; got {value}")
@@ -137,18 +137,18 @@ def _integer(digits: str) -> int:
 def _number(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise ValueError(f"the number {digits[:30]} is larger than any of 64 bits")
+        raise ValueError(f"the number {digits[:30]} is larger than any 64-bit number")
     return number
 
 
-def _relative(folder: str | os.PathLike, path: str | os.PathLike) -> str:
+def _path_below(folder: str | os.PathLike, path: str | os.PathLike) -> str:
     """Returns a path below a folder, relative to it and normalised.
 
     Args:
       folder: where the path was found.
       path: relative to the folder, or with the folder in front.
     Raises:
-      RefusedFileError: it leaves the folder: it is absolute, or contains `..`.
+      RefusedFileError: the path leaves the folder: it is absolute, or contains `..`.
     """
     folder, path = os.fspath(folder), os.fspath(path)
     inside = path[len(folder) :].lstrip(os.sep) if path.startswith(folder.rstrip(os.sep) + os.sep) else path
@@ -156,34 +156,34 @@ def _relative(folder: str | os.PathLike, path: str | os.PathLike) -> str:
     _check_name(inside)
     if os.path.isabs(inside) or ".." in parts or not parts:
         raise RefusedFileError(
-            f"{in_line(inside)!r} leads out of {in_line(folder)}, where it was found, and is not read; expected a file "
-            f"in that folder"
+            f"{escape_in_line(inside)!r} leads out of {escape_in_line(folder)}, where it was found, and is not read; "
+            f"expected a file in that folder"
         )
     return os.sep.join(parts)
 
 
-def _opened(path: str) -> int:
+def _open_regular(path: str) -> int:
     _check_name(path)
-    _check(os.stat(path), path)
-    return _checked(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
+    _check_kind(os.stat(path), path)
+    return _checked_descriptor(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
 
 
-def _opened_below(path: str, folder: str) -> int:
-    """Opens one folder after the other, so that none can become a link in between."""
-    *folders, name = _relative(folder, path).split(os.sep)
+def _open_below(path: str, folder: str) -> int:
+    """Opens a file below a folder, folder by folder, so that no folder can become a link in between."""
+    *folders, name = _path_below(folder, path).split(os.sep)
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     shown = folder
     try:
         for part in folders:
             shown = os.path.join(shown, part)
-            _check(os.stat(part, dir_fd=place, follow_symlinks=False), shown, stat.S_IFDIR)
+            _check_kind(os.stat(part, dir_fd=place, follow_symlinks=False), shown, stat.S_IFDIR)
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
             os.close(place)
             place = below
         shown = os.path.join(shown, name)
         try:
-            _check(os.stat(name, dir_fd=place, follow_symlinks=False), shown)
-            return _checked(
+            _check_kind(os.stat(name, dir_fd=place, follow_symlinks=False), shown)
+            return _checked_descriptor(
                 os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place), shown
             )
         except FileNotFoundError as error:
@@ -198,12 +198,12 @@ def _check_name(path: str) -> None:
     except UnicodeEncodeError:
         is_name = False
     if not is_name:
-        raise RefusedFileError(f"{in_line(path[:200])} cannot be the name of a file")
+        raise RefusedFileError(f"{escape_in_line(path[:200])} cannot be the name of a file")
 
 
-def _checked(file: int, path: str) -> int:
+def _checked_descriptor(file: int, path: str) -> int:
     try:
-        _check(os.fstat(file), path)
+        _check_kind(os.fstat(file), path)
         os.set_blocking(file, True)
     except BaseException:
         os.close(file)
@@ -211,9 +211,11 @@ def _checked(file: int, path: str) -> int:
     return file
 
 
-def _check(found: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
-    """Checks a file's kind, before it is opened, because opening alone can move a device, and again after."""
+def _check_kind(found: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
+    """Checks a file's kind: before it is opened, because opening can already move a device, and again afterwards."""
     if stat.S_IFMT(found.st_mode) != kind:
         expected = "a regular file" if kind == stat.S_IFREG else "a folder"
         got = _KINDS.get(stat.S_IFMT(found.st_mode), "another kind of file")
-        raise RefusedFileError(f"{in_line(path)} is {got}, which is not followed or read here; expected {expected}")
+        raise RefusedFileError(
+            f"{escape_in_line(path)} is {got}, which is not followed or read here; expected {expected}"
+        )

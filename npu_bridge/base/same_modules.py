@@ -13,24 +13,23 @@ from collections.abc import Callable
 from typing import Any
 
 
-def let_find_same_modules(alias: str, package: str) -> None:
-    """Lets imports of `alias.x` find the module `package.x`; calling it again has no effect."""
-    let_find(alias, functools.partial(_same, package))
+def enable_second_names(alias: str, package: str) -> None:
+    """Makes the module `package.x` importable as `alias.x`; calling it again has no effect."""
+    make_importable(alias, functools.partial(_module_in, package))
 
 
-def let_find(alias: str, find: Callable[[str], str | types.ModuleType | None]) -> None:
-    """Lets imports of `alias.x` find modules that are elsewhere; calling it again has no effect.
+def make_importable(alias: str, find: Callable[[str], str | types.ModuleType | None]) -> None:
+    """Makes `alias.x` importable for the names `x` that `find` knows; calling it again has no effect.
 
     Args:
-      find: returns, for `x`, the full name of the module, or a new module if none exists yet; None leaves the import to
-        Python.
+      find: gets `x` and returns the full name of an existing module, or a new module. None leaves the import to Python.
     """
     if not any(isinstance(finder, _Finder) and finder.alias == alias for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(alias, find))
 
 
-def _same(package: str, name: str) -> str | None:
-    """Returns the full name of a package's module, or None without one."""
+def _module_in(package: str, name: str) -> str | None:
+    """Returns the full name of a package's module; None if the package has no such module."""
     is_there = not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None
     return f"{package}.{name}" if is_there else None
 
@@ -42,7 +41,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.alias, self._find = alias, find
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None):
-        """Returns a spec for a module that is elsewhere, None for everything else."""
+        """Returns a spec for a module that `find` knows; None for every other module."""
         del path, target
         name = fullname.removeprefix(f"{self.alias}.")
         found = None if name == fullname else self._find(name)
@@ -54,7 +53,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec):
-        """Returns the module itself."""
+        """Returns the existing or new module."""
         if spec.origin is None:
             return spec.loader_state
         module = importlib.import_module(spec.origin)
@@ -62,7 +61,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module):
-        """Runs nothing; gives a module its own spec back, which the import by this name has replaced."""
+        """Executes no code; restores the module's own spec, which the import under this name has replaced."""
         own = module.__spec__.loader_state
         if isinstance(own, importlib.machinery.ModuleSpec):
             module.__spec__ = own

@@ -1,4 +1,4 @@
-"""Searches any graph: breadth first, or in the order of dependencies."""
+"""Searches any graph, breadth first or in the order of dependencies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Node = TypeVar("Node", bound=Hashable)
 def search(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
     """Yields every reachable node once, breadth first; the starts come first.
 
-    Yields a node before it asks for its neighbours, so a caller can stop early. `neighbours` can return none to end the
-    search there.
+    Calls `neighbours` for a node only after yielding the node, so a caller can stop early. An empty result of
+    `neighbours` ends the search at that node.
     """
     waiting = collections.deque(dict.fromkeys(starts))
     seen = set(waiting)
@@ -26,9 +26,9 @@ def search(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]])
 
 
 def dependency_order(starts: Iterable[Node], needs: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """Returns every reachable node after all it needs; of a cycle one edge is left out.
+    """Returns all reachable nodes, each after the nodes that it needs; one edge of each cycle is ignored.
 
-    Visits nodes in the order of `starts` and `needs`, so the result is the same on every rank if these are.
+    Visits nodes in the order of `starts` and `needs`. So ranks with equal `starts` and `needs` get equal results.
     """
     done: dict[Node, None] = {}
     entered: set[Node] = set()

@@ -1,7 +1,7 @@
-"""Writes files beside a training: logs, reports, pictures, records, numbers. Training continues if a write fails.
+"""Writes secondary files: logs, reports, pictures, records, numbers. Training continues if a write fails.
 
-One line reports the failure and its reason, another one the first write that works again. Checkpoints are no such
-files: a training that cannot save its state ends.
+One line reports the failure and its reason; another line reports the first write that works again. Checkpoints are not
+secondary: a training that cannot save its state ends.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import time
 from typing import Any, Callable
 
-from npu_bridge.base.terminal import in_line, logger
+from npu_bridge.base.terminal import escape_in_line, logger
 
 _LOG = logger(__name__)
-# After a failure, writes pause for a second, after the next for two, and so on: a nearly full disk refuses only some
-# writes, and neither log lines about that nor a slow network disk may delay a training.
+# Writes pause for one second after the first failure, two seconds after the next one, and so on. A nearly full disk
+# refuses only some writes; neither log lines about them nor a slow network disk must delay a training.
 _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 _KEPT_BYTES = 1 << 20
 
@@ -24,20 +24,20 @@ _KEPT_BYTES = 1 << 20
 def describe_failure(error: BaseException) -> str:
     """Returns why a write failed, in one line."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "") or type(error).__name__
-    return in_line(text)
+    return escape_in_line(text)
 
 
 class Secondary:
     """A file or group of files written beside a training.
 
     Args:
-      what: its name in the two lines, as "the log logs/rank_0.log".
+      what: the name in the two lines, such as "the log logs/rank_0.log".
       failures: exception classes besides `OSError` that mean a failed write.
       say: prints a line; None logs a warning.
-      clock: seconds that never go back.
+      clock: returns seconds that never decrease.
     Attributes:
-      is_stopped: the last attempt failed.
-      reason: why it failed.
+      is_stopped: whether the last attempt failed.
+      reason: why the last failed attempt failed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Secondary:
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.what = in_line(what)
+        self.what = escape_in_line(what)
         self.is_stopped = False
         self.reason = ""
         self._failures = (OSError, *failures)
@@ -57,24 +57,24 @@ class Secondary:
         self._next_try = 0.0
 
     def attempt(self, action: Callable[..., Any], *arguments: Any, now: bool = False) -> bool:
-        """Calls `action`, which writes; returns whether it was called and did not fail.
+        """Calls `action`, which writes; returns whether `action` was called and succeeded.
 
         Args:
-          now: also try in the pause after a failure, because there is no later chance.
+          now: also try during the pause after a failure, because there is no later chance.
         """
         if self.is_stopped and not now and self._clock() < self._next_try:
             return False
         try:
             action(*arguments)
         except self._failures as error:
-            self._stop(error)
+            self._note_failure(error)
             return False
         if self.is_stopped:
             self.is_stopped = False
             self._say(f"{self.what} is written again")
         return True
 
-    def _stop(self, error: BaseException) -> None:
+    def _note_failure(self, error: BaseException) -> None:
         self._next_try = self._clock() + self._pause_secs
         if self.is_stopped:
             return
@@ -84,15 +84,15 @@ class Secondary:
 
 
 class GrowingFile:
-    """A file to which a training appends; if a write fails, at least its latest part is kept for later.
+    """A file to which a training appends. After a failed write, at least the latest bytes are kept and written later.
 
     Args:
       path: the file; its folder is created.
-      what: see `Secondary`, without the path.
-      begin: prepares the file, once, before the first write.
-      gap: a line for the file about lost bytes, with `{count}` and `{reason}`; "" writes none.
-      kept_bytes: how many bytes are kept.
-      say, clock: see `Secondary`.
+      what: as in `Secondary`, without the path.
+      begin: called once, before the first write, to prepare the file.
+      gap: a line that the file gets after lost bytes, with `{count}` and `{reason}`; "" for no line.
+      kept_bytes: how many unwritten bytes are kept.
+      say, clock: as in `Secondary`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class GrowingFile:
         """Prepares the file.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: the file cannot be written.
         """
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         if self._begin is not None:
@@ -125,13 +125,13 @@ class GrowingFile:
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def write(self, text: bytes) -> None:
-        """Appends a text; when this returns, it is in the file, or kept."""
+        """Appends a text, or keeps it for later if the write fails."""
         self._kept.append(text)
         if not self.secondary.attempt(self._write_kept):
-            self._forget()
+            self._drop_oldest()
 
     def close(self) -> None:
-        """Writes the kept bytes, if possible, and closes the file; `write` would open it again."""
+        """Writes the kept bytes, if possible, and closes the file; a later `write` opens it again."""
         if self._kept or self._begin is not None:
             self.secondary.attempt(self._write_kept, now=True)
         self._kept.clear()
@@ -153,8 +153,8 @@ class GrowingFile:
             self._close()  # a file system can be gone for good and return under the same name
             raise
 
-    def _forget(self) -> None:
-        """Keeps only the latest unwritten bytes."""
+    def _drop_oldest(self) -> None:
+        """Drops all but the latest unwritten bytes."""
         size = sum(map(len, self._kept))
         while size > self._kept_bytes:
             size -= len(self._kept[0])

@@ -1,9 +1,9 @@
-"""Changes sessions, which no other module does: asks engines what to do before, around and after each run.
+"""Changes sessions: passes each call of a session through engines. No other module changes sessions.
 
 An engine repeats a training step, builds executors in another precision, or calls hooks. It is a `SessionEngine` that
-`add_engine` adds to one session or to all of them. A session's own engines, from `Place.HOOKS` inwards, then handle
-each of its calls; after them come the engines of all sessions, and last TensorFlow's own method. Nothing here needs
-TensorFlow, which a script can load later.
+`add_engine` adds to one session or to all sessions. Each call passes through the session's own engines, from
+`Place.HOOKS` inwards, then through the engines of all sessions, and ends in TensorFlow's own method. This module does
+not load TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import functools
 import types
 from typing import Any, Callable, NamedTuple, TypeVar
 
-from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.after_import import call_when_loaded
 from npu_bridge.base.tf_internals.names import SESSION_MODULE
 
 
 class Place(enum.IntEnum):
-    """The place of an engine; the innermost one, next to TensorFlow, comes first."""
+    """The place of an engine. The first place is the innermost, next to TensorFlow."""
 
     ALL_SESSIONS = 0
     DETERMINISM = 1
     PRECISION = 2
-    LOOPS = 3  # around the precision, which then decides once for all steps of a run
+    LOOPS = 3  # around PRECISION, which then decides once for all steps of a run
     HOOKS = 4
 
 
 class Request(NamedTuple):
-    """One run of a graph, without Python structure around it.
+    """One run of a graph, in flat lists.
 
     Attributes:
       fetches: tensors.
       targets: operators that are run and not fetched.
-      feeds: values by tensor reference.
+      feeds: fed values, by tensor reference.
       options, metadata: RunOptions and RunMetadata as TensorFlow's buffers, or None.
     """
 
@@ -45,23 +45,24 @@ class Request(NamedTuple):
 
     @property
     def asked(self) -> list:
-        """The operators and tensors that the run computes."""
+        """The operators and tensors to compute."""
         return [*self.targets, *self.fetches]
 
     @property
     def fed(self) -> list:
-        """The tensors that get values from the caller."""
+        """The fed tensors."""
         return [reference.deref() for reference in self.feeds]
 
 
 class SessionEngine:
-    """A step around the work of sessions; this base class passes everything on to the next engine.
+    """A layer around the calls of sessions; this base class passes each call on to the next engine.
 
-    A subclass overrides only the methods that it needs, and calls the same methods of `self.inner`. All of them get the
-    session; an engine that kept the session would keep it open.
+    A subclass overrides only the methods that it needs, and calls the same methods of `self.inner`. All methods get the
+    session as an argument; an engine that stored a session would keep it open.
 
     Attributes:
-      place: the place among the engines of one session; of two engines in one place, the later one is the outer one.
+      place: the place among the engines of one session; an engine added later to the same place is outside of the
+        earlier one.
       inner: the next engine towards TensorFlow; set by `add_engine`.
     """
 
@@ -69,7 +70,7 @@ class SessionEngine:
     inner: SessionEngine
 
     def run(self, session: Any, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """Stands for `Session.run`; returns the fetches in the caller's structure."""
+        """Replaces `Session.run`; returns the fetches in the caller's structure."""
         return self.inner.run(session, fetches, feed_dict, options, run_metadata)
 
     def execute(self, session: Any, request: Request) -> list:
@@ -77,15 +78,15 @@ class SessionEngine:
         return self.inner.execute(session, request)
 
     def make_callable(self, session: Any, fetches: Any, feed_list: Any, accept_options: bool) -> Callable:
-        """Stands for `Session.make_callable`; a function without a list of feeds does not call `execute`."""
+        """Replaces `Session.make_callable`; a function made without `feed_list` does not call `execute`."""
         return self.inner.make_callable(session, fetches, feed_list, accept_options)
 
     def prepare_call(self, session: Any, callable_options: Any) -> Callable:
-        """Makes a function of a CallableOptions; its arguments are the feeds. TF 1 Keras trains by such functions."""
+        """Makes a function of the feeds from a CallableOptions. TF 1 Keras trains by such functions."""
         return self.inner.prepare_call(session, callable_options)
 
     def set_up_partial_run(self, session: Any, fetches: Any, feeds: Any) -> Any:
-        """Stands for `Session.partial_run_setup`."""
+        """Replaces `Session.partial_run_setup`."""
         return self.inner.set_up_partial_run(session, fetches, feeds)
 
     def call_kernels(self, session: Any, call: Callable, *arguments: Any) -> Any:
@@ -93,7 +94,7 @@ class SessionEngine:
         return self.inner.call_kernels(session, call, *arguments)
 
     def close(self, session: Any) -> None:
-        """Stands for `Session.close`."""
+        """Replaces `Session.close`."""
         self.inner.close(session)
 
 
@@ -101,18 +102,18 @@ _Engine = TypeVar("_Engine", bound=SessionEngine)
 
 
 def add_engine(session: Any, engine: SessionEngine) -> None:
-    """Puts an engine around everything that a session does from now on.
+    """Passes all further calls of a session through an engine.
 
     Args:
       session: an existing session; None for all sessions, also existing ones.
-      engine: a new engine. Of engines of all sessions, the later one is the outer one.
+      engine: a new engine. Among engines of all sessions, an engine added later is outside of earlier ones.
     """
     _change_sessions()
     if session is None:
-        engine.inner, _OF_ALL.inner = _OF_ALL.inner, engine
+        engine.inner, _ENGINES_OF_ALL.inner = _ENGINES_OF_ALL.inner, engine
         return
     engines = sorted((*_engines_of(session), engine), key=lambda each: each.place)
-    inner = _OF_ALL
+    inner = _ENGINES_OF_ALL
     for each in engines:
         each.inner, inner = inner, each
     session._npu_bridge_engines = tuple(engines)
@@ -124,7 +125,7 @@ def find_engine(session: Any, kind: type[_Engine]) -> _Engine | None:
 
 
 def change_constructors(change: Callable[[Callable], Callable]) -> list[Any]:
-    """Replaces the constructors of `Session` and `InteractiveSession` by `change(constructor)`; returns those."""
+    """Replaces the constructors of `Session` and `InteractiveSession` by `change(constructor)`; returns both."""
     import tensorflow as tf
 
     kinds = (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)
@@ -137,7 +138,7 @@ def change_settings(change: Callable[[str, Any], tuple[str, Any]]) -> None:
     """Changes the target and the settings of all sessions made from now on.
 
     Args:
-      change: gets a session's target and its ConfigProto or None; returns both.
+      change: gets a session's target and its ConfigProto or None; returns the new target and ConfigProto.
     """
 
     _CHANGES_OF_SETTINGS.append(change)
@@ -149,10 +150,10 @@ def _engines_of(session: Any) -> tuple[SessionEngine, ...]:
 
 
 def _outermost(session: Any) -> SessionEngine:
-    return (_OF_ALL, *_engines_of(session))[-1]
+    return (_ENGINES_OF_ALL, *_engines_of(session))[-1]
 
 
-class _Methods:
+class _ReplacedMethods:
     """The methods that replace those of `BaseSession`, the class of all sessions."""
 
     def __init__(self, target="", graph=None, config=None):
@@ -190,7 +191,7 @@ class _Methods:
         _outermost(self).close(self)
 
 
-class _TensorFlow(SessionEngine):
+class _StockMethods(SessionEngine):
     """The innermost engine: TensorFlow's own methods of sessions."""
 
     def run(self, session, fetches, feed_dict, options, run_metadata):
@@ -218,8 +219,8 @@ class _TensorFlow(SessionEngine):
 
 _STOCK: dict[str, Callable] = {}  # methods of `BaseSession`, unchanged
 _CHANGES_OF_SETTINGS: list[Callable[[str, Any], tuple[str, Any]]] = []
-_OF_ALL = SessionEngine()  # its `inner` are the engines of all sessions
-_OF_ALL.inner = _TensorFlow()
+_ENGINES_OF_ALL = SessionEngine()  # its `inner` are the engines of all sessions
+_ENGINES_OF_ALL.inner = _StockMethods()
 
 
 @functools.cache
@@ -227,9 +228,9 @@ def _change_sessions() -> None:
     """Changes the class of all sessions, once, as soon as TensorFlow has loaded it."""
 
     def change(module: types.ModuleType) -> None:
-        for name, method in vars(_Methods).items():
+        for name, method in vars(_ReplacedMethods).items():
             if callable(method):
                 _STOCK[name] = getattr(module.BaseSession, name)
                 setattr(module.BaseSession, name, functools.wraps(_STOCK[name])(method))
 
-    when_loaded(SESSION_MODULE, change)
+    call_when_loaded(SESSION_MODULE, change)

@@ -1,8 +1,8 @@
 """Prepares TensorFlow when it is loaded: checks its version, and hides its greetings and false alarms.
 
-Hidden are TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, the closing notice of
-tensorflow-addons, and two warnings where they are not true (`_Alarms`). Other warnings and errors are shown, and so are
-all log lines of the script. `NPU_BRIDGE_VERBOSE=1` shows all.
+Hides TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, the closing notice of
+tensorflow-addons, and two warnings where they are not true (`_FalseAlarms`). Other warnings and errors, and all log
+lines of the script, are shown. `NPU_BRIDGE_VERBOSE=1` shows everything.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from npu_bridge.base.after_import import after_import, importer
-from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOWS, is_supported, missing_beside, numpy_problem
-from npu_bridge.base.terminal import visible
+from npu_bridge.base.after_import import after_import, importing_module
+from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOWS, install_command, is_supported, numpy_problem
+from npu_bridge.base.terminal import escape_controls
 from npu_bridge.base.tf_internals import names
 
 _OURS = ("npu_bridge", "npu_run", "hccl", "tensorflow1_compat")
@@ -43,58 +43,58 @@ _KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read while TensorFlow is loaded, and at
 _KERAS_2 = ("1", "true", "True")  # its values for Keras 2
 
 
-def watch() -> None:
-    """Prepares TensorFlow now if this process has loaded it, else when it does.
+def prepare_tensorflow() -> None:
+    """Prepares TensorFlow: now if this process has loaded TensorFlow, else as soon as it does.
 
-    Imports of this package fail with one sentence if TensorFlow is missing or unsupported; other modules can import any
-    version.
+    If TensorFlow is missing or unsupported, imports of this package fail with one sentence. Other modules can still
+    import any version of TensorFlow.
     """
     if "tensorflow" in sys.modules:
-        _see_to(sys.modules["tensorflow"])
+        _prepare(sys.modules["tensorflow"])
     else:
-        after_import("tensorflow", _see_to, _while_loading, _explain_absence)
+        after_import("tensorflow", _prepare, _quiet_loading, _explain_absence)
 
 
-def explain_global_step() -> None:
-    """Hides TensorFlow's warning about a global step that does not rise; this package warns when that is true."""
-    _alarms().step_is_explained = True
+def hide_global_step_warning() -> None:
+    """Hides TensorFlow's warning about a constant global step; this package gives its own warning."""
+    _false_alarms().step_is_explained = True
 
 
-def _see_to(tensorflow: types.ModuleType) -> None:
-    problem = _problem_of(str(getattr(tensorflow, "__version__", "unknown"))) or _problem_of_keras(tensorflow)
+def _prepare(tensorflow: types.ModuleType) -> None:
+    problem = _version_problem(str(getattr(tensorflow, "__version__", "unknown"))) or _keras_problem(tensorflow)
     if problem:
-        sys.meta_path.insert(0, _Refusal(problem))
-        if _is_ours(importer()):
+        sys.meta_path.insert(0, _RefusingFinder(problem))
+        if _is_ours(importing_module()):
             raise ImportError(problem, name="tensorflow")
         return
     if not names.HAS_ESTIMATORS:
-        from npu_bridge.base.tf_internals.estimators import bring_back
-        from npu_bridge.base.tf_internals.keras3 import lead_to_keras_2
+        from npu_bridge.base.tf_internals.estimators import restore_estimator
+        from npu_bridge.base.tf_internals.keras3 import redirect_to_keras_2
 
         _choose_keras_2()
-        lead_to_keras_2(tensorflow)
-        bring_back(tensorflow)
+        redirect_to_keras_2(tensorflow)
+        restore_estimator(tensorflow)
     if not _is_verbose():
-        logging.getLogger("tensorflow").addFilter(_is_no_advice)
-        logging.getLogger("tensorflow").addFilter(_alarms())
+        logging.getLogger("tensorflow").addFilter(_is_not_advice)
+        logging.getLogger("tensorflow").addFilter(_false_alarms())
         # Appended after the script's own filters, which decide first.
         for notice in (_CLOSING_NOTICE, _LAYER_ADVICE):
             warnings.filterwarnings("ignore", notice, UserWarning, append=True)
 
 
-def _problem_of(found: str) -> str:
-    """Returns why this package cannot work with a version of TensorFlow, and the cure; "" if it can."""
+def _version_problem(found: str) -> str:
+    """Returns why this package does not work with a version of TensorFlow, and the cure; "" if it works."""
     if not is_supported(found):
         problem = f"npu_bridge: TensorFlow is of another version. Expected {TENSORFLOWS}; got {found}."
         return f"{problem} {INSTALL_TENSORFLOW}"
-    command = "" if names.HAS_ESTIMATORS else missing_beside(found)
+    command = "" if names.HAS_ESTIMATORS else install_command(found)
     return command and (
         f"npu_bridge: TensorFlow {found} has no Estimator and no Keras 2 of its own. Install them: {command}"
     )
 
 
-def _problem_of_keras(tensorflow: types.ModuleType) -> str:
-    """Returns why `tf.keras` cannot be Keras 2, which this package needs by that name, and the cure; "" if it can."""
+def _keras_problem(tensorflow: types.ModuleType) -> str:
+    """Returns why `tf.keras` is not Keras 2, as this package needs, and the cure; "" if it is or can become Keras 2."""
     if names.HAS_ESTIMATORS:
         return ""
     from npu_bridge.base import environment
@@ -105,21 +105,21 @@ def _problem_of_keras(tensorflow: types.ModuleType) -> str:
         return ""
     cause = "it was used before npu_bridge was imported" if choice is None else f"{_KERAS_CHOICE} is {choice!r}"
     return (
-        f"npu_bridge: tf.keras is Keras 3, because {cause}. Expected Keras 2 under this name; Keras 3 is there by "
-        f"`import keras`. Import npu_bridge first, or set {_KERAS_CHOICE}=1."
+        f"npu_bridge: tf.keras is Keras 3, because {cause}. Expected Keras 2 under this name; `import keras` "
+        f"gives Keras 3. Import npu_bridge first, or set {_KERAS_CHOICE}=1."
     )
 
 
-def _problem_of_path(path: str) -> str:
-    """Returns why TensorFlow cannot be found by its path, which it reads as UTF-8, and the cure; "" if it can."""
+def _path_problem(path: str) -> str:
+    """Returns why TensorFlow, which reads its own path as UTF-8, cannot do so, and the cure; "" if it can."""
     with contextlib.suppress(UnicodeEncodeError):
         if path.encode() == os.fsencode(path):
             return ""
     folder = os.path.dirname(path)
     return (
         f"npu_bridge: the path of TensorFlow cannot be read here. Expected ASCII, or UTF-8 in a locale for it; got "
-        f"{visible(folder)} in {sys.getfilesystemencoding()}. Set LC_ALL=C.UTF-8 and unset PYTHONUTF8, or install it "
-        "elsewhere."
+        f"{escape_controls(folder)} in {sys.getfilesystemencoding()}. Set LC_ALL=C.UTF-8 and unset PYTHONUTF8, or "
+        "install it elsewhere."
     )
 
 
@@ -132,10 +132,10 @@ def _choose_keras_2() -> None:
 
 
 @contextlib.contextmanager
-def _while_loading() -> Iterator[None]:
-    """Sets the level of TensorFlow's C++ messages, which it reads once, while it is loaded.
+def _quiet_loading() -> Iterator[None]:
+    """Sets the level of TensorFlow's C++ messages, which TensorFlow reads only while it is loaded.
 
-    From 2.16 on its libraries print greetings before they read it.
+    From 2.16 on, its libraries print greetings before they read the level.
     """
     from npu_bridge.base import environment, inventory
 
@@ -143,7 +143,7 @@ def _while_loading() -> Iterator[None]:
     problem = numpy_problem(*versions) if all(versions) else ""
     if sys.platform == "linux" and not os.path.exists("/proc/self/exe"):
         problem = "npu_bridge: TensorFlow dies without /proc. Expected it; got none. Mount it: mount -t proc proc /proc"
-    problem = problem or _problem_of_path(getattr(sys.modules["tensorflow"], "__file__", None) or "")
+    problem = problem or _path_problem(getattr(sys.modules["tensorflow"], "__file__", None) or "")
     if problem:
         raise ImportError(problem, name="tensorflow")
     if not names.HAS_ESTIMATORS:
@@ -151,7 +151,7 @@ def _while_loading() -> Iterator[None]:
     given = "0" if _is_verbose() else environment.read_variable(_LEVEL)
     level = {} if given else {_LEVEL: "1"}
     greets = given == "0" or names.HAS_ESTIMATORS
-    with environment.temporarily(lambda: level), contextlib.nullcontext() if greets else _without_greetings():
+    with environment.temporary_variables(lambda: level), contextlib.nullcontext() if greets else _without_greetings():
         yield
 
 
@@ -178,13 +178,13 @@ def _without_greetings() -> Iterator[None]:
 
 
 def _explain_absence() -> None:
-    if _is_ours(importer()):
+    if _is_ours(importing_module()):
         text = f"npu_bridge: TensorFlow is not installed. Expected {TENSORFLOWS}; got none. {INSTALL_TENSORFLOW}"
         raise ModuleNotFoundError(text, name="tensorflow")
 
 
-def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Returns False for TensorFlow's advice about a deprecated name, recognised by its template."""
+def _is_not_advice(record: logging.LogRecord) -> bool:
+    """Returns False for TensorFlow's advice about a deprecated name, recognised by the message's template."""
     template = str(record.msg)
     return not (template.startswith("From %s: ") and any(advice in template for advice in _ADVICE))
 
@@ -200,15 +200,16 @@ def _is_ours(name: str) -> bool:
 
 
 @functools.cache
-def _alarms() -> _Alarms:
-    return _Alarms()
+def _false_alarms() -> _FalseAlarms:
+    return _FalseAlarms()
 
 
-class _Alarms(logging.Filter):
-    """A filter for two warnings of TensorFlow and Keras where they are not true, or were given before.
+class _FalseAlarms(logging.Filter):
+    """A filter that hides two warnings of TensorFlow and Keras where they are false or repeated.
 
-    A skipped step rightly does not increase the global step. Compared with the short steps of a small model every
-    callback is slow; and if a step waits for other ranks in a callback of this package, the user cannot speed it up.
+    The first says that the global step stands still; a skipped step rightly does not increase it. The second says that
+    a callback is slow. Compared with the short steps of a small model every callback is slow, and the user cannot speed
+    up a callback of this package that waits for other ranks.
     """
 
     step_is_explained = False
@@ -219,11 +220,11 @@ class _Alarms(logging.Filter):
             was_explained, self.step_is_explained = self.step_is_explained, True
             return not was_explained
         slow = _SLOW_CALLBACK.match(text)
-        return slow is None or (float(slow[2]) > _SHORT_SECS and _is_of_others(slow[1]))
+        return slow is None or (float(slow[2]) > _SHORT_SECS and _is_users_callback(slow[1]))
 
 
-def _is_of_others(method: str) -> bool:
-    """Returns whether a running callback has this method from neither Keras nor this package."""
+def _is_users_callback(method: str) -> bool:
+    """Returns whether a running callback defines this method outside of Keras and of this package."""
     keras = sys.modules["tensorflow"].keras
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), keras.callbacks.CallbackList):
@@ -239,7 +240,7 @@ def _is_of_others(method: str) -> bool:
     return False
 
 
-class _Refusal(importlib.abc.MetaPathFinder):
+class _RefusingFinder(importlib.abc.MetaPathFinder):
     """A finder that refuses this package's modules if TensorFlow is unsupported."""
 
     def __init__(self, text: str):

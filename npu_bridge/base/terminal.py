@@ -1,6 +1,6 @@
-"""Prints on terminals: control characters in texts from outside are shown (`\\x1b`), and not sent.
+"""Prints on terminals, with control characters in foreign texts escaped (`\\x1b`).
 
-The output of ranks goes another way (`npu_run/job/output.py`), unchanged.
+The output of ranks is passed on unchanged, by `npu_run/job/output.py`.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 _LINES = re.compile("[\t\n]")
 
 
-def visible(text: str) -> str:
-    """Returns a text with its control characters escaped as in Python; tabs and newlines stay."""
-    return _CONTROLS.sub(_escaped, text)
+def escape_controls(text: str) -> str:
+    """Returns a text with control characters escaped as in Python; tabs and newlines stay unchanged."""
+    return _CONTROLS.sub(_escape_match, text)
 
 
-def in_line(text: str) -> str:
-    """Returns a name for use inside a line: also escapes tabs and newlines, so that it cannot start a new line."""
-    return _LINES.sub(_escaped, visible(text))
+def escape_in_line(text: str) -> str:
+    """Returns a text for use inside a line: all its control characters, tabs and newlines are escaped."""
+    return _LINES.sub(_escape_match, escape_controls(text))
 
 
-def path_here(path: str) -> str:
+def path_for_message(path: str) -> str:
     """Returns a path for a message: relative if it is below the current folder, absolute otherwise."""
     relative = os.path.relpath(path)
     return os.path.abspath(path) if relative.split(os.sep)[0] == os.pardir else relative
 
 
-def json_text(text: str) -> str:
-    """Returns JSON text for printing: `json.dumps` escapes everything but DEL."""
+def escape_del(text: str) -> str:
+    """Escapes DEL in a JSON text for printing; `json.dumps` has escaped all other control characters."""
     return text.replace("\x7f", "\\u007f")
 
 
-def put(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:
-    """Writes a text to a stream in visible form; None, which Python uses for a closed stream, discards it.
+def write_escaped(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:
+    """Writes a text to a stream with control characters escaped. A stream of None, as for closed streams, discards it.
 
     Args:
-      before, after: our own cursor movements; written unchanged, in one write with the text.
+      before, after: cursor movements, written unchanged, in one write with the text.
     Raises:
       OSError, ValueError: the stream cannot be written, or was closed.
     """
     if stream is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(before + visible(text).encode(encoding, "backslashreplace").decode(encoding) + after)
+    stream.write(before + escape_controls(text).encode(encoding, "backslashreplace").decode(encoding) + after)
     stream.flush()
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Prints lines on standard output, or on standard error; failures of the latter are ignored.
+    """Prints lines on standard output, or with `err` on standard error, where failed writes are ignored.
 
     Raises:
       OSError: standard output cannot be written, or its reader is gone.
     """
     if not err:
-        put(sys.stdout, f"{text}\n")
+        write_escaped(sys.stdout, f"{text}\n")
         return
     try:
-        put(sys.stderr, f"{text}\n")
+        write_escaped(sys.stderr, f"{text}\n")
     except BrokenPipeError:
         raise
     except (OSError, ValueError):  # a file on a full disk, or closed by a script
@@ -72,7 +72,7 @@ def echo(text: str, err: bool = False) -> None:
 
 
 def flush_or_silence() -> None:
-    """Flushes the streams or silences them: a stream that fails at Python's end would change the exit code."""
+    """Flushes or silences standard output and error: a stream that fails when Python ends changes the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -82,22 +82,22 @@ def flush_or_silence() -> None:
 
 
 def silence(stream: TextIO | None) -> None:
-    """Discards a stream's unwritten output: Python would try again at its end, and report the failure."""
+    """Discards a stream's unwritten output, which Python would otherwise try to write when it ends."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def logger(name: str) -> logging.Logger:
-    """Returns a module's logger, which escapes control characters: log lines can name files, hosts and operators."""
+    """Returns a module's logger; it escapes control characters, which names of files and hosts can contain."""
     log = logging.getLogger(name)
-    log.addFilter(_make_visible)
+    log.addFilter(_escape_record)
     return log
 
 
-def _make_visible(record: logging.LogRecord) -> bool:
-    record.msg, record.args = visible(record.getMessage()), ()
+def _escape_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = escape_controls(record.getMessage()), ()
     return True
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape_match(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode() if found[0] < "\ud800" else f"\\u{ord(found[0]):04x}"

@@ -1,9 +1,9 @@
-"""Chooses ways to train faster by a level or a dictionary: `boost.apply(model, level="O1")`.
+"""Turns on features for faster training, by a level or a dictionary: `boost.apply(model, level="O1")`.
 
 The names are imported at their first use.
 """
 
-from npu_bridge.base.lazy import attributes
+from npu_bridge.base.lazy import lazy_getattr
 
 _PLACES = {
     "FEATURES": "npu_bridge.boost.config:FEATURES",
@@ -19,4 +19,4 @@ _PLACES = {
 }
 
 __all__ = list(_PLACES)
-__getattr__ = attributes(__name__, _PLACES)
+__getattr__ = lazy_getattr(__name__, _PLACES)

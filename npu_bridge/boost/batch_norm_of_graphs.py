@@ -1,4 +1,4 @@
-"""Removes batch normalisations from a TF 1 graph, before it is differentiated."""
+"""Removes batch normalisations from a TF 1 graph that has no gradients yet."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _KINDS = {
     **dict.fromkeys(_NORMS, patterns.NORM),
 }
 # Operators between a variable and the operators that compute with it, and operators that initialise it.
-_HANDING_ON = ("Cast", "Identity", "ReadVariableOp")
-_STARTING = ("Assign", "AssignVariableOp", "IsVariableInitialized", "VarIsInitializedOp")
+_PASSING_ON = ("Cast", "Identity", "ReadVariableOp")
+_INITIALISING = ("Assign", "AssignVariableOp", "IsVariableInitialized", "VarIsInitializedOp")
 _NOT_READING = ("Shape", "ShapeN", "Size", "Rank")
 
 
 def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
-    """Removes the batch normalisations that a graph can do without, with their variables and updates of their means.
+    """Removes a graph's removable batch normalisations, with their variables and the updates of their statistics.
 
-    Readers of such an operator's result then read its input. Normalisations whose mode is fed, so that they are inside
-    a condition, are not found.
+    Operators that read the result of a removed normalisation then read its input. Normalisations inside a condition,
+    because their mode is fed, are not found.
 
     Args:
-      graph: a graph that holds a network and no gradients of it yet. All graphs of one training, including that of
-        evaluation, must be treated alike, because their checkpoints lack the variables.
+      graph: a graph with a network and without gradients. All graphs of one training, also for evaluation, must be
+        thinned alike, because their common checkpoints lack the removed variables.
     Raises:
       ValueError: the graph has been differentiated already.
     """
@@ -51,17 +51,17 @@ def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
             fix = "Call it between the network and compute_gradients or minimize."
             raise ValueError(message("less_batch_norm", problem, "a graph without gradients", got, fix))
     nodes = _nodes_of(graph)
-    report = patterns.report_of(nodes, patterns.find(nodes))
+    report = patterns.make_report(nodes, patterns.match_blocks(nodes))
     removed = [graph.get_operation_by_name(name) for name in report.removed]
     for op in removed:
-        _take_out(op)
+        _bypass(op)
     if removed:
-        _forget_what_belongs_to(graph, removed)
+        _clean_collections(graph, removed)
     return report
 
 
 def _nodes_of(graph):
-    """Returns the operators through which tensors of the network flow, without updates of moving statistics."""
+    """Returns a graph's operators as nodes for the patterns, without updates of moving statistics."""
     statistics = set(search(_readers_of_statistics(graph.get_operations()), consumers))
     nodes = {}
     for op in graph.get_operations():
@@ -78,11 +78,11 @@ def _nodes_of(graph):
 
 
 def _readers_of_statistics(ops):
-    """Returns the readers of the mean and the variance of batches, which normalisations return with their result."""
+    """Returns the operators that read the batch mean or variance of a normalisation."""
     return [user for op in ops if op.type in _NORMS for out in op.outputs[1:] for user in out.consumers()]
 
 
-def _take_out(op):
+def _bypass(op):
     source, result = op.inputs[0], op.outputs[0]
     for user in list(result.consumers()):
         for position, tensor in enumerate(user.inputs):
@@ -90,8 +90,8 @@ def _take_out(op):
                 update_input(user, position, source)
 
 
-def _forget_what_belongs_to(graph, removed):
-    """Removes updates of the moving statistics, and variables that nothing else reads, from all collections."""
+def _clean_collections(graph, removed):
+    """Removes updates of moving statistics, and variables without other readers, from the graph's collections."""
     updates = set(search(_readers_of_statistics(removed), consumers))
     inside = updates.union(removed)
     for name in graph.get_all_collection_keys():
@@ -99,7 +99,9 @@ def _forget_what_belongs_to(graph, removed):
         elements[:] = [
             element
             for element in elements
-            if not (_serves_only(element, inside) if isinstance(element, tf.Variable) else _op_of(element) in updates)
+            if not (
+                _is_read_only_by(element, inside) if isinstance(element, tf.Variable) else _op_of(element) in updates
+            )
         ]
 
 
@@ -107,9 +109,9 @@ def _op_of(element):
     return element if isinstance(element, tf.Operation) else getattr(element, "op", None)
 
 
-def _serves_only(variable, ops):
-    """Returns whether only some of these operators read a variable; initialisers do not count."""
+def _is_read_only_by(variable, ops):
+    """Returns whether no operator outside of `ops` reads a variable, except initialisers."""
     handle = getattr(variable, "handle", variable).op
-    reached = set(search([handle], lambda op: consumers(op) if op.type in (handle.type, *_HANDING_ON) else ()))
-    readers = [op for op in reached if op.type not in (handle.type, *_HANDING_ON, *_STARTING) or op in ops]
+    reached = set(search([handle], lambda op: consumers(op) if op.type in (handle.type, *_PASSING_ON) else ()))
+    readers = [op for op in reached if op.type not in (handle.type, *_PASSING_ON, *_INITIALISING) or op in ops]
     return bool(readers) and ops.issuperset(readers)

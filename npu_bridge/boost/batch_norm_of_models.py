@@ -1,4 +1,4 @@
-"""Rebuilds functional Keras models with fewer batch normalisations or another last layer, and the same weights."""
+"""Rebuilds functional Keras models without some batch normalisations, or with another last layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SUMS = ("__operators__.add", "math.add")
 
 
 def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
-    """Returns the layers of a functional model for the patterns, without layers that are used twice."""
+    """Returns a functional model's layers as nodes for the patterns. Layers called twice have the kind OTHER."""
     nodes = {}
     for layer in model.get_config()["layers"]:
         calls = _find_calls(layer)
@@ -56,30 +56,31 @@ def why_not_functional(model: Any) -> str:
 def without_layers(
     model: tf.keras.Model, removed: Collection[str], replaced: dict[str, tf.keras.layers.Layer] | None = None
 ) -> tf.keras.Model:
-    """Builds a model with the layers and weights of a functional one, except some; leaves the old one unchanged.
+    """Builds a copy of a functional model, with its weights, in which some layers are removed or replaced.
 
     Args:
-      removed: names of layers with one input and one output of the same shape.
-      replaced: layers that replace others, by name; they have their own weights.
+      model: the functional model, which stays unchanged.
+      removed: names of the removed layers, whose input and output must have the same shape.
+      replaced: new layers by the names of the layers they replace; they keep their own weights.
     """
     config = model.get_config()
     source = {layer["name"]: _find_calls(layer)[0][0] for layer in config["layers"] if layer["name"] in removed}
 
-    def redirected(part):
+    def redirect_references(part):
         if isinstance(part, (list, tuple)):
             if _is_reference(part) and part[0] in source:
-                part = [_first_left(part[0], source), *part[1:]]
-            return type(part)(redirected(element) for element in part)
+                part = [_remaining_source(part[0], source), *part[1:]]
+            return type(part)(redirect_references(element) for element in part)
         if isinstance(part, dict):
-            return {key: redirected(value) for key, value in part.items()}
+            return {key: redirect_references(value) for key, value in part.items()}
         return part
 
     replaced = replaced or {}
     for key in ("input_layers", "output_layers"):
-        config[key] = redirected(config[key])
+        config[key] = redirect_references(config[key])
     config["layers"] = [layer for layer in config["layers"] if layer["name"] not in removed]
     for layer in config["layers"]:
-        layer["inbound_nodes"] = redirected(layer["inbound_nodes"])
+        layer["inbound_nodes"] = redirect_references(layer["inbound_nodes"])
         if layer["name"] in replaced:
             layer.update(tf.keras.layers.serialize(replaced[layer["name"]]), name=layer["name"])
     known = {type(layer).__name__: type(layer) for layer in [*model.layers, *replaced.values()]}
@@ -90,17 +91,19 @@ def without_layers(
     return made
 
 
-def thinned(model: tf.keras.Model) -> tuple[tf.keras.Model, patterns.ThinningReport]:
-    """Returns a model without its removable batch normalisations; the same model if it has none."""
+def thin_model(model: tf.keras.Model) -> tuple[tf.keras.Model, patterns.ThinningReport]:
+    """Returns a copy of a model without its removable batch normalisations; `model` itself if it has none."""
     if reason := why_not_functional(model):
         return model, patterns.ThinningReport({}, 0, reason)
     nodes = nodes_of(model)
-    report = patterns.report_of(nodes, patterns.find(nodes, set(_names_in(model.get_config()["output_layers"]))))
+    report = patterns.make_report(
+        nodes, patterns.match_blocks(nodes, set(_names_in(model.get_config()["output_layers"])))
+    )
     return (without_layers(model, report.removed) if report.removed else model), report
 
 
 def _find_calls(layer):
-    """Returns, for each call of a layer, the names of the layers whose results it gets."""
+    """Returns a list for each call of a layer: the names of its input layers."""
     return [list(_names_in(call)) for call in layer["inbound_nodes"]]
 
 
@@ -117,11 +120,11 @@ def _names_in(part):
 
 
 def _is_reference(part):
-    """Returns whether a list refers to the output of a layer: its name, the number of the call and of the output."""
+    """Returns whether a list refers to a layer's output: the layer's name, number of the call, number of the output."""
     return len(part) >= 3 and isinstance(part[0], str) and all(isinstance(number, int) for number in part[1:3])
 
 
-def _first_left(name, source):
+def _remaining_source(name, source):
     while name in source:
         name = source[name]
     return name

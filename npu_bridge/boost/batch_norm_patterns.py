@@ -1,14 +1,14 @@
-"""Finds the batch normalisations that a network of residual or dense blocks can do without; knows only names.
+"""Finds removable batch normalisations in networks of residual or dense blocks, from the kinds of their operations.
 
-Three kinds of blocks are recognised, each between the point where a tensor is used twice and the point where both paths
-meet again:
+A block begins where a tensor is used twice, and ends where both paths meet again. Three kinds are recognised:
 
     residual block           add(f(x), x) or add(f(x), norm(conv(x))), f = conv norm act ... conv norm
     inverted residual block  add(f(x), x), f = conv norm act depthwise norm act conv norm
     dense block              concat(x, f(x)), f = norm act conv norm act conv
 
-A residual block loses its inner normalisations and the one of its shortcut, and keeps the last one before the addition.
-An inverted residual block loses the one after the expansion, a dense block the one between the convolutions.
+A residual block loses its inner normalisations and the normalisation of its shortcut, and keeps the last one before the
+addition. An inverted residual block loses the normalisation after the expansion, a dense block the normalisation
+between the convolutions.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Node:
     """An operation of a network.
 
     Attributes:
-      kind: its kind for the patterns.
-      inputs: names of the nodes whose results it uses, in order.
+      kind: the kind in the patterns, such as `CONV`.
+      inputs: names of the nodes that give its inputs, in order.
     """
 
     kind: str
@@ -44,62 +44,62 @@ class Node:
 
 
 @dataclasses.dataclass
-class Found:
+class Matches:
     """The matches of the patterns in a network.
 
     Attributes:
-      removable: names of normalisations that can be removed, with the kind of the block of each.
-      left_alone: names of the merging points of other blocks, with the difference from a known block.
+      removable: the kind of the block, by the name of each removable normalisation.
+      left_alone: the difference from a known kind of block, by the name of the node where the paths meet.
     """
 
     removable: dict[str, str] = dataclasses.field(default_factory=dict)
     left_alone: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def find(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Found:
-    """Matches the patterns in a network: operations by name, and the names of those that are read from outside."""
+def match_blocks(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Matches:
+    """Matches the patterns in a network, given its nodes by name, and the names of the network's outputs."""
     uses = dict.fromkeys(outputs, 1)
     for node in nodes.values():
         for name in node.inputs:
             uses[name] = uses.get(name, 0) + 1
-    found = Found()
+    found = Matches()
     for name, node in nodes.items():
         if node.kind not in (ADD, CONCAT) or len(node.inputs) != 2:
             continue
-        ways = [_way_back(source, nodes, uses) for source in node.inputs]
-        if ways[0].start != ways[1].start:
+        paths = [_trace_path(source, nodes, uses) for source in node.inputs]
+        if paths[0].start != paths[1].start:
             reason = "its two sides do not begin at one point"
         elif node.kind == ADD:
-            reason = _read_addition(ways, found)
+            reason = _match_addition(paths, found)
         else:
-            reason = _read_concatenation(ways, found)
+            reason = _match_concatenation(paths, found)
         if reason:
             found.left_alone[name] = reason
     return found
 
 
 @dataclasses.dataclass
-class _Way:
-    """One side of a block: its start, and its nodes from there on, without those of kind PASS."""
+class _Path:
+    """One path through a block: its start, and the following nodes without nodes of kind PASS."""
 
     start: str
     names: list
     kinds: list
 
 
-def _way_back(name, nodes, uses):
-    """Follows a merging point back to a node that has other readers, too, or several inputs."""
+def _trace_path(name, nodes, uses):
+    """Follows a path back from the node where paths meet, to a node with other readers or with several inputs."""
     names = []
     while name in nodes and uses.get(name) == 1 and len(nodes[name].inputs) == 1:
         if nodes[name].kind != PASS:
             names.append(name)
         name = nodes[name].inputs[0]
     names.reverse()
-    return _Way(name, names, [nodes[name].kind for name in names])
+    return _Path(name, names, [nodes[name].kind for name in names])
 
 
-def _read_addition(ways, found):
-    shortcut, branch = sorted(ways, key=lambda way: len(way.kinds))
+def _match_addition(paths, found):
+    shortcut, branch = sorted(paths, key=lambda path: len(path.kinds))
     if shortcut.kinds not in ([], [CONV, NORM]):
         return f"its shorter side is {' '.join(shortcut.kinds)}"
     kinds = branch.kinds
@@ -117,8 +117,8 @@ def _read_addition(ways, found):
     return ""
 
 
-def _read_concatenation(ways, found):
-    shortcut, branch = sorted(ways, key=lambda way: len(way.kinds))
+def _match_concatenation(paths, found):
+    shortcut, branch = sorted(paths, key=lambda path: len(path.kinds))
     if shortcut.kinds or branch.kinds != [NORM, ACT, CONV, NORM, ACT, CONV]:
         return f"its sides are {' '.join(shortcut.kinds) or 'empty'} and {' '.join(branch.kinds) or 'empty'}"
     found.removable[branch.names[3]] = DENSE
@@ -127,12 +127,12 @@ def _read_concatenation(ways, found):
 
 @dataclasses.dataclass(frozen=True)
 class ThinningReport:
-    """The batch normalisations that were removed.
+    """A report about removed batch normalisations.
 
     Attributes:
-      removed: their names in the order of the network, each with the kind of its block.
-      kept: the number of those left.
-      unchanged_because: why none was removed; "" when some were.
+      removed: the kind of the block, by the name of each removed normalisation, in the order of the network.
+      kept: the number of normalisations that stay.
+      unchanged_because: why no normalisation was removed; "" if some were.
     """
 
     removed: Mapping[str, str]
@@ -151,8 +151,8 @@ class ThinningReport:
         return "\n".join(lines)
 
 
-def report_of(nodes: Mapping[str, Node], found: Found) -> ThinningReport:
-    """Returns the report of removing all matches, or the reason why none can be removed."""
+def make_report(nodes: Mapping[str, Node], found: Matches) -> ThinningReport:
+    """Returns a report for removing all removable normalisations, or with the reason why there are none."""
     norms = sum(node.kind == NORM for node in nodes.values())
     removed = {name: found.removable[name] for name in nodes if name in found.removable}
     reason = ""

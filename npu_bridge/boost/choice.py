@@ -1,4 +1,4 @@
-"""Implements `apply`: turns a level and a dictionary into stages of an optimizer and rewrites of a model."""
+"""Implements `apply`, which turns a level and a dictionary into optimizer stages and a rewritten model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from npu_bridge.stages import Accumulate, Adasum, CentralizeGradients, Freeze, F
 
 _SECTIONS_OF_FEATURES = ("less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
 _FREEZE_KINDS = ("continuous", "interval")
-# Features that need separate gradients for each step, or losses of other batches or weights.
-_APART_FROM_DIM_REDUCE = ("grad_freeze", "adasum", "grad_accumulation", "loss_scale_group")
+# Features that dim_reduce excludes: they need the gradients of each step, or losses of other batches or weights.
+_EXCLUDED_BY_DIM_REDUCE = ("grad_freeze", "adasum", "grad_accumulation", "loss_scale_group")
 
 
 def apply(
@@ -36,29 +36,29 @@ def apply(
     loss_scale_manager: Any = None,
     is_distributed: bool = True,
 ) -> Any:
-    """Trains faster by the features of a level or of a dictionary; prints a line for each of them on rank 0.
+    """Adds features for faster training to a model or an optimizer; rank 0 prints a line for each feature.
 
     Args:
-      model_or_optimizer: a compiled Keras model; a Keras optimizer of either generation; a TF 1 optimizer. With an
-        optimizer alone, changes of the model are left to `less_batch_norm` and `CosineHead`, and a line says so.
+      model_or_optimizer: a compiled Keras model; a current or legacy Keras optimizer; a TF 1 optimizer. For an
+        optimizer, a printed line asks you to change the model yourself, by `less_batch_norm` and `CosineHead`.
       level: "O1" for fewer batch normalisations and frozen layers, "O2" also for Adasum, "O0" only for averaging
-        over the ranks. In the mode "manual" the dictionary decides about the features.
-      config: a `BoostConfig`, or the dictionary for one.
-      loss_scale_manager: scale the loss; for `loss_scale_group` a `GroupLossScaleManager`.
-      is_distributed: average gradients over the ranks.
+        over the ranks. In the mode "manual" the dictionary chooses the features.
+      config: a `BoostConfig`, or the argument of `BoostConfig.from_dict`.
+      loss_scale_manager: scales the loss; `loss_scale_group` needs a `GroupLossScaleManager`.
+      is_distributed: whether to average gradients over the ranks.
     Returns:
-      For an optimizer, the one to train with. For a model, a compiled model: the same one unless its layers change;
-      then a new one with the same weights, whose optimizer begins anew.
+      For an optimizer, the optimizer to train with. For a model, the same model, compiled again. If its layers change,
+      a new compiled model with the same weights, whose optimizer has no state.
     Raises:
       TypeError: the argument is neither a model nor an optimizer, or the configuration has another type.
-      ValueError: the level is unknown, the configuration is illegal, features exclude each other, the model is not
+      ValueError: the level is unknown, the configuration is not valid, features exclude each other, the model is not
         compiled, or the optimizer averages gradients or scales the loss itself.
     """
     if not isinstance(config, BoostConfig):
         config = BoostConfig.from_dict(config)
     choice = _Choice(config, list(config.chosen(level)))
-    choice.ignored_keys(level)
-    choice.settle_exclusions(loss_scale_manager)
+    choice.report_ignored_keys(level)
+    choice.resolve_exclusions(loss_scale_manager)
     is_model = isinstance(model_or_optimizer, tf.keras.Model)
     if is_model and model_or_optimizer.optimizer is None:
         problem, expected = "the model has no optimizer", "a compiled model"
@@ -70,28 +70,28 @@ def apply(
         raise ValueError(message("boost.apply", problem, expected, type(model_or_optimizer).__name__, fix))
     made = model_or_optimizer
     if "less_bn" in choice.features:
-        made = choice.with_less_norms(made, is_model)
-    stages = choice.stages(is_distributed, made.trainable_variables if is_model else None)
-    starts = choice.first_parameters()
+        made = choice.with_fewer_norms(made, is_model)
+    stages = choice.make_stages(is_distributed, made.trainable_variables if is_model else None)
+    starts = choice.fragment_starts()
     if not is_model:
-        made = _wrapped(made, loss_scale_manager, is_distributed, stages, starts)
+        made = _wrap_optimizer(made, loss_scale_manager, is_distributed, stages, starts)
     else:
         arguments, optimizer = compile_arguments(model_or_optimizer), model_or_optimizer.optimizer
-        if made is not model_or_optimizer:  # an optimizer that has trained holds the variables of the other model
+        if made is not model_or_optimizer:  # a used optimizer has variables of the old model
             optimizer = type(optimizer).from_config(optimizer.get_config())
         is_in_subspace = "dim_reduce" in choice.features
         if not is_in_subspace:
-            optimizer = _wrapped(optimizer, loss_scale_manager, is_distributed, stages, starts)
+            optimizer = _wrap_optimizer(optimizer, loss_scale_manager, is_distributed, stages, starts)
         train_as_compiled(made)
         made.compile(**{**arguments, "optimizer": optimizer})
         if is_in_subspace:
-            train_in_subspace(made, choice.newton(made), loss_scale_manager, is_distributed, starts)
+            train_in_subspace(made, choice.make_newton(made), loss_scale_manager, is_distributed, starts)
     if collective.current().rank == 0:
         echo("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]))
     return made
 
 
-def _wrapped(optimizer, manager, is_distributed, stages, starts):
+def _wrap_optimizer(optimizer, manager, is_distributed, stages, starts):
     options = {"stages": stages, "gradient_split_groups": starts}
     if isinstance(optimizer, (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)):
         return npu_keras_optimizer(optimizer, manager, is_distributed, **options)
@@ -108,15 +108,15 @@ class _Choice:
     features: list
     lines: list = dataclasses.field(default_factory=list)
 
-    def say(self, feature, text):
+    def add_line(self, feature, text):
         self.lines.append(f"{feature}: {text}")
 
     def leave_out(self, feature, because):
         self.features.remove(feature)
-        self.say(feature, f"left out, because {because}")
+        self.add_line(feature, f"left out, because {because}")
 
-    def ignored_keys(self, level):
-        """Reports which keys of the dictionary have no effect."""
+    def report_ignored_keys(self, level):
+        """Adds a line for each given key of the dictionary that has no effect."""
         mode = self.config["boost"]["mode"]
         for place in sorted(self.config.given):
             section, _, key = place.partition(".")
@@ -127,13 +127,13 @@ class _Choice:
             elif section in _SECTIONS_OF_FEATURES and section not in self.features:
                 self.lines.append(f"{place} = {value} has no effect, because {section} is off")
 
-    def settle_exclusions(self, manager):
-        """Rejects features that exclude each other; if "enable_all" turned them on, leaves some of them out."""
+    def resolve_exclusions(self, manager):
+        """Raises ValueError for features that exclude each other; in the mode "enable_all", leaves some of them out."""
         is_asked_for = self.config["boost"]["mode"] != "enable_all"
-        others = [name for name in _APART_FROM_DIM_REDUCE if name in self.features]
+        others = [name for name in _EXCLUDED_BY_DIM_REDUCE if name in self.features]
         if "dim_reduce" in self.features and others:
             if is_asked_for:
-                problem = "dim_reduce compares losses of one batch, so it excludes others that change gradients"
+                problem = "dim_reduce compares losses of one batch, so it excludes features that change gradients"
                 got, fix = f"dim_reduce and {', '.join(others)}", "Turn one side off."
                 raise ValueError(message("boost.apply", problem, "one of them", got, fix))
             if self.config["dim_reduce"]["pca_mat_path"] or self.config["dim_reduce"]["weight_load_dir"]:
@@ -146,46 +146,46 @@ class _Choice:
 
     def _check_groups(self, manager, is_asked_for):
         if getattr(manager, "is_for_groups", False):
-            self.say("loss_scale_group", f"a loss scale for each group, by {type(manager).__name__}")
+            self.add_line("loss_scale_group", f"a loss scale for each group, by {type(manager).__name__}")
         elif is_asked_for:
             problem, expected = "loss_scale_group needs the groups", "loss_scale_manager=GroupLossScaleManager(...)"
-            raise ValueError(message("boost.apply", problem, expected, shown(manager), "Pass one."))
+            raise ValueError(message("boost.apply", problem, expected, shown(manager), "Pass a manager."))
         else:
             self.leave_out("loss_scale_group", "no GroupLossScaleManager is given")
 
-    def with_less_norms(self, changed, is_model):
-        """Returns the model with fewer batch normalisations, and with a cosine head."""
+    def with_fewer_norms(self, changed, is_model):
+        """Returns the model with fewer batch normalisations and, if configured, a cosine head."""
         if not is_model:
-            self.say("less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph")
+            self.add_line("less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph")
             return changed
         changed, report = less_batch_norm(changed)
-        self.say("less_bn", report.text().partition("\n")[0].partition(": ")[2])
+        self.add_line("less_bn", report.text().partition("\n")[0].partition(": ")[2])
         if self.config["less_bn"]["fn_flag"]:
             changed, said = with_cosine_head(changed)
-            self.say("less_bn, fn_flag", said)
+            self.add_line("less_bn, fn_flag", said)
         return changed
 
-    def stages(self, is_distributed, variables):
-        """Returns the stages for the optimizer; `variables` are those that it trains, None where they are not known."""
+    def make_stages(self, is_distributed, variables):
+        """Returns the stages for the optimizer, given its trained variables, or None if these are unknown."""
         config, made = self.config, []
         if "less_bn" in self.features and config["less_bn"]["gc_flag"]:
             # Weights of a cosine head are normalised, so their mean is not free.
             made.append(CentralizeGradients(skip=("beta", "gamma", "bias", "depthwise", "cosine_kernel")))
-            self.say("less_bn, gc_flag", "gradients of kernels are centralised")
+            self.add_line("less_bn, gc_flag", "gradients of kernels are centralised")
         if "grad_freeze" in self.features:
-            made += self._freezing(variables)
+            made += self._freeze_stages(variables)
         if "grad_accumulation" in self.features:
             steps = config["grad_accumulation"]["grad_accumulation_step"]
             if steps > 1:
                 made.append(Accumulate(steps))
-                self.say("grad_accumulation", f"an update for each {steps} batches, with their mean")
+                self.add_line("grad_accumulation", f"one update for every {steps} batches, with their mean gradient")
             else:
                 self.leave_out("grad_accumulation", "grad_accumulation_step is 1")
         if "adasum" in self.features:
-            made += self._adasum(is_distributed)
+            made += self._adasum_stages(is_distributed)
         return made
 
-    def _freezing(self, variables):
+    def _freeze_stages(self, variables):
         freeze = self.config["grad_freeze"]
         kind = _FREEZE_KINDS[freeze["freeze_type"]]
         schedule = FreezeSchedule(
@@ -201,10 +201,10 @@ class _Choice:
             self.leave_out("grad_freeze", f"{because}; set param_groups")
             return []
         share = f"{freeze['freeze_p']:.0%} of the updates train all layers"
-        self.say("grad_freeze", f"{freeze['param_groups']} groups, {kind}; {share}")
+        self.add_line("grad_freeze", f"{freeze['param_groups']} groups, {kind}; {share}")
         return [Freeze(schedule)]
 
-    def _adasum(self, is_distributed):
+    def _adasum_stages(self, is_distributed):
         size, averaged = collective.current().size, self.config["common"]["device_number"]
         servers, left = divmod(size, averaged)
         if not is_distributed:
@@ -213,23 +213,23 @@ class _Choice:
             wanted = f"2, 4, 8... times device_number={averaged} ranks"
             self.leave_out("adasum", f"it needs {wanted}, and there {'is 1' if size == 1 else f'are {size}'}")
         else:
-            self.say("adasum", f"updates of {servers} groups of {averaged} ranks are combined")
+            self.add_line("adasum", f"updates of {servers} groups of {averaged} ranks are combined")
             return [Adasum(averaged_ranks=averaged, on="weights")]
         return []
 
-    def first_parameters(self):
-        """Returns the parameters at which fragments of this optimizer's gradients begin, where they are configured."""
+    def fragment_starts(self):
+        """Returns the configured positions of parameters at which fragments of gradients begin, or None."""
         starts = self.config["common"]["gradient_split_groups"]
         if starts is not None:
-            self.say("gradient_split_groups", f"fragments begin at the parameters {', '.join(map(str, starts))}")
+            self.add_line("gradient_split_groups", f"fragments begin at the parameters {', '.join(map(str, starts))}")
         return starts
 
-    def newton(self, model):
-        """Makes the optimizer of the section `dim_reduce`."""
+    def make_newton(self, model):
+        """Returns the `SubspaceNewton` that the section `dim_reduce` configures."""
         settings = self.config["dim_reduce"]
         basis = make_basis(settings, model.trainable_variables)
         numbers = {key: settings[key] for key in ("rho", "gamma", "alpha", "sigma")}
         source = os.fspath(settings["pca_mat_path"] or settings["weight_load_dir"])
         what = f"steps along {len(basis.rows)} directions from {source}; the optimizer only counts them"
-        self.say("dim_reduce", what)
+        self.add_line("dim_reduce", what)
         return SubspaceNewton(basis, **numbers)

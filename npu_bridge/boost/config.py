@@ -1,4 +1,4 @@
-"""Defines the dictionary of a boosted training: its sections, keys and defaults as data, checked when it is read."""
+"""Defines and checks the dictionary for `boost.apply`: its sections, keys and defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from npu_bridge.base.arguments import check_instance, is_number
 from npu_bridge.base.errors import did_you_mean, message, option_error, shown
-from npu_bridge.base.reading import not_readable, not_written_in, read_text
+from npu_bridge.base.reading import read_text, unreadable_file_error, wrong_format_error
 from npu_bridge.collective.fragments import are_ascending_positions
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
@@ -24,7 +24,7 @@ LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 MODES = ("auto", "manual", "enable_all", "disable_all")
 
 
-def _is_whole(least):
+def _at_least(least):
     return lambda value: type(value) is int and value >= least
 
 
@@ -36,7 +36,7 @@ def _is_path(value):
     return value is None or isinstance(value, (str, os.PathLike))
 
 
-def _are_indices(value):
+def _are_positions(value):
     if value is None:
         return True
     return isinstance(value, (list, tuple)) and are_ascending_positions(value)
@@ -47,13 +47,13 @@ class Key:
     """A key of a section.
 
     Attributes:
-      default: its value where the dictionary lacks the key.
-      is_right: returns whether a value is legal.
-      expected: the legal values in words.
+      default: the value if the dictionary lacks the key.
+      is_allowed: a function that returns whether a value is allowed.
+      expected: the allowed values in words.
     """
 
     default: Any
-    is_right: Any
+    is_allowed: Any
     expected: str
 
 
@@ -65,23 +65,23 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = MappingProxyType(
             **{feature: Key(*_FLAG) for feature in FEATURES},
         },
         "common": {
-            "gradient_split_groups": Key(None, _are_indices, "a list of ascending positions of at least 1"),
-            "device_number": Key(8, _is_whole(1), "a whole number of at least 1"),
+            "gradient_split_groups": Key(None, _are_positions, "a list of ascending positions of at least 1"),
+            "device_number": Key(8, _at_least(1), "a whole number of at least 1"),
         },
         "less_bn": {"fn_flag": Key(True, *_FLAG[1:]), "gc_flag": Key(True, *_FLAG[1:])},
         "grad_freeze": {
-            "param_groups": Key(10, _is_whole(1), "a whole number of at least 1"),
+            "param_groups": Key(10, _at_least(1), "a whole number of at least 1"),
             "freeze_type": Key(1, lambda value: type(value) is int and value in (0, 1), "0 or 1"),
             "freeze_p": Key(0.7, lambda value: _is_number(value) and 0 < value <= 1, "a number above 0, at most 1"),
-            "total_steps": Key(65536, _is_whole(1), "a whole number of at least 1"),
+            "total_steps": Key(65536, _at_least(1), "a whole number of at least 1"),
         },
-        "grad_accumulation": {"grad_accumulation_step": Key(1, _is_whole(1), "a whole number of at least 1")},
+        "grad_accumulation": {"grad_accumulation_step": Key(1, _at_least(1), "a whole number of at least 1")},
         "dim_reduce": {
             "rho": Key(0.55, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
             "gamma": Key(0.9, lambda value: _is_number(value) and 0 <= value < 1, "a number from 0, below 1"),
             "alpha": Key(0.001, lambda value: _is_number(value) and value >= 0, "a number of at least 0"),
             "sigma": Key(0.4, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
-            "n_components": Key(32, _is_whole(1), "a whole number of at least 1"),
+            "n_components": Key(32, _at_least(1), "a whole number of at least 1"),
             "pca_mat_path": Key(None, _is_path, "a path or None"),
             "weight_load_dir": Key(None, _is_path, "a path or None"),
             "timeout": Key(1800, lambda value: _is_number(value) and value > 0, "a number of seconds above 0"),
@@ -92,11 +92,11 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class BoostConfig:
-    """The chosen features for faster training, and their settings.
+    """A configuration of features for faster training.
 
     Attributes:
-      values: a read-only mapping from section to key to value, with all of `SECTIONS`.
-      given: the keys that the dictionary named, as "section.key".
+      values: read-only mappings from section to key to value, with all of `SECTIONS`.
+      given: the keys that were in the dictionary, as "section.key".
     """
 
     values: Mapping[str, Mapping[str, Any]]
@@ -104,11 +104,11 @@ class BoostConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any] | None = None) -> BoostConfig:
-        """Makes a configuration from nested mappings, the outer keys being sections; missing keys get their defaults.
+        """Makes a configuration from a mapping of sections to mappings of keys; missing keys get their defaults.
 
         Raises:
           TypeError: the configuration or a section is not a mapping, or a value is not a list where a list is needed.
-          ValueError: a section or a key is unknown, or a value is illegal; the message names a similar one.
+          ValueError: a section or a key is unknown, or a value is not allowed; the message names a similar key.
         """
         config = {} if config is None else config
         _check_mapping(config, "the configuration", "{'boost': {...}, ...}")
@@ -118,14 +118,14 @@ class BoostConfig:
             for key, value in content.items():
                 _check_known(key, SECTIONS[section], f"key of {section}", f"{section}.{key}")
                 known = SECTIONS[section][key]
-                if not known.is_right(value):
+                if not known.is_allowed(value):
                     is_list = key == "gradient_split_groups" and not isinstance(value, (list, tuple))
                     problem, fix = f"{section}.{key} is wrong", f"Leave it out for {known.default!r}."
                     kind = TypeError if is_list else ValueError
                     raise option_error(kind, "BoostConfig", key, problem, known.expected, shown(value), fix)
         values = {
             section: MappingProxyType(
-                {key: _frozen(config.get(section, {}).get(key, known.default)) for key, known in keys.items()}
+                {key: _as_read_only(config.get(section, {}).get(key, known.default)) for key, known in keys.items()}
             )
             for section, keys in SECTIONS.items()
         }
@@ -134,36 +134,36 @@ class BoostConfig:
 
     @classmethod
     def from_json(cls, source: str | os.PathLike) -> BoostConfig:
-        """Makes a configuration from a JSON file, or from a text that begins with a brace.
+        """Makes a configuration from a JSON file, or from JSON text that begins with a brace.
 
         Raises:
-          TypeError, ValueError: see `from_dict`; or it is not JSON.
+          TypeError, ValueError: as for `from_dict`; also if the text is not JSON.
           OSError: the file cannot be read.
         """
         is_text = isinstance(source, str) and source.lstrip().startswith("{")
-        text = str(source) if is_text else _read(source, "a JSON file")
-        return cls._parsed(json.loads, text, "JSON", "the text" if is_text else os.fspath(source))
+        text = str(source) if is_text else _read_file(source, "a JSON file")
+        return cls._parse(json.loads, text, "JSON", "the text" if is_text else os.fspath(source))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike) -> BoostConfig:
         """Makes a configuration from a TOML file with a table for each section.
 
         Raises:
-          TypeError, ValueError: see `from_dict`; or it is not TOML.
+          TypeError, ValueError: as for `from_dict`; also if the text is not TOML.
           OSError: the file cannot be read.
         """
         if sys.version_info >= (3, 11):
             import tomllib
         else:
             import tomli as tomllib
-        return cls._parsed(tomllib.loads, _read(path, "a TOML file"), "TOML", os.fspath(path))
+        return cls._parse(tomllib.loads, _read_file(path, "a TOML file"), "TOML", os.fspath(path))
 
     @classmethod
-    def _parsed(cls, parse, text, form, where):
+    def _parse(cls, parse, text, form, where):
         try:
             config = parse(text)
         except ValueError as error:
-            raise not_written_in(form, error, "BoostConfig", where, text) from None
+            raise wrong_format_error(form, error, "BoostConfig", where, text) from None
         try:
             return cls.from_dict(config)
         except (TypeError, ValueError) as error:
@@ -177,7 +177,7 @@ class BoostConfig:
         """Returns the features that are on, in the order of `FEATURES`.
 
         Args:
-          level: "O0" turns all off in every mode; "O1" and "O2" choose in the mode "auto".
+          level: "O0" turns all features off in every mode; "O1" and "O2" choose features in the mode "auto".
         Raises:
           ValueError: the level is unknown.
         """
@@ -192,11 +192,11 @@ class BoostConfig:
         return LEVELS[level] if mode == "auto" else tuple(name for name in FEATURES if self["boost"][name])
 
 
-def _read(path, what):
+def _read_file(path, what):
     try:
         return read_text(path)
     except OSError as error:
-        raise not_readable(error, "BoostConfig", path, what) from None
+        raise unreadable_file_error(error, "BoostConfig", path, what) from None
 
 
 def _check_mapping(value, what, expected):
@@ -211,5 +211,5 @@ def _check_known(name, known, what, place):
         raise option_error(ValueError, "BoostConfig", name, problem, f"one of {', '.join(known)}", shown(name), fix)
 
 
-def _frozen(value):
+def _as_read_only(value):
     return tuple(value) if isinstance(value, list) else value

@@ -30,16 +30,16 @@ def train_in_subspace(
     is_distributed: bool = True,
     gradient_split_groups: Sequence[int] | None = None,
 ) -> Any:
-    """Makes `model.fit` use steps of `SubspaceNewton`; the optimizer of `model.compile` only counts them.
+    """Makes `model.fit` train by `SubspaceNewton`; the optimizer of `model.compile` only counts the steps.
 
     Args:
-      model: a compiled model, with the `train_step` of Keras. Moving statistics and metrics, which evaluating its loss
-        changes, are restored after each trial.
-      newton: the optimizer, with a basis of the model's trainable variables.
+      model: a compiled model with Keras's own `train_step`. Each trial of a step evaluates the loss, which changes
+        moving statistics and metrics; they are restored afterwards.
+      newton: the optimizer, with a basis for the model's trainable variables.
       loss_scale_manager, is_distributed, gradient_split_groups: as in `NPUOptimizer`.
     Returns:
-      The `NPUOptimizer` around `newton`, which is also the model's attribute `subspace_newton`, so that checkpoints of
-      the model hold its state.
+      The `NPUOptimizer` around `newton`. It is also set as the attribute `subspace_newton` of the model, so that the
+      model's checkpoints contain its state.
     Raises:
       ValueError: the model is not compiled.
     """
@@ -73,23 +73,23 @@ def train_in_subspace(
 
 
 def train_as_compiled(model: tf.keras.Model) -> None:
-    """Makes a model train with the optimizer of `model.compile` again."""
+    """Undoes `train_in_subspace`: the model trains with the optimizer of `model.compile` again."""
     if hasattr(model, "subspace_newton"):
         del model.subspace_newton
         del model.train_step
 
 
 def make_basis(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
-    """Returns the basis that the section `dim_reduce` of a configuration names.
+    """Returns the basis that the section `dim_reduce` of a configuration describes.
 
-    A matrix in `pca_mat_path` is loaded. Otherwise one rank of each host computes the basis from the checkpoints in
-    `weight_load_dir`, and writes it to the folder `pca_basis` in it, which holds nothing else; the other ranks wait for
-    it. Later runs load it at once.
+    An existing file `pca_mat_path` is loaded. Otherwise one rank of each host computes the basis from the checkpoints
+    in `weight_load_dir`, and writes it to the subfolder `pca_basis`. The other ranks wait for this file; later runs
+    load it.
 
     Raises:
-      ValueError: neither is given, or there are too few checkpoints.
-      OSError: the folder `pca_basis` there holds something else, or cannot be written.
-      RuntimeError: the basis does not exist after `timeout` seconds.
+      ValueError: neither the file nor the folder exists, or the folder has too few checkpoints.
+      OSError: the folder `pca_basis` contains other files, or cannot be written.
+      RuntimeError: the file does not exist after `timeout` seconds.
     """
     path, folder, k = settings["pca_mat_path"], settings["weight_load_dir"], settings["n_components"]
     if path is not None and pathlib.Path(path).exists():
@@ -103,10 +103,10 @@ def make_basis(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     state = [names, k, [(index.name, index.stat().st_mtime_ns) for index in indices]]
     name = f"pca_basis_{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}.npy"
     made, earlier = pathlib.Path(folder) / _FOLDER / name, pathlib.Path(folder) / name
-    if earlier.exists():  # the place of bases from before they had their own folder
+    if earlier.exists():  # earlier versions wrote the file here
         return Basis.load(earlier)
     if collective.current().local_rank == 0 and not made.exists():
-        # Not held: other hosts can write the same file.
+        # Does not exclude other processes: other hosts can write the same file.
         with own_folder(os.fspath(made.parent), "boost", "dim_reduce", ("pca_basis_*",), holds=False) as own:
             compute_pca_basis(os.fspath(folder), k, names).save(os.path.join(own.path, name))
     deadline = time.monotonic() + settings["timeout"]

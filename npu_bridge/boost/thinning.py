@@ -1,4 +1,4 @@
-"""Implements `less_batch_norm`: models and graphs with fewer batch normalisations."""
+"""Implements `less_batch_norm`, which removes batch normalisations from models and graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import check_instance
 from npu_bridge.boost.batch_norm_of_graphs import thin_graph
-from npu_bridge.boost.batch_norm_of_models import thinned, why_not_functional, without_layers
+from npu_bridge.boost.batch_norm_of_models import thin_model, why_not_functional, without_layers
 from npu_bridge.boost.batch_norm_patterns import ThinningReport
 from npu_bridge.operators.cosine_head import CosineHead
 
@@ -18,7 +18,7 @@ class Thinned(NamedTuple):
 
     Attributes:
       model: the new model, or the graph.
-      report: the removed ones, or why none was removed; `report.text()` formats it.
+      report: the removed normalisations, or why none was removed; `report.text()` returns it as text.
     """
 
     model: Any
@@ -26,31 +26,34 @@ class Thinned(NamedTuple):
 
 
 def less_batch_norm(model: Any) -> Thinned:
-    """Removes the batch normalisations that residual and dense blocks can do without, and keeps the weights.
+    """Removes batch normalisations that residual and dense blocks do not need, and keeps the other weights.
 
-    Of a residual block (ResNet: bottleneck and basic) the inner ones are removed and that of the shortcut; the last one
-    before the addition stays. Of an inverted residual block (MobileNetV2) that ends in an addition the one after the
-    expansion is removed, of the block of a DenseNet the one between its two convolutions. Others are left alone, and
-    the report says why. The outputs of a trained model change, so continue its training, or train from the start.
+    A residual block (basic or bottleneck block of a ResNet) loses its inner normalisations and the normalisation of its
+    shortcut, and keeps the last one before the addition. An inverted residual block (MobileNetV2) that ends in an
+    addition loses the normalisation after the expansion. A DenseNet block loses the normalisation between its two
+    convolutions. All other blocks stay unchanged, and the report says why. The outputs of a trained model change, so
+    continue its training, or train from the start.
 
     Args:
-      model: a functional Keras model, which is left unchanged: the result is a new one, not compiled. Or a `tf.Graph`,
-        which is changed: call it between the network and `compute_gradients`, and likewise for evaluation.
+      model: a functional Keras model, which stays unchanged; the result is a new model, not compiled. Or a `tf.Graph`,
+        which is changed: call this after building the network and before `compute_gradients`. Change the graph for
+        evaluation, too.
     Raises:
-      TypeError: it is neither a model nor a graph.
+      TypeError: `model` is neither a Keras model nor a graph.
       ValueError: the graph has been differentiated already.
     """
     if isinstance(model, tf.Graph):
         return Thinned(model, thin_graph(model))
     fix = "Pass the model, or tf.compat.v1.get_default_graph()."
     check_instance("less_batch_norm", "model", model, tf.keras.Model, "a Keras model or a tf.Graph", fix)
-    return Thinned(*thinned(model))
+    return Thinned(*thin_model(model))
 
 
 def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:
-    """Replaces the last dense layer by a `CosineHead` with the same kernel, without bias; returns also a line about it.
+    """Replaces a model's last dense layer by a `CosineHead` with the same kernel and no bias.
 
-    The model is left unchanged. One that is not functional, or has no dense layer, is returned itself.
+    Returns:
+      (new model, line about the change). A model that is not functional, or has no dense layer, is returned unchanged.
     """
     if reason := why_not_functional(model):
         return model, f"no cosine head, because {reason}"

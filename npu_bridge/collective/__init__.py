@@ -1,16 +1,16 @@
 """Finds the ranks of a job, and runs all-reduce, all-gather and broadcast between them.
 
-`current()` returns this process's communicator: `SingleProcess` for a process alone (without importing Horovod),
-`HorovodCommunicator` if a launcher started several ranks. Both have the same few methods. `group(name)` returns the
-communicator of some of the ranks. Names are imported on first use, because some modules (`cost_model.py`,
-`fragments.py`) only calculate and are used without TensorFlow.
+`current()` returns this process's communicator: a `SingleProcess` for a process that trains alone, else that of Horovod
+or of TensorFlow's own collectives. All communicators have the same methods. `group(name)` returns the communicator of
+some of the ranks. Names are imported on first use, because `cost_model.py` and `fragments.py` are also used without
+TensorFlow.
 """
 
-from npu_bridge.base.lazy import attributes
+from npu_bridge.base.lazy import lazy_getattr
 
 __all__ = ["Communicator", "SingleProcess", "current", "group"]
 
-__getattr__ = attributes(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "Communicator": "npu_bridge.collective.communicator:Communicator",

@@ -1,9 +1,9 @@
-"""Checks, when an optimizer is built, that all ranks will all-reduce the same gradients, before any of them waits.
+"""Checks, when an optimizer is built, that all ranks will all-reduce the same gradients.
 
-If ranks build a collective differently, it waits for ever, fails far from its cause, or sums unrelated values. So a
-rank writes a description of its all-reduces to the job's key-value store and reads those of others. This adds nothing
-to a graph and does not wait: rank 0 reads all existing entries, the other ranks read the entry of rank 0. Each rank
-writes before it reads, so of rank 0 and any other rank at least one sees both entries.
+If ranks build a collective differently, it waits forever, fails far from its cause, or sums unrelated values. So each
+rank writes a plan of its all-reduces to the job's key-value store and reads the plans of others. This adds nothing to a
+graph, and no rank waits: rank 0 reads all existing plans, the other ranks read the plan of rank 0. Each rank writes
+before it reads, so at least one of rank 0 and another rank sees both plans.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME_NUMBER = re.compile(r"_(\d+)(?=[/:]|$)")
 
 
 class RanksDisagreeError(RuntimeError):
-    """An error for two ranks that would reduce different gradients, or decide about steps differently."""
+    """An error for ranks that would all-reduce different gradients, or decide differently about a step."""
 
     # Without this attribute, TensorFlow 2.15 replaces errors raised while a function is traced by its own.
     ag_pass_through = True
@@ -43,8 +43,8 @@ class Gradient(NamedTuple):
     """One gradient of a plan.
 
     Attributes:
-      name: of its variable.
-      shape: of its variable, as text.
+      name: the variable's name.
+      shape: the variable's shape, as text.
       kind: "a dense gradient", "a sparse gradient" or "no gradient".
       dtype: name of the gradient's dtype; "" without a gradient.
     """
@@ -60,12 +60,12 @@ class Plan:
     """The all-reduces of one rank for one optimizer.
 
     Attributes:
-      owner: name of the optimizer; empty when it reduces nothing.
-      gradients: the reduced gradients, in the order of the variables.
-      fragments: positions in `gradients`, one list per fragment, in the order they become ready.
-      settings: values that must be equal on every rank, by name: texts, numbers and booleans.
-      has_numbered_names: Keras gave the names, with numbers that run through the life of a process; a rank that has
-        built another model before has other numbers, which is no error.
+      owner: name of the optimizer; empty if it all-reduces nothing.
+      gradients: the all-reduced gradients, in the order of the variables.
+      fragments: positions in `gradients`, one list per fragment, in the order in which gradients become ready.
+      settings: texts, numbers and booleans by name, which must be equal on all ranks.
+      has_numbered_names: whether Keras gave the names, with numbers that count up in a process. These numbers may
+        differ, because one rank can have built more models before.
     """
 
     owner: str = ""
@@ -86,7 +86,7 @@ class Plan:
         return plan
 
     def difference_from(self, reference: Plan) -> Difference | None:
-        """Returns the first difference from rank 0's plan, causes before consequences."""
+        """Returns the first difference from rank 0's plan, or None; causes come before their consequences."""
         return (
             _difference_of_gradients(reference, self)
             or _difference_of_settings(reference.settings, self.settings)
@@ -95,7 +95,7 @@ class Plan:
 
 
 class Difference(NamedTuple):
-    """The first difference between two plans: the parts of a message."""
+    """The parts of a message about the first difference between two plans."""
 
     problem: str
     expected: str
@@ -104,9 +104,9 @@ class Difference(NamedTuple):
 
 
 class Agreements:
-    """The plans this rank has posted. A rank's n-th plan for an optimizer's name is compared with other ranks' n-th.
+    """The plans that this rank has posted. Ranks compare their n-th plans for an optimizer's name.
 
-    Each name has its own count, so that a plan which only one rank builds shifts as few others as possible.
+    Plans are counted separately for each name, so that a plan of one rank alone shifts few other comparisons.
     """
 
     def __init__(self):
@@ -121,17 +121,16 @@ class Agreements:
         patience_secs: float = 0.0,
         training: str = "",
     ) -> None:
-        """Posts a plan, and compares it with those of other ranks.
+        """Posts a plan, and compares it with the plans of other ranks.
 
-        Does nothing without a store, or when an Estimator builds a graph that trains nothing.
-
-        Sends three requests to the job's own server; rank 0 sends one more for every other rank.
+        Does nothing without a key-value store, or while an Estimator builds a graph that trains nothing. Sends three
+        requests to the job's own server; rank 0 sends one more for every other rank.
 
         Args:
-          plan: a `Plan`, or another object with its `owner`, `to_text`, `from_text` and `difference_from`.
+          plan: a `Plan`, or an object with the same `owner`, `to_text`, `from_text` and `difference_from`.
           rank, size: this rank and the number of ranks that compare.
-          members: their ranks in the job, if they are not the whole job.
-          training: the plan's training in this process, from `wire_names.label`.
+          members: the comparing ranks' numbers in the job; None for the whole job.
+          training: the label of the plan's training, from `wire_names.label`.
           patience_secs: how long to wait for missing plans; ranks that post later read this plan.
         Raises:
           RanksDisagreeError: another rank has a different plan. At least one of two such ranks raises.
@@ -159,13 +158,13 @@ class Agreements:
 
 
 @functools.cache
-def of_this_process() -> Agreements:
-    """Returns the plans posted by this process; counts run through a rank's life, as in `groups.of_this_process`."""
+def process_agreements() -> Agreements:
+    """Returns the plans that this process has posted; they are counted as long as the process lives."""
     return Agreements()
 
 
 def _exchange_descriptions(plan, scope, rank, size, deadline):
-    """Returns the first other rank that differs, with the difference; None when all posted plans agree."""
+    """Posts a plan; returns the first other rank with a different plan, and the difference, or None."""
     texts, digests = KeyValueStore(scope), KeyValueStore(f"{scope}_digest")
     text = plan.to_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -186,7 +185,7 @@ def _exchange_descriptions(plan, scope, rank, size, deadline):
 
 def _difference_of_gradients(reference, plan):
     problem, fix = "would reduce different gradients", "Build the same model on every rank."
-    expected, actual = _by_label(reference), _by_label(plan)
+    expected, actual = _gradients_by_label(reference), _gradients_by_label(plan)
     for label, gradient in expected.items():
         if label not in actual:
             return Difference(
@@ -205,8 +204,8 @@ def _difference_of_gradients(reference, plan):
     return None
 
 
-def _by_label(plan):
-    """Returns the gradients in order, by a label that identifies the variable on every rank."""
+def _gradients_by_label(plan):
+    """Returns the gradients in order, by labels that identify their variables alike on all ranks."""
     names = [gradient.name for gradient in plan.gradients]
     # A script can name the scope around the whole model after the rank.
     around = len(os.path.commonprefix([name.split("/")[:-1] for name in names]))
@@ -243,7 +242,7 @@ def _difference_of_fragments(reference, plan):
     for position in order:
         if numbers[position] != other_numbers[position]:
             return Difference(
-                "cut gradients into different fragments",
+                "split gradients into different fragments",
                 f"{reference.gradients[position].name} in fragment {numbers[position]} of {len(reference.fragments)}",
                 f"fragment {other_numbers[position]} of {len(plan.fragments)}",
                 "Set the same split strategy on every rank, before the optimizer is used.",
@@ -252,5 +251,5 @@ def _difference_of_fragments(reference, plan):
 
 
 def _fragment_numbers(plan):
-    """Returns the number of each gradient's fragment, from 0, by the gradient's position."""
+    """Maps the position of each gradient to the number of its fragment, from 0."""
     return {position: number for number, fragment in enumerate(plan.fragments) for position in fragment}

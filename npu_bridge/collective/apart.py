@@ -1,7 +1,7 @@
-"""Runs collective operations in a separate graph and session: the caller might be building a graph, or have none.
+"""Runs collective operations in a separate graph and session, whether or not the caller is building a graph.
 
-Such a session leaves GPUs to the caller's first session, and has its own threads: the shared threads of a process are
-as many as its first session asks for (TensorFlow 2.15).
+The separate session uses no GPUs, which it would otherwise configure before the caller's first session. It has its own
+threads, because the first session of a process fixes the number of shared threads (TensorFlow 2.15).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import tensorflow as tf
 from npu_bridge.collective import wire_names
 
 
-class GraphApart:
-    """Operations in a separate graph, which can run more than once.
+class SeparateGraph:
+    """Operations in a separate graph and session, which can run more than once.
 
     Args:
       operations: called once, with a placeholder for each of `specs`; returns the fetches.
-      specs: objects with the dtypes and shapes of the fed values, such as arrays.
+      specs: arrays or specs with the dtypes and shapes of the fed values.
     """
 
     def __init__(self, operations: Callable[..., Any], *specs: Any):
@@ -33,15 +33,15 @@ class GraphApart:
         self._session = tf.compat.v1.Session(graph=graph, config=config)
 
     def run(self, *values: Any) -> Any:
-        """Returns the fetched values, as `session.run` does; `values` are in the order of `specs`."""
+        """Feeds `values`, in the order of `specs`, and returns the fetched values, as `session.run` does."""
         return self._session.run(self._made, dict(zip(self._given, values)))
 
     def close(self) -> None:
-        """Ends the session."""
+        """Closes the session."""
         self._session.close()
 
 
-def run_apart(operations: Callable[..., Any], *values: Any) -> Any:
-    """Runs operations once on some arrays, and returns their results; see `GraphApart`."""
-    with contextlib.closing(GraphApart(operations, *values)) as apart:
+def run_in_separate_graph(operations: Callable[..., Any], *values: Any) -> Any:
+    """Runs operations once in a separate graph, on arrays, and returns the results; see `SeparateGraph`."""
+    with contextlib.closing(SeparateGraph(operations, *values)) as apart:
         return apart.run(*values)

@@ -12,7 +12,7 @@ REDUCTIONS = ("sum", "max", "min", "prod")
 class Communicator(abc.ABC):
     """The ranks of a job, or of a group in it, with their collective operations.
 
-    Every operation is collective: all members must call it, with the same `name` and in graphs built alike.
+    Every operation is collective: all members must call it, with the same `name` and in equally built graphs.
     Operations work eagerly, in a `tf.function` and in a TF 1 graph.
 
     Attributes:
@@ -20,9 +20,9 @@ class Communicator(abc.ABC):
       size: number of members.
       local_rank: position among the members on this machine, from 0.
       local_size: number of members on this machine.
-      members: the members' ranks in the job, ascending; `rank` is a position in it.
-      meets_in_any_run: a transfer in a run of a session meets the same transfer of other ranks, whatever else their
-        runs transfer. Otherwise runs have to transfer the same on all ranks.
+      members: the members' ranks in the job, ascending; `rank` is a position in `members`.
+      runs_can_differ: whether session runs of different ranks can contain different sets of collectives. If not, the
+        runs of all ranks must contain the same collectives.
     """
 
     rank: int
@@ -30,7 +30,7 @@ class Communicator(abc.ABC):
     local_rank: int
     local_size: int
     members: tuple[int, ...]
-    meets_in_any_run = True
+    runs_can_differ = True
 
     @abc.abstractmethod
     def all_reduce(
@@ -39,12 +39,12 @@ class Communicator(abc.ABC):
         """Sums or averages each tensor over the ranks, the whole list in one collective.
 
         Args:
-          tensors: dense tensors of any shapes and floating or integer dtypes, same list on every rank.
+          tensors: dense tensors of any shapes and floating or integer dtypes; the same list on every rank.
           name: name of the collective, the same on every rank and unique in its graph.
-          average: divide the sums by the number of ranks.
-          prescale: factor applied to each tensor before the sum. A power of two loses no bits, and one not
-            above 1 / size keeps the sum of finite values finite.
-          after: values to compute before the collective starts; tensors can be concatenated and cast earlier.
+          average: whether to divide the sums by the number of ranks.
+          prescale: factor applied to each tensor before the sum. A power of two loses no bits; a factor of at
+            most 1 / size keeps sums of finite values finite.
+          after: values to compute before the collective starts. Concatenating and casting do not wait for them.
         Returns:
           Tensors in the order, shapes and dtypes of `tensors`.
         """
@@ -61,19 +61,19 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def reduce_scatter(self, tensor: Any, reduction: str, name: str) -> Any:
-        """Combines tensors like `reduce`, but each rank gets only its own of `size` equal parts of axis 0."""
+        """Combines tensors like `reduce`; each rank gets one of `size` equal parts of axis 0, in rank order."""
 
     @abc.abstractmethod
     def all_gather(self, tensor: Any, name: str) -> Any:
-        """Joins the tensors of all ranks along axis 0, in rank order; first dimensions may differ."""
+        """Joins the tensors of all ranks along axis 0, in rank order; first dimensions can differ."""
 
     @abc.abstractmethod
     def all_true(self, flag: Any, name: str) -> Any:
-        """Returns a boolean scalar: True on every rank when `flag` is True on every rank, else False everywhere."""
+        """Returns a boolean scalar, equal on all ranks: whether `flag` is True on all ranks."""
 
     @abc.abstractmethod
     def broadcast(self, tensor: Any, root_rank: int, name: str) -> Any:
-        """Returns the tensor of `root_rank`; every rank passes one of the same shape and dtype."""
+        """Returns the tensor of `root_rank`; every rank passes a tensor of the same shape and dtype."""
 
     @abc.abstractmethod
     def broadcast_variables(self, variables: Sequence[Any], root_rank: int) -> Any:
@@ -89,10 +89,10 @@ class Communicator(abc.ABC):
 
         Args:
           tensor: the blocks, in rank order.
-          counts: integer vector of length `size`, the rows of each block; together all rows of `tensor`.
+          counts: integer vector of length `size`, the number of rows of each block; the sum is the rows of `tensor`.
           name: as in `all_reduce`.
         Returns:
-          The blocks that arrived, joined in rank order, and their row counts (int32 vector).
+          The received blocks, joined in rank order, and their numbers of rows (int32 vector).
         """
 
     @abc.abstractmethod
@@ -102,24 +102,24 @@ class Communicator(abc.ABC):
         Args:
           numbers: 64-bit integers; the lists of different ranks can differ in length.
           meeting: a name for this exchange, unique in the run and the same on every rank.
-          what: the purpose of this rank, for messages.
+          what: the exchange's purpose on this rank, for messages.
         Returns:
           The lists of all ranks, in rank order.
         Raises:
-          RanksMissingError: some ranks did not come within the time limit.
+          RanksMissingError: some ranks did not call this within the time limit.
         """
 
     @abc.abstractmethod
     def open_groups(self, groups: Sequence[tuple[int, ...]], meeting: str) -> list[Communicator]:
-        """Makes groups of some of the ranks. Every rank of the job calls this, whether a member or not.
+        """Makes groups of some of the ranks. Every rank of the job must call this, also without being a member.
 
         Call it right after an `exchange`, while no collective is running. Groups stay open until the job ends.
 
         Args:
-          groups: for each group, its members' ranks in this communicator, ascending, at least 2 and not all.
+          groups: for each group, its members' ranks in this communicator, ascending: at least 2, and not all ranks.
           meeting: as in `exchange`.
         Returns:
-          The groups in that order, without local ranks so far; `rank` is None in a process that is not a member.
+          The groups in the order of `groups`. They lack local ranks; `rank` is None in a process that is not a member.
         Raises:
           RuntimeError: the script started Horovod in a way that allows no groups.
         """

@@ -1,4 +1,4 @@
-"""Composes a communicator's operations: differentiable sums, all-to-all of arbitrary blocks, sends to one rank."""
+"""Builds further operations from those of a communicator: differentiable sums, exchanges of blocks, and sends."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.transfer_tensors import moved_as_bits
+from npu_bridge.collective.transfer_tensors import move_as_bits
 
 
 def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """Sums a dense tensor over the ranks; its gradient is the sum of the incoming gradients over the same ranks.
+    """Sums a dense tensor over the ranks; the gradient of the sum is summed over the same ranks.
 
-    The name of the all-reduce is the same on every rank; the gradient's has `_grad` appended.
+    `name` names the all-reduce, equally on every rank; the all-reduce of the gradient is named with `_grad` appended.
     """
 
     @tf.custom_gradient
-    def summed(value):
+    def sum_with_gradient(value):
         def gradient(upstream):
             return sum_over_ranks(communicator, upstream, f"{name}_grad")
 
         return communicator.reduce(value, "sum", name), gradient
 
-    return summed(tensor)
+    return sum_with_gradient(tensor)
 
 
-def without_gradient(result: Any, what: str) -> Any:
-    """Returns the tensor, made by the call `what`, so that a backward pass raises instead of using a silent zero.
+def forbid_gradient(result: Any, what: str) -> Any:
+    """Returns a tensor unchanged, but makes a backward pass through it raise an error instead of using a zero.
+
+    `what` is the collective that made the tensor, for the message.
 
     Raises:
-      LookupError: when it is differentiated.
+      LookupError: when the tensor is differentiated.
     """
     if not (result.dtype.is_floating or result.dtype.is_complex):
         return result
 
     @tf.custom_gradient
-    def passed_on(value):
+    def identity_without_gradient(value):
         def gradient(upstream):
             raise LookupError(
                 f"{what}: this collective has no gradient. Expected to differentiate an allreduce with 'sum'; got "
@@ -45,25 +47,25 @@ def without_gradient(result: Any, what: str) -> Any:
 
         return tf.identity(value), gradient
 
-    return passed_on(result)
+    return identity_without_gradient(result)
 
 
 def exchange_blocks(
     communicator: Communicator, flat: tf.Tensor, send: tuple[Any, Any], receive: tuple[Any, Any], name: str, owner: str
 ) -> tf.Tensor:
-    """Sends one block to each rank and puts the blocks that arrive in their places, wherever the blocks lie.
+    """Sends a block of a vector to each rank, and puts the received blocks at given positions of a new vector.
 
     Args:
       communicator: the ranks, `size` of them.
-      flat: vector of elements to send from; blocks can overlap.
+      flat: vector with the blocks to send, which can overlap.
       send: counts and displacements of the blocks to send, int64 vectors of length `size`, in elements.
-      receive: the same for the blocks that arrive; elements that no block covers are 0.
+      receive: counts and displacements of the blocks to receive; elements outside of all blocks are 0.
       name: name of the collective, the same on every rank.
       owner: the caller, for the message.
     Returns:
-      Vector that reaches to the end of the farthest received block.
+      Vector that ends where the last received block ends.
     Raises:
-      tf.errors.InvalidArgumentError: when run, where another rank sent another number of elements than expected.
+      tf.errors.InvalidArgumentError: at run time, if another rank sends another number of elements than expected.
     """
     counts, _ = send
     receive_counts, receive_displacements = receive
@@ -72,7 +74,7 @@ def exchange_blocks(
 
     def exchange(elements):
         arrived, arrived_counts = communicator.all_to_all(
-            tf.gather(elements, _positions(*send, size)), tf.cast(counts, tf.int32), name
+            tf.gather(elements, _element_positions(*send, size)), tf.cast(counts, tf.int32), name
         )
         check = tf.debugging.assert_equal(
             tf.cast(arrived_counts, tf.int64),
@@ -82,29 +84,29 @@ def exchange_blocks(
         with tf.control_dependencies([check] if check is not None else []):
             length = tf.reduce_max(receive_counts + receive_displacements)
             empty = tf.zeros(length[tf.newaxis], arrived.dtype)
-        return tf.tensor_scatter_nd_update(empty, _positions(*receive, size)[:, tf.newaxis], arrived)
+        return tf.tensor_scatter_nd_update(empty, _element_positions(*receive, size)[:, tf.newaxis], arrived)
 
-    return moved_as_bits(flat, exchange)
+    return move_as_bits(flat, exchange)
 
 
 def send_to(pair: Communicator, tensor: tf.Tensor, tag: int) -> tf.Operation:
     """Returns the op that sends a numeric tensor to the other rank of a pair; the receiver passes the same `tag`.
 
-    It is a broadcast in the group of these two.
+    Broadcasts the tensor in the group of both ranks.
     """
     source = pair.rank
     sent = pair.broadcast(tensor, source, _name_of_pair(pair, source, tag))
-    # Stateful, so that it also runs as a mere control dependency, and without output.
+    # A stateful op without output, so that it also runs if it is only a control dependency.
     return tf.raw_ops.Assert(condition=True, data=[sent])
 
 
 def receive_from(pair: Communicator, shape: Any, dtype: tf.DType, tag: int) -> tf.Tensor:
-    """Receives a tensor of known shape and dtype from the other rank of a pair; arguments as `send_to`."""
+    """Receives a tensor of known shape and dtype from the other rank of a pair, which passes the same `tag`."""
     source = 1 - pair.rank
     return pair.broadcast(tf.zeros(shape, dtype), source, _name_of_pair(pair, source, tag))
 
 
-def _positions(counts, displacements, size):
+def _element_positions(counts, displacements, size):
     """Returns the element positions of `size` blocks, one block after the other."""
     starts, ends = tf.split(displacements, size), tf.split(displacements + counts, size)
     return tf.concat([tf.range(start[0], end[0]) for start, end in zip(starts, ends)], axis=0)

@@ -1,6 +1,6 @@
-"""Chooses what several ranks exchange tensors with: Horovod, or TensorFlow's own collective operators.
+"""Chooses the engine for collectives of several ranks: Horovod, or TensorFlow's own collective operators.
 
-Nothing here loads TensorFlow, so the launcher can ask.
+Does not load TensorFlow, so that the launcher can use it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from npu_bridge.base.install import FIX_HOROVOD
 
 
 def engine() -> str:
-    """Returns what several ranks exchange tensors with: "horovod", or "tensorflow" for TensorFlow's own operators.
+    """Returns the engine for collectives: "horovod", or "tensorflow" for TensorFlow's own collective operators.
 
-    It is the engine that `NPU_COLLECTIVES` names, else Horovod if it is installed.
+    `NPU_COLLECTIVES` chooses the engine. By default it is Horovod if Horovod is installed.
 
     Raises:
-      ValueError: the variable has another value.
+      ValueError: the variable names no engine.
     """
-    return environment.collectives() or ("horovod" if _has_horovod() else "tensorflow")
+    return environment.collective_engine() or ("horovod" if _has_horovod() else "tensorflow")
 
 
 @functools.cache
@@ -28,19 +28,19 @@ def _has_horovod():
     return importlib.util.find_spec("horovod") is not None
 
 
-def line_at_start() -> str:
-    """Returns a sentence about the engine for the start of a job; "" for Horovod, which users expect."""
+def describe_engine() -> str:
+    """Returns a sentence about the engine, to print at the start of a job; "" for Horovod, which users expect."""
     if engine() == "horovod":
         return ""
     way = "leave out --collectives" if _has_horovod() else f"install it: {FIX_HOROVOD}"
     return f"tensors go through TensorFlow's own collectives. For several hosts, use Horovod ({way})"
 
 
-def refusal(is_on_one_machine: bool, is_elastic: bool, got: str = "") -> str:
-    """Returns why the engine cannot serve a job, with the cure; "" if it can.
+def unsupported_job_reason(is_on_one_machine: bool, is_elastic: bool, got: str = "") -> str:
+    """Returns why the engine cannot run a job, with the cure; "" if it can.
 
     Args:
-      got: another reason why TensorFlow's own operators cannot.
+      got: a further property of the job that TensorFlow's own operators do not support; "" for none.
     """
     if engine() == "horovod" or (is_on_one_machine and not is_elastic and not got):
         return ""

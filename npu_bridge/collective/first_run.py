@@ -1,8 +1,8 @@
 """Runs checks before a session runs certain operators, such as collectives, for the first time.
 
-Such checks need runs of their own, for example to read all variables, and must add nothing to the step that trains. So
-they are made outside of the session's graph. Sessions are watched from the first added check on, which only happens
-with several ranks.
+Such checks need separate runs, for example to read all variables, and must add nothing to the training step. So they
+are made outside of the session's graph. Sessions are watched from the first added check on; checks are only added with
+several ranks.
 """
 
 from __future__ import annotations
@@ -19,51 +19,52 @@ from npu_bridge.collective import wire_names
 from npu_bridge.graph.loop import COLLECTIVE_TYPES
 from npu_bridge.graph.run import Run, run_of, run_of_call
 
-_MARK = "_npu_bridge_transfer"  # set by `transfer_tensors.prevent_merging`; copies of an operator keep it
+_NAME_ATTRIBUTE = "_npu_bridge_transfer"  # set by `transfer_tensors.prevent_merging`; copies of an operator keep it
 
 
 class Check:
-    """Something to do before runs of sessions, by default before those that take part in certain transfers.
+    """A check to make before some runs of sessions, by default before runs with certain collectives.
 
     Args:
-      transfers: full names of transfers, as `wire_names.noted` gives them; also an attribute, to which more are added.
+      transfers: full names of collectives, from `wire_names.recorded_names`; also an attribute, to which more are
+        added.
     """
 
     def __init__(self, transfers: Iterable[str] = ()):
         self.transfers = set(transfers)
 
     def is_due(self, session: tf.compat.v1.Session) -> bool:
-        """Returns whether there is anything to do in a session; asked at each of its runs."""
+        """Returns whether the check must still be made in a session; called at each run of the session."""
         raise NotImplementedError
 
     def concerns(self, run: Run) -> bool:
-        """Returns whether this run needs the check first; asked while the check is due."""
-        return bool(self.transfers & transfers_of(run))
+        """Returns whether the check must be made before this run; called while the check is due."""
+        return bool(self.transfers & collectives_in(run))
 
-    def act(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor] | None:
-        """Makes the check before this run. Can run the session with `run_quietly`.
+    def make_check(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor] | None:
+        """Makes the check before a run. Can run the session with `run_without_engines`.
 
         Returns:
-          Tensors to fetch along with the run, whose values `see` then gets; None if there is nothing to see.
+          Tensors to fetch in addition in this run, for `receive`; None if `receive` is not to be called.
         """
 
-    def see(self, fetched: list, fed: list) -> None:
-        """Gets these values after the run, and the fed values; not called in calls that were prepared before."""
+    def receive(self, fetched: list, fed: list) -> None:
+        """Gets the additionally fetched values after the run, and the fed values; not called for prepared callables."""
 
 
 _Kind = TypeVar("_Kind", bound=Check)
-_CHECKS_OF_ALL: dict[Any, Check] = {}  # by key, as those of each graph
+_CHECKS_OF_ALL: dict[Any, Check] = {}  # checks of all graphs, by key
 _CHECKS: weakref.WeakKeyDictionary[tf.Graph, dict[Any, Check]] = weakref.WeakKeyDictionary()
 _TRANSFERS: weakref.WeakKeyDictionary[Run, set[str]] = weakref.WeakKeyDictionary()
 
 
-def check_of(graph: tf.Graph | None, key: Any, make: Callable[[], _Kind]) -> _Kind:
-    """Returns the check for a key, which is made before each run of a session that it concerns, while it is due.
+def find_or_add_check(graph: tf.Graph | None, key: Any, make: Callable[[], _Kind]) -> _Kind:
+    """Returns the check with a key, and adds it at the first call.
 
     Args:
-      graph: of the sessions; None for all graphs.
-      key: identifies the check among those of the graph.
-      make: makes the check at the first call with this key.
+      graph: the graph whose sessions are checked; None for all graphs.
+      key: identifies the check among the checks of the graph.
+      make: returns the new check; called at the first call with this key.
     """
     checks: dict = _CHECKS_OF_ALL if graph is None else _CHECKS.setdefault(graph, {})
     if key not in checks:
@@ -74,63 +75,63 @@ def check_of(graph: tf.Graph | None, key: Any, make: Callable[[], _Kind]) -> _Ki
 
 @functools.cache
 def _watch_sessions() -> None:
-    add_engine(None, _Audit())
+    add_engine(None, _CheckingEngine())
 
 
-class _Audit(SessionEngine):
-    """Makes the checks that are due before runs of all sessions."""
+class _CheckingEngine(SessionEngine):
+    """An engine of all sessions that makes due checks before runs."""
 
     def execute(self, session, request):
-        to_see = _check(session, lambda: run_of(session.graph, request.asked, request.fed))
-        along = [tensor for _, tensors in to_see for tensor in tensors]
+        receiving = _make_due_checks(session, lambda: run_of(session.graph, request.asked, request.fed))
+        along = [tensor for _, tensors in receiving for tensor in tensors]
         results = self.inner.execute(session, request._replace(fetches=[*request.fetches, *along]))
-        for check, tensors in reversed(to_see):
+        for check, tensors in reversed(receiving):
             own = len(results) - len(tensors)
             with wire_names.labelled(session.graph):
-                check.see(results[own:], list(request.feeds.values()))
+                check.receive(results[own:], list(request.feeds.values()))
             results = results[:own]
         return results
 
     def make_callable(self, session, fetches, feed_list, accept_options):
         made = self.inner.make_callable(session, fetches, feed_list, accept_options)
-        return _checked(session, made, lambda: run_of(session.graph, fetches, feed_list))
+        return _with_checks(session, made, lambda: run_of(session.graph, fetches, feed_list))
 
     def prepare_call(self, session, callable_options):
         made = self.inner.prepare_call(session, callable_options)
-        return _checked(session, made, lambda: run_of_call(session.graph, callable_options))
+        return _with_checks(session, made, lambda: run_of_call(session.graph, callable_options))
 
     def set_up_partial_run(self, session, fetches, feeds):
-        _check(session, lambda: run_of(session.graph, fetches, feeds))
+        _make_due_checks(session, lambda: run_of(session.graph, fetches, feeds))
         return self.inner.set_up_partial_run(session, fetches, feeds)
 
 
-def _checked(session, function, find_run):
-    """Returns a function that makes the checks and runs a session; TF 1 Keras trains by such functions."""
+def _with_checks(session, function, find_run):
+    """Returns a function that makes due checks before it calls `function`, which runs a session, as TF 1 Keras does."""
 
     def run(*arguments, **keywords):
-        _check(session, find_run)
+        _make_due_checks(session, find_run)
         return function(*arguments, **keywords)
 
     return run
 
 
-def _check(session, find_run):
-    """Makes the checks that are due; returns those with something to see, each with the tensors to fetch for it."""
+def _make_due_checks(session, find_run):
+    """Makes the due checks; returns the checks that receive values, each with the tensors to fetch for it."""
     checks = [*_CHECKS_OF_ALL.values(), *_CHECKS.get(session.graph, {}).values()]
     due = [check for check in checks if check.is_due(session)]
     run = find_run() if due else None
-    to_see: list[tuple[Check, list[tf.Tensor]]] = []
+    receiving: list[tuple[Check, list[tf.Tensor]]] = []
     for check in due:
         if check.concerns(run):
             with wire_names.labelled(session.graph):
-                tensors = check.act(session, run)
-            to_see += [] if tensors is None else [(check, tensors)]
-    return to_see
+                tensors = check.make_check(session, run)
+            receiving += [] if tensors is None else [(check, tensors)]
+    return receiving
 
 
-def transfers_of(run: Run) -> set[str]:
-    """Returns the marks of the transfers that a run takes part in."""
+def collectives_in(run: Run) -> set[str]:
+    """Returns the full names of the collectives in a run."""
     if run not in _TRANSFERS:
         nodes = [op.node_def for op in run.ops if op.type.startswith(COLLECTIVE_TYPES)]
-        _TRANSFERS[run] = {node.attr[_MARK].s.decode() for node in nodes if _MARK in node.attr}
+        _TRANSFERS[run] = {node.attr[_NAME_ATTRIBUTE].s.decode() for node in nodes if _NAME_ATTRIBUTE in node.attr}
     return _TRANSFERS[run]

@@ -1,9 +1,9 @@
 """Keeps named groups of ranks, each with its own collective operations.
 
-A name belongs to one process: another process can use it for other ranks ("my data-parallel group"). The ranks share
-the set of members; one set has one Horovod process set, however many names it has. Horovod makes a process set only
-when every rank of the job joins in, so every `create` is a meeting of all ranks: each rank announces its members, then
-all open the new sets in one order. A rank that wants no group then calls `create_elsewhere`.
+A name belongs to one process: another process can use the name for other ranks ("my data-parallel group"). One set of
+members has one Horovod process set, however many names it has. Horovod makes a process set only if every rank of the
+job takes part. So all ranks meet in each `create`: each rank announces the members of its group, then all ranks open
+the new sets in one order. A rank that wants no group calls `create_elsewhere`.
 
 Ranks in a group are numbered by ascending rank in the job, in whatever order they were listed.
 """
@@ -29,7 +29,7 @@ class Groups:
     """The named groups of this process and the member sets opened by the job.
 
     Attributes:
-      strategies: how gradients are split into fragments, by group name.
+      strategies: the ways to split gradients into fragments, by group name.
     """
 
     def __init__(self):
@@ -42,13 +42,13 @@ class Groups:
         """Makes a group that contains this process.
 
         Args:
-          name: a name this process does not use yet.
+          name: a name that this process has not used yet.
           rank_ids: ranks of the members in the job, in any order.
           world: the communicator of the job.
         Raises:
           ValueError: the name is taken, or the ranks are not different ranks of the job including this one; raised
             before the ranks meet.
-          RanksMissingError: some ranks did not come.
+          RanksMissingError: some ranks did not call this in time.
           RuntimeError: the script started Horovod without support for groups.
         Ranks: collective over the whole job, not just over the members.
         """
@@ -58,32 +58,32 @@ class Groups:
         self._members_by_name[name] = members
 
     def create_elsewhere(self, world: Communicator) -> None:
-        """Takes part in a `create` of other ranks without being in any of the new groups."""
+        """Takes part in a `create` of other ranks, without becoming a member of a group."""
         self._meet((), world, "groups of other ranks")
 
     def destroy(self, name: str) -> None:
-        """Forgets a name and its split strategy; local to this process.
+        """Removes a group's name and split strategy from this process.
 
         The set of members stays open, so that making the group again costs nothing.
 
         Raises:
-          ValueError: there is no such group, or it is the world group.
+          ValueError: the group does not exist, or is the world group.
         """
         check_name(name, "hccl.destroy_group")
         if name == WORLD:
             raise ValueError(
-                f"hccl.destroy_group: the world group is always there. Expected a group made by create_group; got "
+                f"hccl.destroy_group: the world group cannot be destroyed. Expected a group made by create_group; got "
                 f"{name!r}. Leave the call out."
             )
         self._known_members(name, "hccl.destroy_group")
         del self._members_by_name[name]
-        self.strategies.forget(name)
+        self.strategies.reset(name)
 
     def find(self, name: str, world: Communicator, where: str = "hccl") -> Communicator:
-        """Returns the communicator of a group by its name in this process; of the job for the world group.
+        """Returns the communicator of a group with this name in this process; `world` for the world group.
 
         Raises:
-          ValueError: the name is not a group name, or there is no such group.
+          ValueError: the name is not a group name, or this process has no group of that name.
         """
         check_name(name, where)
         if name == WORLD:
@@ -94,7 +94,7 @@ class Groups:
         return SingleProcess(members[0]) if len(members) == 1 else self._opened[members]
 
     def find_pair(self, first: int, second: int, world: Communicator) -> Communicator | None:
-        """Returns the open communicator of exactly these two ranks of the job; the same result on both."""
+        """Returns the communicator of exactly these two ranks of the job, or None; both ranks get the same result."""
         members = tuple(sorted((first, second)))
         return world if members == world.members else self._opened.get(members)
 
@@ -103,7 +103,7 @@ class Groups:
             known = ", ".join(map(repr, [WORLD, *sorted(self._members_by_name)]))
             raise ValueError(
                 f"{where}: there is no group {name!r} in this process. Expected one of {known}; got {name!r}. Make "
-                f"it with create_group, or leave it out for the world group."
+                f"the group with create_group, or leave the name out for the world group."
             )
         return self._members_by_name[name]
 
@@ -113,7 +113,7 @@ class Groups:
         if name == WORLD or name in self._members_by_name:
             raise ValueError(
                 f"{where}: this process already has a group of that name. Expected a new name; got {name!r}. Choose "
-                f"another one, or destroy the old group first."
+                f"another name, or destroy the old group first."
             )
         if len(set(rank_ids)) != len(rank_ids) or not set(rank_ids) <= set(range(world.size)):
             raise ValueError(
@@ -124,11 +124,11 @@ class Groups:
             raise ValueError(
                 f"{where}: this rank is not in the group it makes. Expected rank_ids with {world.rank} in it; got "
                 f"{list(rank_ids)}. Add the rank, or call hccl.manage.api.create_group_of_others() on "
-                f"it: every rank of the job takes part."
+                f"this rank: every rank of the job takes part."
             )
 
     def _meet(self, wanted, world, what):
-        """Lets every rank announce its members, then opens the new sets on all ranks in one order."""
+        """Exchanges the wanted members with all ranks, then opens new sets on all ranks in one order."""
         meeting = f"create_group_{self._meetings}"
         answers = world.exchange([_host_number(), *wanted], meeting, what)
         self._meetings += 1
@@ -143,36 +143,36 @@ class Groups:
 
 
 @functools.cache
-def of_this_process() -> Groups:
+def process_groups() -> Groups:
     """Returns the groups of this process.
 
-    Documented functions name a group only by a text, in TF 1 graphs, eagerly and before a session exists, so the table
-    of names must be reachable from all of them. It mirrors Horovod's process sets, which are state of the process. So
-    each process has one `Groups`, made at its first use. Code that is given a `Groups` object does not need it.
+    Documented functions name a group by a text only, in graphs and eagerly, so they need a table of names. The table
+    mirrors Horovod's process sets, which belong to the process. So each process has one `Groups` object, made at its
+    first use.
     """
     return Groups()
 
 
 def find(name: str = WORLD, where: str = "hccl") -> Communicator:
-    """Returns the communicator of a group of this process; starts Horovod if needed. Errors as `Groups.find`."""
-    return of_this_process().find(name, current(), where)
+    """Returns the communicator of a group of this process; starts Horovod if needed. Errors are as in `Groups.find`."""
+    return process_groups().find(name, current(), where)
 
 
 def check_name(name, where: str) -> None:
     """Checks the form of a group name.
 
     Raises:
-      ValueError: it is not a text of 1 to 127 characters.
+      ValueError: the name is not a text of 1 to 127 characters.
     """
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
         raise ValueError(
             f"{where}: group is not a group name. Expected a text of 1 to {LONGEST_NAME} characters; got {name!r}. "
-            f"Leave it out for the world group."
+            f"Leave the name out for the world group."
         )
 
 
-def label(communicator: Communicator) -> str:
-    """Returns a short text for the members, the same on all of them: part of their collectives' names."""
+def members_label(communicator: Communicator) -> str:
+    """Returns a short text that identifies the members, for names of their collectives; equal on all members."""
     members = communicator.members
     if members == tuple(range(members[-1] + 1)):
         return f"first{len(members)}"
@@ -181,5 +181,5 @@ def label(communicator: Communicator) -> str:
 
 
 def _host_number():
-    """Returns a number that the ranks of one machine share: from the launcher's name for it, else from its own."""
+    """Returns a number that ranks share if they are on one machine: from the launcher's or its own host name."""
     return zlib.crc32((environment.read_variable("HOROVOD_HOSTNAME") or platform.node()).encode())

@@ -11,48 +11,48 @@ import tensorflow as tf
 from npu_bridge.base import environment, horovod_internals
 from npu_bridge.base.install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous, thread_priority, wire_names
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.several_ranks import SeveralRanks
 from npu_bridge.collective.transfer_tensors import (
     all_reduce_dtype,
-    moved_as_bits,
+    move_as_bits,
     prevent_folding,
     prevent_merging,
     reduce_scatter_dtype,
 )
-from npu_bridge.collective.wire_names import placed
+from npu_bridge.collective.wire_names import named_collective
 
-# Functions that make eager collectives, for all trainings but the first.
+# Functions that run eager collectives, for all trainings except the first one.
 _FUNCTIONS: dict[tuple, Callable] = {}
 _NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
 
 class HorovodUnavailableError(RuntimeError):
-    """An error for several ranks whose Horovod is missing or was built for another TensorFlow."""
+    """An error for a job of several ranks without a Horovod that works with this TensorFlow."""
 
 
 class HorovodCommunicator(SeveralRanks):
-    """The ranks of a Horovod job. The first use starts Horovod, which closes itself at exit.
+    """The ranks of a Horovod job. The constructor starts Horovod, which closes itself at exit.
 
-    Horovod can also be started so that groups can be added at any time ("dynamic" process sets), but its background
-    thread then takes a quarter of a core on every rank for ever: 2 ranks on 2 cores took 1.3 to 1.45 times as long for
-    a step of matrix products and one small collective. So new groups are declared by restarting Horovod instead, which
-    takes a quarter of a second and costs nothing later. Without Gloo's launcher it cannot be restarted, and is started
-    with dynamic process sets.
+    New groups are declared by restarting Horovod, which takes a quarter of a second. The alternative would be
+    "dynamic" process sets, which can be added at any time. But then Horovod's background thread always takes a quarter
+    of a core on every rank: 2 ranks on 2 cores took 1.3 to 1.45 times as long for a step of matrix products and one
+    small collective. Without Gloo's launcher Horovod cannot be restarted, and is started with dynamic process sets.
 
     Raises:
-      HorovodUnavailableError: Horovod cannot be imported; the message holds the command that installs it.
+      HorovodUnavailableError: Horovod cannot be imported; the message has the command that installs Horovod.
     """
 
     def __init__(self):
         self._hvd = _import_horovod()
         if not self._hvd.is_initialized():
             if environment.read_variable(_NO_FUSION_OF_GROUPS) is None:
-                # Collectives that Horovod fuses as they become ready add up ranks in changing orders: three ranks would
-                # not train the same bits twice. And small, urgent ones would wait for large ones.
+                # When Horovod fuses collectives as they become ready, it sums over the ranks in changing orders: two
+                # trainings of three ranks would differ in bits. And small, urgent collectives would wait for large
+                # ones.
                 environment.write_variable(_NO_FUSION_OF_GROUPS, 1)
-            with thread_priority.raised_for_new_threads():
-                self._hvd.init(process_sets=None if horovod_restart.is_possible() else "dynamic")
+            with thread_priority.real_time_for_new_threads():
+                self._hvd.init(process_sets=None if horovod_restart.can_restart() else "dynamic")
         self._process_set = self._hvd.global_process_set
         self.rank = self._hvd.rank()
         self.size = self._hvd.size()
@@ -61,57 +61,57 @@ class HorovodCommunicator(SeveralRanks):
         self.members = tuple(range(self.size))
         self._known_sets = {}
 
-    def _sum_of_vector(self, vector, name, average):
+    def _sum_vector(self, vector, name, average):
         # A group of one tensor: Horovod fuses a single tensor with others that are ready, but not a group.
         operation = self._hvd.Average if average else self._hvd.Sum
-        (total,) = self._transfer("grouped_allreduce", name, [vector], op=operation)
+        (total,) = self._run_collective("grouped_allreduce", name, [vector], op=operation)
         return prevent_merging(total)
 
     def reduce(self, tensor, reduction, name):
         (wide,) = prevent_folding([tf.cast(tensor, all_reduce_dtype(tensor.dtype))])
         hvd = self._hvd
         operation = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min, "prod": hvd.Product}[reduction]
-        reduced = self._transfer("allreduce", name, wide, op=operation)
+        reduced = self._run_collective("allreduce", name, wide, op=operation)
         return tf.cast(prevent_merging(reduced), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):
         if reduction != "sum":
             return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
         (wide,) = prevent_folding([tf.cast(tensor, reduce_scatter_dtype(tensor.dtype))])
-        part = self._transfer("reducescatter", name, wide, op=self._hvd.Sum)
+        part = self._run_collective("reducescatter", name, wide, op=self._hvd.Sum)
         return tf.cast(prevent_merging(part), tensor.dtype)
 
     def all_gather(self, tensor, name):
         def gather(part):
-            return prevent_merging(self._transfer("allgather", name, *prevent_folding([part])))
+            return prevent_merging(self._run_collective("allgather", name, *prevent_folding([part])))
 
-        return moved_as_bits(tf.convert_to_tensor(tensor), gather, is_noted=True)
+        return move_as_bits(tf.convert_to_tensor(tensor), gather, is_noted=True)
 
     def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
             # Horovod counts the root in the job, not in the group.
             root = self.members[root_rank]
-            return prevent_merging(self._transfer("broadcast", name, *prevent_folding([value]), root_rank=root))
+            return prevent_merging(self._run_collective("broadcast", name, *prevent_folding([value]), root_rank=root))
 
-        return moved_as_bits(tensor, send)
+        return move_as_bits(tensor, send)
 
     def all_to_all(self, tensor, counts, name):
         received_counts = []
 
         def send(blocks):
-            # Keeps the blocks first: the counts, which are smaller, are then the input that is copied.
+            # prevent_folding copies the smaller input, the counts.
             blocks, splits = prevent_folding([blocks, tf.cast(counts, tf.int32)])
-            received, arrived = self._transfer("alltoall", name, blocks, splits)
+            received, arrived = self._run_collective("alltoall", name, blocks, splits)
             received_counts.append(arrived)
             return prevent_merging(received)
 
-        return moved_as_bits(tensor, send), received_counts[0]
+        return move_as_bits(tensor, send), received_counts[0]
 
     def exchange(self, numbers, meeting, what="its group"):
-        # Read before the ranks meet: afterwards another rank can already be restarting Horovod.
+        # Read before the exchange: afterwards another rank can already be restarting Horovod.
         self._known_sets = self._declared_sets()
         gather, give_up = (lambda: self._gather_lists(numbers, meeting)), self._hvd.shutdown
-        return rendezvous.meet(gather, meeting, self.rank, self.size, give_up, what)
+        return rendezvous.run_barrier(gather, meeting, self.rank, self.size, give_up, what)
 
     def open_groups(self, groups, meeting):
         known = self._known_sets
@@ -120,23 +120,23 @@ class HorovodCommunicator(SeveralRanks):
             for members in new:
                 self._hvd.add_process_set(members)
         elif new:
-            _check_restart_is_possible()
+            _check_restart()
             declared = [members for number, members in sorted(known.items()) if number]
             horovod_restart.restart(self._hvd, self.rank, self.size, [*declared, *new], f"{meeting}_restart")
         numbers = {tuple(members): number for number, members in self._declared_sets().items()}
         return [_HorovodGroup(self._hvd, numbers[tuple(members)], self.rank, members) for members in groups]
 
-    def _transfer(self, kind, name, *tensors, **settings):
-        """Calls a function of Horovod with a name that is the same on every rank, and returns its result."""
+    def _run_collective(self, kind, name, *tensors, **settings):
+        """Runs a collective of Horovod under a name that is the same on every rank, and returns its result."""
 
         def send(*given):
-            with placed(name) as named:
+            with named_collective(name) as named:
                 return getattr(self._hvd, kind)(*given, process_set=self._process_set, **settings, **named)
 
         label = wire_names.label() if tf.executing_eagerly() else ""
         if not label:
             return send(*tensors)
-        # Eager collectives of a kind all have the name of their operator. In functions they keep their own names.
+        # Eager collectives of one kind all have one name, the operator's. In functions they keep their own names.
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
         key = (kind, label, name, self._process_set.process_set_id, str(specs), *settings.items())
         if key not in _FUNCTIONS:
@@ -144,7 +144,7 @@ class HorovodCommunicator(SeveralRanks):
         return _FUNCTIONS[key](*tensors)
 
     def _declared_sets(self):
-        """Returns the members of every process set by its number; 0 is the world."""
+        """Returns the members of each process set by number; set 0 has all ranks."""
         return horovod_internals.declared_process_sets(self._hvd)
 
     def _gather_lists(self, numbers, meeting):
@@ -154,7 +154,7 @@ class HorovodCommunicator(SeveralRanks):
                 self._hvd.allgather(own, name=meeting, process_set=self._process_set),
             ]
 
-        lengths, joined = run_apart(gather, np.array([len(numbers)], np.int32), np.array(numbers, np.int64))
+        lengths, joined = run_in_separate_graph(gather, np.array([len(numbers)], np.int32), np.array(numbers, np.int64))
         lists, start = [], 0
         for length in lengths:
             lists.append([int(number) for number in joined[start : start + length]])
@@ -163,7 +163,7 @@ class HorovodCommunicator(SeveralRanks):
 
 
 class _HorovodGroup(HorovodCommunicator):
-    """A group of some of the ranks; `rank` is None in a process that is not a member."""
+    """A group of some of the ranks of a Horovod job; `rank` is None in a process that is not a member."""
 
     def __init__(self, hvd, number, world_rank, members):
         self._hvd = hvd
@@ -173,8 +173,8 @@ class _HorovodGroup(HorovodCommunicator):
         self.rank = self.members.index(world_rank) if world_rank in members else None
 
 
-def _check_restart_is_possible():
-    if not horovod_restart.is_possible():
+def _check_restart():
+    if not horovod_restart.can_restart():
         raise RuntimeError(
             "hccl.create_group: the script has started Horovod in a way that allows no groups. Expected "
             'hvd.init(process_sets="dynamic") under MPI or in an elastic job; got hvd.init(). Change the call, or set '

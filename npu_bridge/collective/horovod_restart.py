@@ -1,7 +1,8 @@
 """Restarts Horovod in the middle of a job, to declare more process sets.
 
-All ranks stop Horovod, then all start it. They find each other through a key-value server; the launcher's still holds
-the addresses of the first start, which a fast rank would take for new ones, so rank 0 runs a fresh one each time.
+All ranks stop Horovod, then all ranks start it. They find each other through a key-value server that rank 0 starts for
+each restart. The launcher's server cannot be used: it still has the addresses of the first start, which a fast rank
+would take for new ones.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from npu_bridge.base import environment
 from npu_bridge.collective import rendezvous
 from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
-from npu_bridge.collective.thread_priority import raised_for_new_threads
+from npu_bridge.collective.thread_priority import real_time_for_new_threads
 
 
-def is_possible() -> bool:
-    """Returns True in a job of a Gloo launcher that is not elastic."""
+def can_restart() -> bool:
+    """Returns whether Horovod can be restarted: in a job of a Gloo launcher that is not elastic."""
     return KeyValueStore("start").exists and not environment.is_flag_on("HOROVOD_ELASTIC")
 
 
 def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], meeting: str) -> None:
-    """Stops Horovod on all ranks and starts it with these process sets, which it numbers from 1 in this order.
+    """Stops Horovod on all ranks and starts it with these process sets, numbered from 1 in this order.
 
     Args:
-      hvd: the module `horovod.tensorflow`. It must not be asked anything: another rank can have stopped already.
+      hvd: the module `horovod.tensorflow`. Only its `shutdown` and `init` are called, because another rank can have
+        stopped Horovod already.
       process_sets: members of each set, in the same order on every rank.
       meeting: name of the restart, unique in the job and the same on every rank.
     Raises:
-      RanksMissingError: some ranks did not come to the restart.
+      RanksMissingError: some ranks did not restart in time.
     Ranks: collective over the whole job; no other collective may be running.
     """
     limit, store = rendezvous.limit_secs(), KeyValueStore(meeting)
@@ -38,19 +40,19 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
     store.put(rank, _fresh_server(store) if rank == 0 else "down")
     missing = store.wait(size, limit)
     if missing:
-        text = rendezvous.not_here(missing, "the groups that were agreed upon", f"within {limit} seconds")
+        text = rendezvous.describe_missing(missing, "the groups that were agreed upon", f"within {limit} seconds")
         raise rendezvous.RanksMissingError(text)
     address, port = store.get(0).split()
     environment.write_variable(ADDRESS_VARIABLE, address)
     environment.write_variable(PORT_VARIABLE, port)
-    with raised_for_new_threads():
+    with real_time_for_new_threads():
         hvd.init(process_sets=[hvd.ProcessSet(members) for members in process_sets])
 
 
 def _fresh_server(store):
     """Starts a key-value server that lives as long as this process; returns its address and port as text.
 
-    It listens on the address by which this rank reaches the job's own server, and requires the job's secret.
+    The server listens on the address from which this rank reaches the launcher's server, and requires the job's secret.
     """
     with socket.create_connection((read_host(store.address), store.port), timeout=30) as connection:
         own_address = connection.getsockname()[0]

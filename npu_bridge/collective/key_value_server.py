@@ -1,9 +1,9 @@
 """Runs the key-value server (Horovod's rendezvous server), which answers only requests with the secret of the job.
 
-Horovod's C++ client sends plain HTTP without headers of ours, so its requests cannot be signed. But it sends the text
-of the rendezvous address: it puts `http://<address>:<port>/<scope>/<key>` together, and an address of the form
-`10.0.0.1:4711/<secret>` makes the secret the first part of every path. So only processes with the rank's environment
-have the secret, and all others get no answer. `docs/security.md` says what this protects and what it does not.
+Horovod's C++ client sends plain HTTP without additional headers, so its requests cannot be signed. But the client
+builds its URLs as `http://<address>:<port>/<scope>/<key>`. With an address of the form `10.0.0.1:4711/<secret>`, the
+secret is the first part of every path. Only processes with a rank's environment know the secret; all others get no
+answer. `docs/security.md` describes the protection and its limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from typing import NamedTuple
 
-# A request that is not complete by then is refused, so a slow client blocks a thread for no longer than this.
+# The time limits for a request, after which it is refused: a slow client blocks a thread no longer.
 _HEAD_SECS, _VALUE_SECS = 3.0, 30.0
 _HEAD_BYTES = 8192
 # The largest value of a rank is the plan of its gradients: 100 bytes for each variable.
@@ -30,10 +30,10 @@ _REASONS = {200: "OK", 404: "Not Found", 413: "Content Too Large"}
 
 
 class Location(NamedTuple):
-    """The server's location: the two texts that Horovod reads from a rank's environment.
+    """The location of a key-value server, in the form in which Horovod reads it from a rank's environment.
 
     Attributes:
-      address: host, port and secret, in the form that makes Horovod send the secret.
+      address: "host:port/secret", which makes Horovod send the secret.
       port: the port again, which Horovod reads separately.
     """
 
@@ -42,20 +42,20 @@ class Location(NamedTuple):
 
 
 def read_host(address: str) -> str:
-    """Returns the host in the address of a `Location`, or in a plain address."""
+    """Returns the host from `Location.address`, or from a plain address."""
     return address.partition("/")[0].partition(":")[0]
 
 
 def read_secret(address: str) -> str | None:
-    """Returns the secret in the address of a `Location`, or None."""
+    """Returns the secret from `Location.address`; None without a secret."""
     return address.partition("/")[2] or None
 
 
 class KeyValueServer:
-    """A server that keeps values by path, in memory; it drops and counts requests without the secret.
+    """A server that stores values by path, in memory. It drops and counts requests without the secret.
 
     Args:
-      secret: required in requests; a random one by default.
+      secret: the text that requests must contain; a random text by default.
     Attributes:
       refused: number of requests dropped so far.
     """
@@ -69,13 +69,13 @@ class KeyValueServer:
         self._listeners: dict[str, _Listener] = {}
 
     def listen(self, address: str, name: str | None = None) -> Location:
-        """Opens the server on one address of this machine, unless it is open there.
+        """Opens a port on one address of this machine, unless the server already has one there.
 
         Args:
           address: an IPv4 address; "" for all addresses of this machine.
-          name: the host name that ranks use, if not the address.
+          name: the host name that ranks use in place of the address.
         Raises:
-          OSError: it is not an address of this machine.
+          OSError: `address` is not an address of this machine.
         """
         if address not in self._listeners:
             self._listeners[address] = _Listener((address, 0), self)
@@ -87,13 +87,13 @@ class KeyValueServer:
         for listener in self._listeners.values():
             listener.close()
 
-    def refuse(self) -> None:
+    def count_refused(self) -> None:
         """Counts a dropped request."""
         with self._lock:
             self.refused += 1
 
     def key_of(self, path: str) -> str | None:
-        """Returns the key in a path; None without the secret."""
+        """Returns the key from a path; None if the path lacks the secret."""
         _, first, *rest = path.split("/")
         # Horovod appends the port to the address, whatever the address ends in.
         known = hmac.compare_digest(first.partition(":")[0].encode("utf-8", "replace"), self._secret.encode())
@@ -104,7 +104,7 @@ class KeyValueServer:
             return self._values.get(key)
 
     def put(self, key: str, value: bytes) -> bool:
-        """Stores a value; returns False when the server is full."""
+        """Stores a value; returns False if the server is full."""
         with self._lock:
             more = len(key) + len(value)
             more -= len(key) + len(self._values[key]) if key in self._values else 0
@@ -122,7 +122,7 @@ class KeyValueServer:
 
 
 class _Listener:
-    """One open port, with as many threads as simultaneous requests, up to a bound."""
+    """An open port, with a thread for each simultaneous request up to a limit."""
 
     def __init__(self, address: tuple[str, int], store: KeyValueServer):
         self._store = store
@@ -169,19 +169,19 @@ class _Listener:
                     with contextlib.suppress(OSError):  # the client is gone
                         request.shutdown(socket.SHUT_WR)
                 except Exception:  # a request that makes the handler fail is refused, without a line on a terminal
-                    self._store.refuse()
+                    self._store.count_refused()
             with self._lock:
                 self._idle += 1
 
 
 class _Request:
-    """One request: GET, PUT or DELETE of a path that begins with the secret."""
+    """A request: GET, PUT or DELETE of a path that begins with the secret."""
 
     def __init__(self, request: socket.socket, store: KeyValueServer):
         self._request, self._store = request, store
 
     def handle(self) -> None:
-        """Answers the request, or raises."""
+        """Answers the request; raises an error for an invalid request."""
         store = self._store
         head, rest = self._read_head()
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
@@ -194,15 +194,15 @@ class _Request:
             status, value = (404, b"") if value is None else (200, value)
         elif words[0] == "DELETE":
             store.delete(key)
-        elif not self._takes_value(store, key, head, rest):
+        elif not self._store_value(store, key, head, rest):
             status = 413
         answer = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(value)}\r\nConnection: close\r\n\r\n"
         self._request.settimeout(_VALUE_SECS)
         with contextlib.suppress(OSError):  # the client is gone
             self._request.sendall(answer.encode() + value)
 
-    def _takes_value(self, store: KeyValueServer, key: str, head: bytes, rest: bytes) -> bool:
-        """Reads and stores the value of a PUT; returns False when it is too large."""
+    def _store_value(self, store: KeyValueServer, key: str, head: bytes, rest: bytes) -> bool:
+        """Reads and stores the value of a PUT; returns False if the value is too large."""
         fields = dict(line.lower().partition(b":")[::2] for line in head.split(b"\r\n"))
         length = int(fields.get(b"content-length", 0))
         if not 0 <= length <= _VALUE_BYTES:
@@ -214,18 +214,18 @@ class _Request:
         return store.put(key, bytes(value[:length]))
 
     def _read_head(self) -> tuple[bytes, bytes]:
-        """Returns everything above the empty line, and the part of the body that has arrived."""
+        """Returns the request's head, and the part of the body that has arrived."""
         end = time.monotonic() + _HEAD_SECS
         text = b""
         while b"\r\n\r\n" not in text:
             if len(text) > _HEAD_BYTES:
-                raise ValueError("no end of the head")
+                raise ValueError("the head of the request is too long")
             text += self._receive(end)
         head, _, rest = text.partition(b"\r\n\r\n")
         return head, rest
 
     def _receive(self, end: float) -> bytes:
-        """Returns the next bytes, before the deadline."""
+        """Returns the next bytes; raises an error after the deadline `end`."""
         self._request.settimeout(max(end - time.monotonic(), 0.001))
         text = self._request.recv(65536)
         if not text or time.monotonic() > end:

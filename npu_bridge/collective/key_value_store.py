@@ -1,8 +1,8 @@
 """Reads and writes the job's key-value store: the server through which the ranks of a Gloo job find each other.
 
-It works without any collective, so it can name the ranks that are missing from one, and wait for ranks that have none.
-Horovod's own client (`horovod.runner.http.http_client`, 0.28) is not used: it unpickles the server's values, goes
-through proxies, has no time limit, and reports a missing key like a missing server.
+The store works without collectives, so it can find the ranks that are missing from a collective. Horovod's own client
+(`horovod.runner.http.http_client`, 0.28) is not used: it unpickles the server's values, goes through proxies, has no
+time limit, and reports a missing key like a missing server.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _REQUEST_SECS = 30
 
 
 class KeyValueStore:
-    """One scope of the store, with a text for each rank under its number.
+    """A scope of the key-value store, with a text for each rank under the rank's number.
 
     Args:
       scope: the purpose of the texts, unique in the job and the same on every rank.
     Attributes:
-      address, port: of the server; None when the ranks were not started by a Gloo launcher. The address holds the job's
-        secret if `npu-run` started the ranks.
+      address, port: the server's address and port; None if no Gloo launcher started the ranks. The address contains the
+        job's secret if `npu-run` started the ranks.
     """
 
     def __init__(self, scope: str):
@@ -38,7 +38,7 @@ class KeyValueStore:
 
     @property
     def exists(self) -> bool:
-        """False when the ranks were not started by a Gloo launcher; only `missing` and `put` work then."""
+        """Whether a Gloo launcher started the ranks. If not, only `missing` and `put` can be called."""
         return bool(self.address and self.port)
 
     def put(self, rank: int, text: str = "here") -> None:
@@ -62,7 +62,7 @@ class KeyValueStore:
         return [rank for rank in range(size) if self.exists and self.get(rank) is None]
 
     def wait(self, size: int, limit_secs: float) -> list[int]:
-        """Waits until all ranks have put a text; returns those that did not within the limit."""
+        """Waits until all ranks have put a text; returns the ranks without a text after the time limit."""
         end = time.monotonic() + limit_secs
         missing = self.missing(size)
         while missing and time.monotonic() < end:

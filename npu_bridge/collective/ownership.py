@@ -1,4 +1,4 @@
-"""Divides variables among ranks so that each updates about as many bytes."""
+"""Divides variables among ranks, so that each rank updates about the same number of bytes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from npu_bridge.base.errors import message
 
 
 def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:
-    """Divides a list into one run of neighbours for each owner, with about as many bytes each.
+    """Divides a list of items into consecutive parts of about equal size, one part for each owner.
 
-    Each owner aims at an equal share of the rest. An item larger than all other remaining items together will fill an
-    owner alone, and does not raise the aim of the others. A run always takes its first item, continues within its aim,
-    and takes one more item if the excess is no larger than the shortfall would be.
+    The target of each part is an equal share of the remaining items. Items larger than all smaller remaining items
+    together are left out of the share: each will fill a part alone. A part always takes its first item and takes more
+    items up to its target. It takes one more item if the excess with this item is no larger than the shortfall
+    without it.
 
     Args:
       sizes_bytes: size of each item; can be 0.
       owners: number of owners, at least 1.
     Returns:
-      The owner of each item: ascending from 0, and every owner has at least one item.
+      The owner of each item, ascending from 0; every owner has at least one item.
     Raises:
       ValueError: there are fewer items than owners.
     Example: fair_division([40, 30, 20, 10], 2) gives [0, 1, 1, 1].
@@ -27,7 +28,7 @@ def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:
         raise ValueError(
             message(
                 "fair_division",
-                "there is not one gradient for each rank",
+                "there are fewer gradients than ranks",
                 f"at least {owners} gradients for {owners} ranks",
                 str(len(sizes_bytes)),
                 "Use fewer ranks, or is_weight_update_sharding=False.",
@@ -35,13 +36,13 @@ def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:
         )
     result: list[int] = []
     for owner in range(owners - 1):
-        length = _run_length(sizes_bytes[len(result) :], owners - owner)
+        length = _part_length(sizes_bytes[len(result) :], owners - owner)
         result += [owner] * length
     return result + [owners - 1] * (len(sizes_bytes) - len(result))
 
 
-def _run_length(sizes, owners):
-    """Returns how many of the first items the next owner gets; each of the other owners keeps at least one."""
+def _part_length(sizes, owners):
+    """Returns the number of items in the next owner's part; leaves at least one item for each other owner."""
     target = _fair_share(sizes, owners)
     total, length = sizes[0], 1
     while length <= len(sizes) - owners:
@@ -53,7 +54,7 @@ def _run_length(sizes, owners):
 
 
 def _fair_share(sizes, owners):
-    """Returns an equal share of the items, without those that are larger than all smaller ones together."""
+    """Returns an equal share of the items, without items that are larger than all smaller items together."""
     ascending = sorted(sizes)
     rest = sum(ascending)
     while owners > 1 and ascending[-1] > rest - ascending[-1]:

@@ -1,6 +1,6 @@
 """Packs tensors of any dtypes into one vector of 64-bit words, and back, so that one collective sends all of them.
 
-The unit is a word because a collective counts its elements with 32 bits.
+The vector has 64-bit words and not bytes, because a collective counts its elements with 32 bits.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import tensorflow as tf
 _WORD_BYTES = 8
 
 
-def packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the tensors' bytes one after the other, as a vector of int64, padded with zeros."""
-    whole = tf.concat([_bytes(tensor) for tensor in tensors] or [tf.zeros([0], tf.uint8)], axis=0)
+def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Packs tensors: returns their bytes, one tensor after the other, as a vector of int64, padded with zeros."""
+    whole = tf.concat([_to_bytes(tensor) for tensor in tensors] or [tf.zeros([0], tf.uint8)], axis=0)
     filled = tf.pad(whole, [[0, -tf.size(whole) % _WORD_BYTES]])
     return tf.bitcast(tf.reshape(filled, [-1, _WORD_BYTES]), tf.int64)
 
 
-def unpacked(words: tf.Tensor, specs: Sequence[Sequence[tf.TensorSpec]]) -> list[list[tf.Tensor]]:
-    """Unpacks several lists of packed tensors, one after the other, of these static shapes and dtypes."""
+def unpack(words: tf.Tensor, specs: Sequence[Sequence[tf.TensorSpec]]) -> list[list[tf.Tensor]]:
+    """Unpacks consecutive results of `pack`; each item of `specs` has the static shapes and dtypes of one result."""
     sizes = [[spec.shape.num_elements() * spec.dtype.size for spec in each] for each in specs]
     fills = [-sum(each) % _WORD_BYTES for each in sizes]
     lengths = [length for each, fill in zip(sizes, fills) for length in (*each, fill)]
@@ -32,7 +32,7 @@ def unpacked(words: tf.Tensor, specs: Sequence[Sequence[tf.TensorSpec]]) -> list
     return lists
 
 
-def _bytes(tensor):
+def _to_bytes(tensor):
     if tensor.dtype == tf.bool:
         tensor = tf.cast(tensor, tf.uint8)
     return tf.reshape(tf.bitcast(tf.reshape(tensor, [-1]), tf.uint8), [-1])

@@ -1,4 +1,4 @@
-"""Checks that ranks of a group run the same collective operations outside of optimizers, in the same order."""
+"""Checks that the ranks of a group run the same collectives, outside of optimizers, in the same order."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ import tensorflow as tf
 from npu_bridge.collective import agreement, first_run, groups, wire_names
 from npu_bridge.collective.communicator import Communicator
 
-# A rank waits this long at its first run for the plans of others; then it continues, and the last rank compares. It
-# would wait in the collective anyway, but could no longer report the cause there.
+# How long a rank waits at its first run for the plans of others. Then it continues, and the last rank compares the
+# plans. The rank would wait in the collective anyway, but could no longer report the cause there.
 _PATIENCE_SECS = 20.0
 
 
-class Transfer(NamedTuple):
-    """One collective.
+class PlannedCollective(NamedTuple):
+    """A collective in a plan.
 
     Attributes:
       what: the collective with its arguments, which must be equal on every rank.
       dtype: name of the tensor's dtype.
-      shape: list of its dimensions, None for an unknown one; None if the whole shape is unknown or can differ.
+      shape: list of the tensor's dimensions, with None for an unknown dimension; None if the shape is unknown, or can
+        differ between ranks.
     """
 
     what: str
     dtype: str
     shape: list | None
 
-    def fits(self, other: Transfer) -> bool:
-        """Returns whether two ranks can run these as one collective."""
+    def matches(self, other: PlannedCollective) -> bool:
+        """Returns whether one rank can run this while another rank runs `other`, as one collective."""
         shapes = tf.TensorShape(self.shape), tf.TensorShape(other.shape)
         return self[:2] == other[:2] and shapes[0].is_compatible_with(shapes[1])
 
@@ -40,34 +41,34 @@ class Transfer(NamedTuple):
 
 
 @dataclasses.dataclass
-class PlanOfTransfers:
-    """The collectives of one rank in one group.
+class CollectivesPlan:
+    """The plan of one rank in one group: its collectives.
 
     Attributes:
       owner: the collectives' owner, for messages; the same on every rank of the group.
-      transfers: in the order in which they were built.
+      transfers: the collectives, in the order in which they were built.
     """
 
     owner: str
-    transfers: list[Transfer] = dataclasses.field(default_factory=list)
+    transfers: list[PlannedCollective] = dataclasses.field(default_factory=list)
 
     def to_text(self) -> str:
         """Returns the plan as JSON."""
         return json.dumps([self.owner, self.transfers])
 
     @classmethod
-    def from_text(cls, text: str) -> PlanOfTransfers:
+    def from_text(cls, text: str) -> CollectivesPlan:
         """Parses a plan that `to_text` wrote."""
         owner, transfers = json.loads(text)
-        return cls(owner, [Transfer(*transfer) for transfer in transfers])
+        return cls(owner, [PlannedCollective(*transfer) for transfer in transfers])
 
-    def difference_from(self, reference: PlanOfTransfers) -> agreement.Difference | None:
+    def difference_from(self, reference: CollectivesPlan) -> agreement.Difference | None:
         """Returns the first difference from rank 0's plan, or None."""
         fix = "Build the same collectives in the same order on every rank."
         for number, (right, wrong) in enumerate(zip(reference.transfers, self.transfers)):
-            if not right.fits(wrong):
+            if not right.matches(wrong):
                 return agreement.Difference(
-                    "are about to transfer different things", f"{right} as number {number}", str(wrong), fix
+                    "are about to run different collectives", f"{right} as number {number}", str(wrong), fix
                 )
         expected, got = len(reference.transfers), len(self.transfers)
         if expected != got:
@@ -75,55 +76,56 @@ class PlanOfTransfers:
             number = min(expected, got)
             sides = [str(longer[number]) if number < count else "nothing" for count in (expected, got)]
             return agreement.Difference(
-                "transfer different numbers of things",
-                f"{expected} transfers, number {number} being {sides[0]},",
+                "run different numbers of collectives",
+                f"{expected} collectives, number {number} being {sides[0]},",
                 f"{got}, with {sides[1]} there",
                 fix,
             )
         return None
 
 
-def announce(communicator: Communicator, what: str, tensor: tf.Tensor, may_differ: bool = False) -> str:
-    """Notes a collective right before it is built.
+def announce_collective(communicator: Communicator, what: str, tensor: tf.Tensor, may_differ: bool = False) -> str:
+    """Adds a collective to the plan of its group, right before it is built, and returns its name.
 
     Args:
       what: the collective, with the arguments that must be equal on every rank.
-      tensor: this rank's input, or output.
-      may_differ: ranks can pass tensors of different shapes.
+      tensor: this rank's input or output.
+      may_differ: whether the shapes of ranks can differ.
     Returns:
-      The collective's name: equal on the ranks of the group, whatever other groups they are in. Collectives of one
-      group share a numbering: if a rank runs another collective, Horovod reports it instead of waiting.
+      The collective's name, which is equal on the ranks of the group, whatever other groups they are in. All
+      collectives of a group are numbered together, so Horovod reports different collectives of the ranks and does not
+      wait forever.
     """
-    name = wire_names.next_in_row(f"hccl_{groups.label(communicator)}")
+    name = wire_names.next_name(f"hccl_{groups.members_label(communicator)}")
     graph = wire_names.counting_graph()
     if communicator.size > 1 and graph is not None and not graph.building_function:
         known = tensor.shape.rank is not None and not may_differ
-        plan = first_run.check_of(graph, communicator.members, lambda: _GraphList(communicator))
-        plan.add(Transfer(what, tensor.dtype.name, tensor.shape.as_list() if known else None), name)
+        plan = first_run.find_or_add_check(graph, communicator.members, lambda: _CollectivesOfGraph(communicator))
+        plan.add(PlannedCollective(what, tensor.dtype.name, tensor.shape.as_list() if known else None), name)
     return name
 
 
-class _GraphList(first_run.Check):
-    """The collectives of this rank in one group and one graph."""
+class _CollectivesOfGraph(first_run.Check):
+    """The check of this rank's collectives in one group and one graph."""
 
     def __init__(self, communicator):
         super().__init__()
         self._communicator = communicator
         members = communicator.members
         some = ", ".join(map(str, members if len(members) <= 4 else (*members[:2], "...", members[-1])))
-        self._plan = PlanOfTransfers(f"hccl_ops among ranks {some}")
+        self._plan = CollectivesPlan(f"hccl_ops among ranks {some}")
         self._compared = 0
 
     def add(self, transfer, name):
         self._plan.transfers.append(transfer)
-        self.transfers.add(wire_names.full(name))
+        self.transfers.add(wire_names.full_name(name))
 
     def is_due(self, session):
         return len(self._plan.transfers) > self._compared
 
-    def act(self, session, run):
+    def make_check(self, session, run):
         self._compared = len(self._plan.transfers)
         ranks = self._communicator
-        agreement.of_this_process().check(
+        agreement.process_agreements().check(
             self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS, wire_names.label()
         )

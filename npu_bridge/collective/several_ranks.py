@@ -1,4 +1,4 @@
-"""Implements `SeveralRanks`: the part of a communicator that does not depend on the engine of the transfers."""
+"""Implements `SeveralRanks`, the part of a communicator that is the same for all engines."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import tensorflow as tf
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.transfer_tensors import (
     all_reduce_dtype,
-    concatenated,
+    broadcast_strings,
+    concatenate,
     prevent_folding,
     split_like,
-    texts_of_rank,
 )
 
 
 class SeveralRanks(Communicator):
-    """Ranks that are separate processes, whose tensors an engine sends."""
+    """The base class of communicators of several processes, which an engine connects."""
 
     @abc.abstractmethod
-    def _sum_of_vector(self, vector, name, average):
-        """Returns the sum of tensors over the ranks, in one transfer that starts as soon as the vector is there."""
+    def _sum_vector(self, vector, name, average):
+        """Sums or averages a vector over the ranks, in one all-reduce that starts as soon as the vector is computed."""
 
     @abc.abstractmethod
     def _broadcast_numbers(self, tensor, root_rank, name):
-        """Broadcasts tensors of all dtypes but strings, as `broadcast` does."""
+        """Broadcasts a tensor of any dtype except strings; arguments as for `broadcast`."""
 
     def all_reduce(self, tensors, name, average=True, prescale=1.0, after=()):
         results = [None] * len(tensors)
         for dtype, positions in _positions_by_dtype(tensors).items():
             wide = [tf.cast(tensors[position], all_reduce_dtype(dtype)) for position in positions]
             if prescale == 1.0:
-                vector = concatenated(prevent_folding(wide))
+                vector = concatenate(prevent_folding(wide))
             else:
-                vector = concatenated(wide) * prevent_folding([tf.constant(prescale, wide[0].dtype)])[0]
+                vector = concatenate(wide) * prevent_folding([tf.constant(prescale, wide[0].dtype)])[0]
             with tf.control_dependencies(after):
                 vector = tf.identity(vector)
-            total = self._sum_of_vector(vector, f"{name}_{dtype.name}", average)
+            total = self._sum_vector(vector, f"{name}_{dtype.name}", average)
             for position, tensor in zip(positions, split_like(total, wide)):
                 results[position] = tf.cast(tensor, dtype)
         return results
@@ -49,7 +49,7 @@ class SeveralRanks(Communicator):
 
     def broadcast(self, tensor, root_rank, name):
         if tensor.dtype == tf.string:
-            return texts_of_rank(root_rank, tensor, lambda part, of: self.all_gather(part, f"{name}_{of}"))
+            return broadcast_strings(root_rank, tensor, lambda part, of: self.all_gather(part, f"{name}_{of}"))
         return self._broadcast_numbers(tensor, root_rank, name)
 
     def broadcast_variables(self, variables, root_rank):
@@ -64,7 +64,7 @@ class SeveralRanks(Communicator):
 
 
 def _positions_by_dtype(tensors):
-    """Groups list positions by dtype: one all-reduce holds one dtype."""
+    """Returns the positions of tensors by dtype, because an all-reduce has one dtype."""
     groups = {}
     for position, tensor in enumerate(tensors):
         groups.setdefault(tf.as_dtype(tensor.dtype).base_dtype, []).append(position)

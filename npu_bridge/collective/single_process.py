@@ -1,4 +1,4 @@
-"""Implements `SingleProcess`: collective operations of a process that trains alone, which return their inputs."""
+"""Implements `SingleProcess`: collective operations of a process that trains alone; they return their inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from npu_bridge.collective.communicator import Communicator
 
 
 class SingleProcess(Communicator):
-    """A communicator with one rank: every operation is the identity and adds no op to the graph.
+    """A communicator with one rank; its operations return their inputs and add no op to the graph.
 
     Args:
       world_rank: this process's rank in the job, for a group with no other member.

@@ -1,8 +1,8 @@
 """Implements `TensorFlowCommunicator`: collective operations between several ranks, by TensorFlow's own operators.
 
-TensorFlow matches transfers by numbers. Ranks can build graphs in any order, so the number of a transfer is a hash of
-its name, operator, dtype and shape. A transfer whose shape is known only when it runs is filled up to one of a few
-sizes, and the size is added to its number, because all transfers of one number must have one shape. Transfers of
+TensorFlow matches collectives by numbers. Ranks can build graphs in any order, so the number of a collective is a hash
+of its name, operator, dtype and shape. All collectives of one number must have one shape. So a tensor whose shape is
+known only at run time is padded to one of a few sizes, and the size becomes part of the number. Collectives of
 different numbers can start in any order on each rank.
 """
 
@@ -20,15 +20,15 @@ from npu_bridge.base import environment
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.sessions import read_content, run_options_buffer
 from npu_bridge.collective import rendezvous, tensorflow_server, wire_names
-from npu_bridge.collective.first_run import transfers_of
+from npu_bridge.collective.first_run import collectives_in
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.collective.several_ranks import SeveralRanks
-from npu_bridge.collective.transfer_tensors import all_reduce_dtype, moved_as_bits, prevent_merging
-from npu_bridge.collective.wire_names import placed
+from npu_bridge.collective.transfer_tensors import all_reduce_dtype, move_as_bits, prevent_merging
+from npu_bridge.collective.wire_names import named_collective
 from npu_bridge.graph.run import run_of, run_of_call
 
 _REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
-# The dtypes that the operators cannot add up, and integers of a byte, which they cannot move either.
+# The dtypes that the operators cannot sum. They cannot move the one-byte integers among them either.
 _WIDER = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.bool: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64}
 _SAME_BITS = {
     tf.bfloat16: tf.float16,
@@ -39,42 +39,42 @@ _SAME_BITS = {
     tf.complex64: tf.int64,
     tf.complex128: tf.int64,
 }
-# Numbers of elements to which transfers are filled up: four to each power of two, so a fifth at most is added.
+# Numbers of elements to which tensors are padded: four for each power of two, so padding adds a fifth at most.
 _SIZES = sorted({round(2 ** (quarter / 4)) for quarter in range(4 * 31)})
 _POLL_SECS = 1.0
-_KEYS: dict[int, str] = {}  # the name of the transfer with each number, in this process
+_KEYS: dict[int, str] = {}  # the name of the collective with each number, in this process
 _OF_KEY: dict[int, TensorFlowCommunicator] = {}  # the ranks of each group
 _OPENED: set[tuple[int, ...]] = set()  # the members of all groups of the job
-_OF_GROUPS: set[str] = set()  # full names of transfers of groups in graphs
-_CALLED_AT_EXCHANGES: list[Callable[[Any], Any]] = []
+_OF_GROUPS: set[str] = set()  # full names of collectives of groups in graphs
+_CALLED_BEFORE_COLLECTIVES: list[Callable[[Any], Any]] = []
 
 
 class TensorFlowCommunicator(SeveralRanks):
-    """The ranks of a job of `npu-run` on one machine, each of which is a TensorFlow server.
+    """The ranks of an `npu-run` job on one machine; each rank is a TensorFlow server.
 
     Raises:
-      NoServerError: this process cannot be such a server.
+      NoServerError: this process cannot be a TensorFlow server.
     """
 
-    meets_in_any_run = False  # TensorFlow numbers runs, and transfers meet in runs of one number
+    runs_can_differ = False  # TensorFlow numbers runs; a collective connects runs of one number
 
     def __init__(self):
-        tensorflow_server.of_this_process().start()
+        tensorflow_server.process_server().start()
         _prepare_process()
-        place = environment.launched()
+        place = environment.launcher_placement()
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self.members = tuple(range(self.size))
 
-    def _sum_of_vector(self, vector, name, average):
-        total = self._reduced(vector, "sum", name)
+    def _sum_vector(self, vector, name, average):
+        total = self._reduce_padded(vector, "sum", name)
         if not average:
             return total
         return total * tf.cast(1 / self.size, total.dtype) if total.dtype.is_floating else total // self.size
 
     def reduce(self, tensor, reduction, name):
         wide = tf.cast(tensor, _WIDER.get(tensor.dtype, all_reduce_dtype(tensor.dtype)))
-        return tf.cast(self._reduced(wide, reduction, name), tensor.dtype)
+        return tf.cast(self._reduce_padded(wide, reduction, name), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):
         return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
@@ -82,41 +82,41 @@ class TensorFlowCommunicator(SeveralRanks):
     def all_gather(self, tensor, name):
         def gather(part):
             rows, row_shape = tf.shape(part)[:1], tf.shape(part)[1:]
-            counts = self._gathered(rows, f"{name}_counts", None)
+            counts = self._gather_vectors(rows, f"{name}_counts", None)
             lengths = counts * tf.reduce_prod(row_shape)
             size, number = _fitting_size(tf.reduce_max(lengths))
-            whole = self._gathered(_filled_up(part, size), name, number)
+            whole = self._gather_vectors(_pad_vector(part, size), name, number)
             blocks = tf.reshape(whole, [self.size, size])
-            return self._joined(blocks, lengths, tf.reduce_sum(counts), part)
+            return self._join_blocks(blocks, lengths, tf.reduce_sum(counts), part)
 
-        return _moved(tf.convert_to_tensor(tensor), gather, is_noted=True)
+        return _move_any_dtype(tf.convert_to_tensor(tensor), gather, is_noted=True)
 
     def _broadcast_numbers(self, tensor, root_rank, name):
         def send(value):
-            (vector, number), shape = _sized(value), tf.shape(value)
+            (vector, number), shape = _pad_to_size(value), tf.shape(value)
             if self.rank == root_rank:
-                sent = self._transfer("CollectiveBcastSendV2", name, vector, number, root_rank)
+                sent = self._add_collective("CollectiveBcastSendV2", name, vector, number, root_rank)
             else:
-                sent = self._transfer("CollectiveBcastRecvV2", name, vector, number, root_rank)
-            return _restored(sent, value, shape)
+                sent = self._add_collective("CollectiveBcastRecvV2", name, vector, number, root_rank)
+            return _remove_padding(sent, value, shape)
 
-        return _moved(tensor, send)
+        return _move_any_dtype(tensor, send)
 
     def all_to_all(self, tensor, counts, name):
         counts = tf.cast(counts, tf.int32)
         arriving = []
 
         def send(blocks):
-            matrix = tf.reshape(self._gathered(counts, f"{name}_counts", None), [self.size, self.size])
+            matrix = tf.reshape(self._gather_vectors(counts, f"{name}_counts", None), [self.size, self.size])
             arriving.append(matrix[:, self.rank])
             row = tf.reduce_prod(tf.shape(blocks)[1:])
             size, number = _fitting_size(tf.reduce_max(matrix) * row)
             own = tf.split(tf.reshape(blocks, [-1]), counts * row, num=self.size)
-            sent = tf.stack([_filled_up(block, size) for block in own])
-            received = self._transfer("CollectiveAllToAllV2", name, sent, number)
-            return self._joined(received, arriving[0] * row, tf.reduce_sum(arriving[0]), blocks)
+            sent = tf.stack([_pad_vector(block, size) for block in own])
+            received = self._add_collective("CollectiveAllToAllV2", name, sent, number)
+            return self._join_blocks(received, arriving[0] * row, tf.reduce_sum(arriving[0]), blocks)
 
-        return _moved(tensor, send), arriving[0]
+        return _move_any_dtype(tensor, send), arriving[0]
 
     def exchange(self, numbers, meeting, what="its group"):
         store, is_over = KeyValueStore(f"{meeting}_numbers"), threading.Event()
@@ -127,38 +127,40 @@ class TensorFlowCommunicator(SeveralRanks):
                 pass
             return [json.loads(store.get(rank) or "[]") for rank in range(self.size)]
 
-        return rendezvous.meet(gather, meeting, self.rank, self.size, is_over.set, what)
+        return rendezvous.run_barrier(gather, meeting, self.rank, self.size, is_over.set, what)
 
     def open_groups(self, groups, meeting):
         _OPENED.update(map(tuple, groups))
         return [_Group(self.rank, members) for members in groups]
 
-    def _reduced(self, tensor, reduction, name):
-        (vector, number), shape = _sized(tensor), tf.shape(tensor)
-        total = self._transfer("CollectiveReduceV2", name, vector, number, _REDUCTIONS[reduction])
-        return _restored(total, tensor, shape)
+    def _reduce_padded(self, tensor, reduction, name):
+        (vector, number), shape = _pad_to_size(tensor), tf.shape(tensor)
+        total = self._add_collective("CollectiveReduceV2", name, vector, number, _REDUCTIONS[reduction])
+        return _remove_padding(total, tensor, shape)
 
-    def _gathered(self, vector, name, number):
-        return self._transfer("CollectiveGatherV2", name, vector, number)
+    def _gather_vectors(self, vector, name, number):
+        return self._add_collective("CollectiveGatherV2", name, vector, number)
 
-    def _joined(self, blocks, lengths, rows, like):
-        """Joins the beginnings of the blocks of all ranks to `rows` rows of the shape of those of `like`."""
+    def _join_blocks(self, blocks, lengths, rows, like):
+        """Joins all ranks' blocks, without padding, to a tensor of `rows` rows with the row shape of `like`."""
         joined = tf.concat([blocks[rank, : lengths[rank]] for rank in range(self.size)], axis=0)
         shaped = tf.reshape(joined, tf.concat([[rows], tf.shape(like)[1:]], axis=0))
         return tf.ensure_shape(shaped, tf.TensorShape([None]).concatenate(like.shape[1:]))
 
-    def _transfer(self, operator, name, tensor, number, how=None):
-        """Adds an operator whose name and numbers are the same on every rank, and returns its result.
+    def _add_collective(self, operator, name, tensor, number, how=None):
+        """Adds a collective operator with the same name and numbers on every rank, and returns the operator's result.
 
         Args:
-          number: of the tensor's size, an integer tensor; None where its static shape is the same on all ranks.
-          how: reduction of a reduction, root of a broadcast.
+          number: integer tensor, the number of the padded size; None if the static shape is the same on all ranks.
+          how: the reduction of a reduce, or the root of a broadcast.
         """
-        with wire_names.noted() as full_names, placed(name) as named:
+        with wire_names.recorded_names() as full_names, named_collective(name) as named:
             shape = tensor.shape if number is None else "any"
-            group_key = _key_of("group", self.members)
+            group_key = _hash_to_number("group", self.members)
             _OF_KEY[group_key] = self
-            key = _key_of(operator.replace("Send", "").replace("Recv", ""), named["name"], tensor.dtype, shape, how)
+            key = _hash_to_number(
+                operator.replace("Send", "").replace("Recv", ""), named["name"], tensor.dtype, shape, how
+            )
             common = {
                 "group_size": self.size,
                 "group_key": group_key,
@@ -169,7 +171,7 @@ class TensorFlowCommunicator(SeveralRanks):
                 common.update(merge_op=how, final_op="Id")
             if "Bcast" not in operator:
                 common.update(ordering_token=[])
-                for note in _CALLED_AT_EXCHANGES:
+                for note in _CALLED_BEFORE_COLLECTIVES:
                     note(tensor)
             if operator == "CollectiveBcastRecvV2":
                 result = tf.raw_ops.CollectiveBcastRecvV2(shape=tf.shape(tensor), T=tensor.dtype, **common)
@@ -180,7 +182,7 @@ class TensorFlowCommunicator(SeveralRanks):
 
 
 class _Group(TensorFlowCommunicator):
-    """A group of some of the ranks; `rank` is None in a process that is not a member."""
+    """A group of some of the ranks of a job; `rank` is None in a process that is not a member."""
 
     def __init__(self, world_rank, members):
         self.members = tuple(members)
@@ -188,8 +190,8 @@ class _Group(TensorFlowCommunicator):
         self.rank = self.members.index(world_rank) if world_rank in members else None
 
 
-class _StepsOfTransfers(SessionEngine):
-    """Lets TensorFlow count the runs of each set of transfers, as ranks with several sessions run them in any order."""
+class _RunCounter(SessionEngine):
+    """An engine that makes TensorFlow count runs by their set of collectives, because sessions can run in any order."""
 
     def execute(self, session, request):
         options = tf.compat.v1.RunOptions()
@@ -197,7 +199,7 @@ class _StepsOfTransfers(SessionEngine):
             options.ParseFromString(read_content(request.options))
         key = None
         if not options.experimental.collective_graph_key:
-            key = _key_of_run(session.graph, lambda: run_of(session.graph, request.asked, request.fed))
+            key = _run_key(session.graph, lambda: run_of(session.graph, request.asked, request.fed))
         if key is None:
             return self.inner.execute(session, request)
         options.experimental.collective_graph_key = key
@@ -205,55 +207,58 @@ class _StepsOfTransfers(SessionEngine):
             return self.inner.execute(session, request._replace(options=buffer))
 
     def prepare_call(self, session, callable_options):
-        key = _key_of_run(session.graph, lambda: run_of_call(session.graph, callable_options))
+        key = _run_key(session.graph, lambda: run_of_call(session.graph, callable_options))
         if key is not None:
             callable_options.run_options.experimental.collective_graph_key = key
         return self.inner.prepare_call(session, callable_options)
 
 
-def call_at_exchanges(note: Callable[[Any], Any]) -> None:
-    """Calls a function with the tensor of every transfer made from now on that combines values of ranks."""
-    _CALLED_AT_EXCHANGES.append(note)
+def call_before_collectives(note: Callable[[Any], Any]) -> None:
+    """Calls `note` with the tensor of each new collective that combines values of ranks, from now on."""
+    _CALLED_BEFORE_COLLECTIVES.append(note)
 
 
 @functools.cache
 def _prepare_process():
-    """Prepares sessions, and gives sums their gradient, which TensorFlow does not have."""
-    add_engine(None, _StepsOfTransfers())
+    """Prepares sessions, and defines the gradient of sums, which TensorFlow lacks."""
+    add_engine(None, _RunCounter())
 
     @tf.RegisterGradient("CollectiveReduceV2")
     def gradient(op, upstream):
         ranks = _OF_KEY.get(tf.get_static_value(op.inputs[2]).item())
         if ranks is None or op.get_attr("merge_op") != b"Add":
-            raise LookupError(f"{op.type} has no gradient. Expected a sum over ranks; got {op.get_attr('merge_op')}.")
+            raise LookupError(
+                f"{op.type} has no gradient. Expected a sum over ranks; got {op.get_attr('merge_op')}. Put "
+                f"tf.stop_gradient around its result."
+            )
         name = f"gradient_of_{tf.get_static_value(op.inputs[3])}"
         return [ranks.reduce(upstream, "sum", name), None, None, None]
 
 
-def _key_of_run(graph, find_run):
-    """Returns a number that is the same on all ranks which take part in transfers of a run; None without transfers.
+def _run_key(graph, find_run):
+    """Returns a number for a run that is the same on all ranks in the run's collectives; None without collectives.
 
-    Ranks whose groups overlap, directly or through other groups, have to run transfers of groups equally often.
+    Ranks whose groups overlap, directly or through other groups, must run collectives of groups equally often.
     """
-    transfers = transfers_of(find_run()) if wire_names.given_in(graph) else set()
+    transfers = collectives_in(find_run()) if wire_names.names_in_graph(graph) else set()
     of_job = transfers - _OF_GROUPS
     if of_job:
-        key = _key_of("run", *sorted(of_job))
-        _begin_to_count(key)
+        key = _hash_to_number("run", *sorted(of_job))
+        _synchronise_run_numbers(key)
         return key
     if not transfers:
         return None
-    connected = {environment.launched().rank}
+    connected = {environment.launcher_placement().rank}
     for _ in _OPENED:
         connected.update(*(members for members in _OPENED if not connected.isdisjoint(members)))
-    return _key_of("run of groups", *sorted(connected))
+    return _hash_to_number("run of groups", *sorted(connected))
 
 
 @functools.cache
-def _begin_to_count(key):
-    """Lets all ranks fetch the number of their next step with this key before any rank begins a further step.
+def _synchronise_run_numbers(key):
+    """Makes all ranks fetch the number of their next step with this key, before any rank begins a later step.
 
-    The first rank holds that number, and adds 1 at each of its runs, even if the run executes no transfer.
+    Rank 0 keeps this number and adds 1 at each of its runs, even if the run executes no collective.
     """
     with wire_names.labelled(""), tf.Graph().as_default() as graph:
         met = TensorFlowCommunicator().reduce(tf.zeros([]), "sum", f"steps_of_{key}")
@@ -263,47 +268,47 @@ def _begin_to_count(key):
             session.run(met, options=options)
 
 
-def _key_of(*parts):
-    """Returns a positive 31-bit number for some texts and numbers, the same on all ranks."""
+def _hash_to_number(*parts):
+    """Returns a positive 31-bit hash of texts and numbers, the same on all ranks."""
     text = "|".join(map(str, parts))
     key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1 or 1
     if _KEYS.setdefault(key, text) != text:
         raise RuntimeError(
-            f"npu_bridge.collective: two transfers have one number. Expected a number for each; got {key} for "
-            f"{_KEYS[key]} and for {text}. Give the optimizer, or the object that names them, another name."
+            f"npu_bridge.collective: two collectives have the same number. Expected a number for each; got {key} for "
+            f"{_KEYS[key]} and for {text}. Give another name to the optimizer, or to the object that owns them."
         )
     return key
 
 
-def _moved(tensor, move, is_noted=False):
-    """Applies `move`, which only copies elements, to a tensor of any numeric dtype."""
+def _move_any_dtype(tensor, move, is_noted=False):
+    """Applies `move`, a function that only copies elements, to a tensor of any numeric dtype."""
     if tensor.dtype in _WIDER and tensor.dtype.size == 1:
         return tf.cast(move(tf.cast(tensor, _WIDER[tensor.dtype])), tensor.dtype)
-    return moved_as_bits(tensor, move, is_noted, _SAME_BITS)
+    return move_as_bits(tensor, move, is_noted, _SAME_BITS)
 
 
-def _sized(tensor):
-    """Returns a tensor of a static shape and None; else a vector of one of `_SIZES`, and the number of that size."""
+def _pad_to_size(tensor):
+    """Pads a tensor without static shape to one of `_SIZES`; returns the result, and the size's number or None."""
     if tensor.shape.is_fully_defined():
         return tensor, None
     size, number = _fitting_size(tf.size(tensor))
-    return _filled_up(tensor, size), number
+    return _pad_vector(tensor, size), number
 
 
-def _restored(result, tensor, shape):
-    """Returns the result of a transfer of `_sized(tensor)` in the shape of `tensor`."""
+def _remove_padding(result, tensor, shape):
+    """Returns the result of a collective on `_pad_to_size(tensor)`, in the shape of `tensor`."""
     if tensor.shape.is_fully_defined():
         return result
     return tf.ensure_shape(tf.reshape(result[: tf.reduce_prod(shape)], shape), tensor.shape)
 
 
 def _fitting_size(count):
-    """Returns the first of `_SIZES` that is not below a number of elements, and its position."""
+    """Returns the smallest of `_SIZES` for a number of elements, and the size's position."""
     position = tf.searchsorted(_SIZES, tf.reshape(count, [1]))[0]
     return tf.gather(_SIZES, position), position
 
 
-def _filled_up(tensor, size):
-    """Returns the elements as a vector, padded with zeros to a size."""
+def _pad_vector(tensor, size):
+    """Returns the elements of a tensor as a vector, padded with zeros to a size."""
     vector = tf.reshape(tensor, [-1])
     return tf.pad(vector, [[0, size - tf.size(vector)]])

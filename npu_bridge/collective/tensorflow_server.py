@@ -1,10 +1,10 @@
-"""Makes each rank a TensorFlow server, through which TensorFlow's own collective operators reach the other ranks.
+"""Makes each rank a TensorFlow server, through which TensorFlow's own collectives reach the other ranks.
 
-One server serves eager execution, functions and the sessions of TF 1 graphs. It has to run before a rank makes its
-first tensor, so a rank of `npu-run` announces it before the script begins. It starts with the first tensor or session.
+One server serves eager execution, functions and the sessions of TF 1 graphs. It must run before a rank makes its first
+tensor. So a rank of `npu-run` announces the server before the script begins; the first tensor or session starts it.
 
-TensorFlow's servers listen on all addresses and take requests of anyone. A filter in the system's kernel therefore
-drops every packet for this port that does not come from this machine. `docs/security.md` says what that leaves open.
+TensorFlow's servers listen on all addresses and accept requests of anyone. So a filter in the system's kernel drops all
+packets for the server's port that do not come from this machine. `docs/security.md` describes the limits of this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_bridge.base import environment, reading
 from npu_bridge.base.session_wrapper import change_settings
-from npu_bridge.base.tf_internals.servers import serve_from_the_start, start_serving
+from npu_bridge.base.tf_internals.servers import serve_from_first_use, start_serving
 from npu_bridge.base.tf_internals.sessions import default_session_config, has_eager_context
 from npu_bridge.collective import engine_of_ranks, rendezvous
 from npu_bridge.collective.key_value_store import KeyValueStore
@@ -45,33 +45,33 @@ _FROM_THIS_MACHINE = (
 
 
 class NoServerError(RuntimeError):
-    """An error for several ranks that cannot use TensorFlow's own collective operators."""
+    """An error for a rank that cannot use TensorFlow's own collective operators."""
 
 
 class Server:
-    """The server of this rank.
+    """The TensorFlow server of this rank.
 
     Attributes:
-      target: the address for sessions.
+      target: the server's address, as the target of sessions.
     """
 
     def __init__(self):
-        place = environment.launched()
+        place = environment.launcher_placement()
         self._rank, self._size = place.rank, place.size
         self._addresses = KeyValueStore("tensorflow_servers")
         _check_job(self._addresses, place)
-        # Bound and not listening: no other process gets this port, and the server does as soon as it starts.
+        # Bound without listening, so that only the server of this process can get the port when it starts.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind((_HOST, 0))
         number = self._port.getsockname()[1]
         self.target = f"grpc://{_HOST}:{number}"
         self._addresses.put(self._rank, f"{_HOST}:{number}")
-        serve_from_the_start(self._describe, self._keep_strangers_out)
-        change_settings(self._with_server)
+        serve_from_first_use(self._describe, self._accept_this_machine_only)
+        change_settings(self._settings_with_server)
 
     def start(self) -> None:
-        """Starts the server, unless it runs. Waits until all ranks have chosen a port, but not until they listen."""
+        """Starts the server, unless it runs. Waits until all ranks have chosen a port, not until they listen on it."""
         start_serving()
 
     def _describe(self, settings: tf.compat.v1.ConfigProto) -> Any:
@@ -80,20 +80,20 @@ class Server:
         missing = self._addresses.wait(self._size, rendezvous.limit_secs())
         if missing:
             raise NoServerError(
-                f"npu_bridge.collective: ranks {', '.join(map(str, missing))} have not come. Expected a port of "
-                f"each of {self._size} ranks within {rendezvous.limit_secs()} seconds; got none. Raise "
-                f"HCCL_CONNECT_TIMEOUT, or see why they did not start."
+                f"npu_bridge.collective: ranks {', '.join(map(str, missing))} have not announced a port. Expected "
+                f"a port of each of {self._size} ranks within {rendezvous.limit_secs()} seconds; got none. Raise "
+                f"HCCL_CONNECT_TIMEOUT, or find out why these ranks did not start."
             )
         cluster = cluster_pb2.ClusterDef()
         for rank in range(self._size):
-            cluster.job.add(name=_job(rank)).tasks[0] = self._addresses.get(rank)
-        own = tensorflow_server_pb2.ServerDef(cluster=cluster, job_name=_job(self._rank), protocol="grpc")
+            cluster.job.add(name=_job_name(rank)).tasks[0] = self._addresses.get(rank)
+        own = tensorflow_server_pb2.ServerDef(cluster=cluster, job_name=_job_name(self._rank), protocol="grpc")
         own.default_session_config.CopyFrom(settings)
         self._set_leader(own.default_session_config)
         return own
 
-    def _with_server(self, target, config):
-        """Returns the target and the settings for a session of the script; keeps a target that the script has set."""
+    def _settings_with_server(self, target, config):
+        """Returns the target and the settings for a session of the script; leaves a session with a target unchanged."""
         if target:
             return target, config
         import tensorflow as tf
@@ -107,15 +107,15 @@ class Server:
         own.isolate_session_state = True  # else all sessions of a server have the same variables
         self._set_leader(own)
         if not own.device_filters:
-            own.device_filters.append(f"/job:{_job(self._rank)}")
+            own.device_filters.append(f"/job:{_job_name(self._rank)}")
         return self.target, own
 
     @staticmethod
     def _set_leader(config):
-        config.experimental.collective_group_leader = f"/job:{_job(0)}/replica:0/task:0"
+        config.experimental.collective_group_leader = f"/job:{_job_name(0)}/replica:0/task:0"
 
-    def _keep_strangers_out(self):
-        """Lets the port take packets from this machine only; does nothing where the system has no such filter."""
+    def _accept_this_machine_only(self):
+        """Makes the server's port accept packets from this machine only; does nothing outside of Linux."""
         if not sys.platform.startswith("linux"):
             return
         listening = _listening_sockets(self._port.getsockname()[1])
@@ -130,8 +130,8 @@ class Server:
 
 
 @functools.cache
-def of_this_process() -> Server:
-    """Returns the server of this rank; the first call announces it.
+def process_server() -> Server:
+    """Returns the server of this rank; the first call announces the server.
 
     Raises:
       NoServerError: `npu-run` did not start this rank, or the job is elastic or runs on several machines.
@@ -139,16 +139,16 @@ def of_this_process() -> Server:
     return Server()
 
 
-def prepare() -> None:
-    """Announces the server of this rank, if it will be needed; call it before TensorFlow is loaded.
+def announce_server_if_needed() -> None:
+    """Announces the server of this rank, if the job needs it; must be called before TensorFlow is loaded.
 
     Raises:
-      ValueError: variables of the launcher contradict each other, or `NPU_COLLECTIVES` has no legal value.
-      NoServerError: as `of_this_process`.
+      ValueError: variables of the launcher contradict each other, or `NPU_COLLECTIVES` names no engine.
+      NoServerError: as for `process_server`.
     """
-    launched = environment.launched()
+    launched = environment.launcher_placement()
     if launched is not None and launched.size > 1 and engine_of_ranks.engine() == "tensorflow":
-        of_this_process()
+        process_server()
 
 
 def _check_job(store, place):
@@ -158,18 +158,18 @@ def _check_job(store, place):
     elif has_eager_context():
         got = "a rank that has made tensors before npu-run could make it a server"
     is_elastic = environment.is_flag_on("HOROVOD_ELASTIC")
-    problem = engine_of_ranks.refusal(place.local_size == place.size, is_elastic, got)
+    problem = engine_of_ranks.unsupported_job_reason(place.local_size == place.size, is_elastic, got)
     if problem:
         raise NoServerError(f"npu_bridge.collective: {problem}.")
 
 
-def _job(rank):
-    """Returns the name of a rank in the cluster: TensorFlow orders ranks by these names."""
+def _job_name(rank):
+    """Returns a rank's job name in the cluster; TensorFlow orders the ranks by these names."""
     return f"rank{rank:05}"
 
 
 def _listening_sockets(port):
-    """Returns the sockets of this machine that listen on a port, as links in /proc/self/fd lead to them."""
+    """Returns the names of this machine's sockets that listen on a port, as in the links of /proc/self/fd."""
     found = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), reading.open_file(f"/proc/net/{table}") as rows:

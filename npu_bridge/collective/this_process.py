@@ -1,4 +1,4 @@
-"""Finds the communicator of this process: Horovod's with several ranks, else that of a single process."""
+"""Finds the communicator of this process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from npu_bridge.collective.single_process import SingleProcess
 
 
 def current() -> Communicator:
-    """Returns the communicator of this process, found anew at each call.
+    """Returns the communicator of this process, chosen anew at each call.
 
-    It is Horovod's if a launcher has started more than one rank, or if the script itself has initialised Horovod with
-    more than one rank. Otherwise it is that of a single process.
+    If a launcher has started several ranks, the engine is Horovod or TensorFlow's own collectives, as `NPU_COLLECTIVES`
+    chooses. If the script itself has initialised Horovod with several ranks, the engine is Horovod. Otherwise the
+    communicator is a `SingleProcess`.
 
     Raises:
-      RuntimeError: the environment declares several ranks, but this process is not part of such a job. Training alone
-        without a message would give another result than the requested one.
+      RuntimeError: the environment declares another number of ranks than the job has. Training with fewer ranks would
+        give another result.
       ValueError: variables that describe the cluster contradict each other.
       HorovodUnavailableError: several ranks were started, but Horovod cannot be used.
     """
-    launched = environment.launched()
+    launched = environment.launcher_placement()
     are_several = launched is not None and launched.size > 1
     communicator: Communicator
     if are_several and engine() == "tensorflow":
@@ -40,12 +41,12 @@ def current() -> Communicator:
 
 
 def place_in_job() -> tuple[int, int]:
-    """Returns this process's rank and the number of ranks, as known without starting Horovod.
+    """Returns this process's rank and the number of ranks, without starting Horovod.
 
     Raises:
       ValueError: variables of the launcher contradict each other.
     """
-    launched = environment.launched()
+    launched = environment.launcher_placement()
     if launched is not None and launched.size > 1:
         return launched.rank, launched.size
     if _script_started_horovod():
@@ -55,7 +56,7 @@ def place_in_job() -> tuple[int, int]:
 
 
 def _script_started_horovod():
-    """Returns whether the user's script has called `hvd.init()` with several ranks (mpirun without known variables)."""
+    """Returns whether the script has called `hvd.init()` with several ranks, for launchers with unknown variables."""
     hvd = sys.modules.get("horovod.tensorflow")
     return hvd is not None and hvd.is_initialized() and hvd.size() > 1
 
@@ -65,7 +66,7 @@ def _check_declared_size(communicator):
     declared = environment.declared_world_size()
     if declared not in (1, communicator.size):
         raise RuntimeError(
-            f"npu_bridge.collective: the environment declares another number of ranks than there are. Expected "
+            f"npu_bridge.collective: the environment declares another number of ranks than the job has. Expected "
             f"RANK_SIZE (or CM_WORKER_SIZE) = {communicator.size}; got {declared}. Start the script with "
             f"`npu-run -np {declared} script.py`, or unset the variable to train on {communicator.size}."
         )

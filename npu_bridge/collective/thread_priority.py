@@ -1,12 +1,12 @@
-"""Runs the threads that all-reduce gradients before those that compute, on request and if permitted.
+"""Gives Horovod's threads real-time priority over computing threads, on request and if permitted.
 
-A rank with a core or two does both on the same cores. Linux gives all threads equal shares, so gradients that have
-arrived wait some milliseconds until they are added up and sent on, and the network is idle meanwhile. With real-time
-priority they do not wait. Under MPI nothing is changed, as its threads wait without sleeping.
+A rank with one or two cores communicates and computes on the same cores. Linux gives all threads equal shares, so
+arrived gradients wait some milliseconds until they are summed and sent on, and the network is idle meanwhile. With
+real-time priority the gradients do not wait. Under MPI nothing is changed, because its threads wait without sleeping.
 
 Two threads of Gloo also wait for each other without sleeping: the receiver for a lock, in a loop around `epoll_wait`,
-and the sender for the end of a message, in a loop around `sched_yield`. So both have the same priority, and take turns:
-if the receiver could not be interrupted, the sender would never release the lock on that core.
+and the sender for the end of a message, in a loop around `sched_yield`. So both threads get the same priority and take
+turns. If the receiver could not be interrupted, the sender would never release the lock on that core.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _noted: set[int] = set()  # state of the process, like Horovod
 
 
 @contextlib.contextmanager
-def raised_for_new_threads() -> Iterator[None]:
-    """Gives threads that start in this block real-time priority: start Horovod inside it.
+def real_time_for_new_threads() -> Iterator[None]:
+    """Gives threads that start inside the block real-time priority; Horovod must be started inside it.
 
     Does nothing without `NPU_COMMUNICATION_PRIORITY=1`, under MPI, and if the process lacks the permission
     (CAP_SYS_NICE, or a limit of real-time priorities above 0).
@@ -39,18 +39,18 @@ def raised_for_new_threads() -> Iterator[None]:
     _noted.clear()
     if is_wanted:
         _noted.update(_threads() - before)
-        set_raised(True)
+        set_real_time(True)
 
 
-def set_raised(is_raised: bool) -> bool:
-    """Gives the noted threads of Horovod real-time priority, or takes it away.
+def set_real_time(is_real_time: bool) -> bool:
+    """Gives the noted threads of Horovod real-time priority, or normal priority again.
 
     Returns:
-      Whether such threads exist and the system has permitted it.
+      Whether noted threads exist and the system has permitted the change.
     """
     if not _noted:
         return False
-    policy, priority = (os.SCHED_RR, _LOWEST_REAL_TIME) if is_raised else (os.SCHED_OTHER, 0)
+    policy, priority = (os.SCHED_RR, _LOWEST_REAL_TIME) if is_real_time else (os.SCHED_OTHER, 0)
     for thread in _noted:
         try:
             os.sched_setscheduler(thread, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))

@@ -1,14 +1,15 @@
 """All-reduces gradients in wire formats: float32, or 16 bits on the network with sums in float32.
 
-Horovod sums 16-bit floats in 16 bits, which loses bits at every rank and is slow on processors (float16 took 2.7 times
-as long as float32 in memory), and it has no bfloat16. So a mean is computed in float32, from collectives that only move
-bits. They send as many bytes as a ring all-reduce of 16-bit numbers, half those of float32. Nothing overflows on the
-way: a mean of numbers that fit into 16 bits fits, too, and summands are first multiplied by a power of two, because two
-bfloat16 numbers can add up to more than float32 holds.
+Horovod sums 16-bit floats in 16 bits, which loses bits at every rank and is slow on processors: float16 took 2.7 times
+as long as float32 in memory. And Horovod has no bfloat16. So a mean is computed in float32, with collectives that only
+move bits. They send as many bytes as a ring all-reduce of 16-bit numbers, half as many as for float32. Nothing
+overflows: a mean of numbers that fit into 16 bits fits, too. Summands are first multiplied by a power of two, because
+the sum of two bfloat16 numbers can exceed float32.
 
-Three ranks and more: every rank receives its own part of the tensors from all ranks, adds it up, and sends the mean to
-all. Two ranks: each receives the other's values, as a wrapped-around sum of bit patterns minus its own pattern: Gloo's
-all-reduce uses both directions of a link at once, and its other collectives between two ranks mostly do not.
+With three or more ranks, every rank receives its own part of the tensors from all ranks, averages it, and sends the
+mean to all ranks. With two ranks, the bit patterns are all-reduced as integers that wrap around; the sum minus a rank's
+own pattern is the other rank's pattern. The reason is that Gloo's all-reduce uses both directions of a link at once,
+while its other collectives between two ranks mostly do not.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ _WIDTH_BYTES = 2
 
 
 def wire_dtype(name: Any, owner: str) -> tf.DType | None:
-    """Returns the dtype gradients are rounded to before they are sent; None for "none" and for None.
+    """Returns the dtype to which gradients are rounded before sending; None for "none" and for None.
 
     Raises:
       ValueError: the name is not one of `FORMATS`.
     """
     if name is not None and name not in FORMATS:
         raise ValueError(
-            f"{owner}: unknown wire format. Expected {', '.join(map(repr, FORMATS))}; got wire={name!r}. float16 keeps "
-            f"11 bits of every gradient, bfloat16 keeps 8 and the range of float32."
+            f"{owner}: unknown wire format. Expected {', '.join(map(repr, FORMATS))}; got wire={name!r}. Choose "
+            f"float16 to keep 11 bits of every gradient, or bfloat16 to keep 8 bits and the range of float32."
         )
     return None if name in (None, "none") else tf.as_dtype(name)
 
 
 def rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the values as they are sent: in `dtype`, or unchanged when they have 16 bits already."""
+    """Returns values rounded to `dtype` for sending; values of 16 bits stay unchanged."""
     return values if values.dtype.size <= _WIDTH_BYTES else tf.cast(values, dtype)
 
 
@@ -62,7 +63,7 @@ def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, af
     for dtype in sorted({tensor.dtype.name for tensor in tensors}):
         positions = [position for position, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
         alike = [tensors[position] for position in positions]
-        vector = tf.reshape(transfer_tensors.concatenated(alike), [-1])
+        vector = tf.reshape(transfer_tensors.concatenate(alike), [-1])
         means = mean_of_vector(communicator, vector, f"{name}_{dtype}", after)
         for position, values in zip(positions, transfer_tensors.split_like(means, alike)):
             results[position] = values
@@ -75,7 +76,7 @@ def _mean_of_two(communicator, vector, name, after):
     (total,) = communicator.all_reduce([pairs], name, average=False, after=after)
     # Unsigned, because only unsigned integers are defined to wrap around.
     others = tf.bitcast(total, tf.uint32) - tf.bitcast(pairs, tf.uint32)
-    other = tf.reshape(transfer_tensors.note_exchange(pairs, tf.bitcast(others, vector.dtype)), [-1])
+    other = tf.reshape(transfer_tensors.mark_exchange(pairs, tf.bitcast(others, vector.dtype)), [-1])
     return (tf.cast(own, tf.float32) / 2 + tf.cast(other, tf.float32) / 2)[:size]
 
 
@@ -89,11 +90,11 @@ def _mean_of_many(communicator, vector, name, after):
     parts = tf.cast(tf.reshape(received, [communicator.size, part]), tf.float32) * prescale
     own_mean = tf.reduce_sum(parts, axis=0) / (communicator.size * prescale)
     means = communicator.all_gather(tf.cast(own_mean, vector.dtype), f"{name}_means")
-    means = transfer_tensors.note_exchange(padded, means)
+    means = transfer_tensors.mark_exchange(padded, means)
     return tf.cast(means, tf.float32)[:size]
 
 
 def _padded(vector, multiple):
-    """Returns the vector padded with zeros to a multiple, and its original length."""
+    """Returns the vector padded with zeros to a length that is a multiple, and its original length."""
     size = transfer_tensors.element_count(vector)
     return tf.pad(vector, [[0, -size % multiple]]), size

@@ -1,14 +1,14 @@
-"""Gives collective operations names that are the same on every rank, and that belong to one training each.
+"""Gives collectives names that are the same on every rank, and different for each training of a process.
 
-Horovod matches collectives by the full names of their operators, in whatever order ranks run them. So a process that
-trains two models needs two sets of names: ranks that run the models in another order, perhaps in threads, would average
-the gradients of one model with those of the other. Graphs and optimizers are therefore numbered, in the order in which
-a thread makes them; the names of the first have no number.
+Horovod matches collectives by the full names of their operators, in whatever order ranks run them. If two models of a
+process shared names, ranks that run the models in different orders, perhaps in threads, would average the gradients of
+one model with gradients of the other. So graphs and optimizers are numbered, in the order in which a thread makes them;
+the names for the first one have no number.
 
-In a graph all collectives are built in one scope at its root, whatever name scopes ranks build them in, and those of
-the same name are numbered in the order in which they were built. Branches of a `tf.cond` and bodies of a
-`tf.while_loop` count with the graph around them: when they run, the names of their operators get scopes in front, so
-Horovod must ignore scopes there. For that reason no part of a name holds a slash.
+In a graph, all collectives are built in one scope at its root, in whatever name scopes the ranks build them.
+Collectives of the same name are numbered in the order in which they are built. Branches of a `tf.cond` and bodies of a
+`tf.while_loop` count as parts of the graph around them. When they run, scopes are put in front of the names of their
+operators, and Horovod must ignore these scopes. For this reason names contain no slash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from npu_bridge.base.tf_internals.callers import builds_evaluation, model_in_tra
 from npu_bridge.base.tf_internals.graphs import is_branch_or_body
 
 _SCOPE = "transfers/"
-# The label of graphs that train nothing, which perhaps only rank 0 builds.
+# The label for graphs that train nothing; perhaps only rank 0 builds them.
 UNTRAINED = "untrained."
 # Python's default name of a thread: its number, and from Python 3.10 on the name of its function.
 _UNNAMED = re.compile(r"Thread-(\d+)(.*)")
@@ -46,26 +46,27 @@ _of_owner: contextvars.ContextVar[str] = contextvars.ContextVar("label of an opt
 
 
 class Owner:
-    """An optimizer or an Estimator, whose collectives are never mistaken for another owner's.
+    """The owner of collectives: an optimizer or an Estimator, whose label keeps its collectives apart from others.
 
-    It is numbered when it is made, except when it is restored: perhaps only rank 0 has read the file.
+    An owner gets its number when it is made. A restored owner gets it later, because perhaps only rank 0 has read the
+    file.
 
     Args:
-      is_counted: it runs collectives; other owners are not numbered, as a rank can make some for itself.
+      is_counted: whether the owner runs collectives. Others get no number, because one rank can make more of them.
     """
 
     def __init__(self, is_counted: bool = True):
-        self._label = None if _is_restoring.get() else _label_of_owner() if is_counted else ""
+        self._label = None if _is_restoring.get() else _new_owner_label() if is_counted else ""
 
     @property
     def label(self) -> str:
-        """Returns the label in front of its collectives' names."""
+        """The label in front of the names of this owner's collectives."""
         if self._label is None:
             self._label = _next_label("restored", _numbers)
         return self._label
 
     @contextlib.contextmanager
-    def transferring(self) -> Iterator[None]:
+    def collectives_belong_here(self) -> Iterator[None]:
         """Makes collectives inside the block belong to this owner."""
         before = _of_owner.set(self.label)
         try:
@@ -75,13 +76,13 @@ class Owner:
 
 
 class _Names:
-    """The names given in one graph."""
+    """The names of the collectives in one graph."""
 
     def __init__(self):
         self.label: str | None = None
         self.owners: collections.Counter = collections.Counter()
         self.counts: collections.Counter = collections.Counter()
-        self.rows: collections.Counter = collections.Counter()
+        self.series: collections.Counter = collections.Counter()
         self.given: list[str] = []
 
 
@@ -90,8 +91,8 @@ _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def restoring() -> Iterator[None]:
-    """Marks optimizers made inside the block as restored."""
+def restoring_optimizers() -> Iterator[None]:
+    """Makes optimizers that are made inside the block count as restored."""
     before = _is_restoring.set(True)
     try:
         yield
@@ -100,23 +101,23 @@ def restoring() -> Iterator[None]:
 
 
 def set_owner(optimizer: Any, owner: Owner) -> None:
-    """Notes the owner of a Keras optimizer's collectives, for callbacks of the model that trains with it."""
+    """Stores the owner of a Keras optimizer's collectives, for callbacks of the model that this optimizer trains."""
     _OWNERS[optimizer] = owner
 
 
 def label() -> str:
-    """Returns the prefix of the names of the caller's collectives; each training of a process has its own."""
+    """Returns the label in front of the names of the caller's collectives; each training has its own label."""
     in_force = _in_force.get()
     if in_force is not None:
         return in_force if isinstance(in_force, str) else label_of(in_force)
     graph = _root_graph()
-    own = _of_owner.get() or (_of_model() if graph is None else "")
+    own = _of_owner.get() or (_label_of_model() if graph is None else "")
     return own if graph is None else label_of(graph) + own
 
 
 def label_of(graph: tf.Graph) -> str:
-    """Returns the label of the collectives of a TF 1 graph."""
-    names, in_force = _names_in(graph), _in_force.get()
+    """Returns the label of the collectives in a TF 1 graph."""
+    names, in_force = _names_of(graph), _in_force.get()
     if names.label is None and isinstance(in_force, str):
         names.label = in_force
     if names.label is None:
@@ -126,7 +127,7 @@ def label_of(graph: tf.Graph) -> str:
 
 @contextlib.contextmanager
 def labelled(whose: str | tf.Graph) -> Iterator[None]:
-    """Gives all collectives inside the block this label; a TF 1 graph means its own label, made at first use."""
+    """Gives all collectives inside the block a label: `whose`, or the label of the TF 1 graph `whose`."""
     before = _in_force.set(whose)
     try:
         yield
@@ -135,7 +136,7 @@ def labelled(whose: str | tf.Graph) -> Iterator[None]:
 
 
 def counting_graph() -> tf.Graph | None:
-    """Returns the graph or function being built, which numbers its collectives; None when executing eagerly."""
+    """Returns the graph or function being built, in which collectives are numbered; None when executing eagerly."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
@@ -144,33 +145,33 @@ def counting_graph() -> tf.Graph | None:
     return graph
 
 
-def next_in_row(row: str) -> str:
-    """Returns the name of the next collective of a row, numbered through in its graph; eagerly, the row's name."""
+def next_name(series: str) -> str:
+    """Returns the name of the next collective of a series: numbered in a graph; eagerly, the series' own name."""
     graph = counting_graph()
     if graph is None:
-        return row
-    rows = _names_in(graph).rows
-    rows[row] += 1
-    return f"{row}_{rows[row] - 1}"
+        return series
+    counts = _names_of(graph).series
+    counts[series] += 1
+    return f"{series}_{counts[series] - 1}"
 
 
-def full(name: str) -> str:
-    """Returns the name of a collective's operator in its graph."""
+def full_name(name: str) -> str:
+    """Returns the full name of a collective's operator in its graph."""
     return f"{_SCOPE}{label()}{name}"
 
 
 @contextlib.contextmanager
-def placed(stem: str) -> Iterator[dict]:
-    """Builds a collective where its name is the same on every rank; a second one of that name gets a number.
+def named_collective(stem: str) -> Iterator[dict]:
+    """Gives a collective that is built inside the block the same full name on every rank; repeated names get numbers.
 
     Yields:
-      Keywords for the function of Horovod that builds it.
+      Keywords for the function of Horovod that builds the collective.
     """
     graph, stem = counting_graph(), f"{label()}{stem}"
     if graph is None:
         yield {"name": stem}
         return
-    names = _names_in(graph)
+    names = _names_of(graph)
     names.counts[stem] += 1
     name = stem if names.counts[stem] == 1 else f"{stem}_{names.counts[stem] - 1}"
     names.given.append(_SCOPE + name)
@@ -180,48 +181,48 @@ def placed(stem: str) -> Iterator[dict]:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list]:
-    """Yields a list that holds, after the block, the full names of the collectives built inside, for `first_run`."""
+def recorded_names() -> Iterator[list]:
+    """Yields a list; after the block it has the full names of the collectives built inside, for `first_run`."""
     graph, names = counting_graph(), []
-    given = [] if graph is None else _names_in(graph).given
+    given = [] if graph is None else _names_of(graph).given
     start = len(given)
     yield names
     names += given[start:]
 
 
-def given_in(graph: tf.Graph) -> list[str]:
+def names_in_graph(graph: tf.Graph) -> list[str]:
     """Returns the full names of all collectives built in a graph so far."""
-    return _names_in(graph).given
+    return _names_of(graph).given
 
 
-def _names_in(graph):
+def _names_of(graph):
     with _lock:
         return _NAMES.setdefault(graph, _Names())
 
 
 def _root_graph():
-    """Returns the TF 1 graph being built, perhaps by a function inside it, or None."""
+    """Returns the TF 1 graph being built, also if a function inside it is being built; None when executing eagerly."""
     with tf.init_scope():
         return counting_graph()
 
 
-def _of_model():
-    """Returns the label of the optimizer of the Keras model being trained, or ""."""
+def _label_of_model():
+    """Returns the label of the optimizer of the Keras model that is being trained, or ""."""
     optimizer = getattr(model_in_training(), "optimizer", None)
     owner = None if optimizer is None else _OWNERS.get(optimizer)
     return "" if owner is None else owner.label
 
 
-def _label_of_owner():
+def _new_owner_label():
     graph = _root_graph()
-    return _next_label("training", _numbers) if graph is None else _next_label("optimizer", _names_in(graph).owners)
+    return _next_label("training", _numbers) if graph is None else _next_label("optimizer", _names_of(graph).owners)
 
 
 def _next_label(row, numbers):
-    """Returns a new label, the same on all ranks; "" for the first one of the main thread."""
+    """Returns a new label, equal on all ranks; "" for the first label of the main thread."""
     if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later would count from the beginning
         return ""
-    thread = _thread()
+    thread = _thread_label()
     row += thread
     with _lock:
         number = numbers[row]
@@ -229,11 +230,11 @@ def _next_label(row, numbers):
     return f"{row}_{number}." if number or thread or row == "restored" else ""
 
 
-def _thread():
-    """Returns a text that identifies the calling thread, the same on all ranks; "" for the main thread.
+def _thread_label():
+    """Returns a text that identifies the calling thread, equal on all ranks; "" for the main thread.
 
-    Python numbers threads with default names, and one rank can have started more threads than another. So a thread is
-    identified by its place among those that ran the same function.
+    Python numbers threads without a name, and one rank can have started more threads than another. So such a thread is
+    identified by its position among the threads that ran the same function.
     """
     thread = threading.current_thread()
     if thread is threading.main_thread():

@@ -1,4 +1,4 @@
-"""Provides `tf.contrib.mixed_precision`: loss scaling by the managers and the optimizer of this package."""
+"""Provides `tf.contrib.mixed_precision`, with this package's loss-scale managers and optimizer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = [
 
 
 class LossScaleOptimizer(NPULossScaleOptimizer):
-    """Trains with a scaled loss; a step with a gradient that is not finite changes only the scale.
+    """An optimizer that scales the loss. A step with a gradient that is not finite changes only the loss scale.
 
     Args:
-      opt: the optimizer that it wraps.
-      loss_scale_manager: a manager of this module.
+      opt: the optimizer to wrap.
+      loss_scale_manager: a loss-scale manager of this module.
     """
 
     def __init__(self, opt, loss_scale_manager):

@@ -1,4 +1,4 @@
-"""Provides `npu_bridge.experimental`: this process's rank and the number of ranks; its operators need a device."""
+"""Provides `npu_bridge.experimental`: this process's rank, the number of ranks, and operators that need a device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = [
 
 
 def get_actual_rank_size() -> int:
-    """Returns the number of ranks that train; 1 when this process trains alone."""
+    """Returns the number of ranks in the job; 1 if this process trains alone."""
     return collective.current().size
 
 
 def get_user_rank_size() -> int:
-    """Returns the number of ranks that the environment declares; 1 when it declares none.
+    """Returns the number of ranks that the environment declares; 1 if no variable declares it.
 
     Raises:
       ValueError: RANK_SIZE and CM_WORKER_SIZE are both set, or the number is below 1.
@@ -34,7 +34,7 @@ def get_user_rank_id() -> int:
     """Returns the rank that RANK_ID declares; 0 when it is not set.
 
     Raises:
-      ValueError: it is not a whole number.
+      ValueError: RANK_ID is not a whole number.
     """
     return environment.declared_rank() or 0
 

@@ -1,4 +1,4 @@
-"""Provides the raw operators by their own names."""
+"""Provides `get_gen_ops`, which gives access to the raw operators."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _FLOAT_STATUS = ("npu_alloc_float_status", "npu_clear_float_status", "npu_get_fl
 def get_gen_ops() -> Any:
     """Returns an object with the raw operators as attributes, in snake case.
 
-    Operators that this package has under their documented names are the same functions; every other one raises
-    NotImplementedError when it is called.
+    The attributes of supported operators are this package's functions for these operators. All other attributes are
+    functions that raise NotImplementedError when called.
     """
     return _RawOperators()
 

@@ -1,4 +1,4 @@
-"""Decodes a JPEG to the size that a model takes."""
+"""Decodes and resizes JPEG images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decode_and_resize_jpeg(image: Any, size: Any) -> tf.Tensor:
 
 
 def decode_and_crop_and_resize_jpeg(image: Any, crop_size: Any, size: Any) -> tf.Tensor:
-    """Decodes a part of an image as `decode_and_resize_jpeg` does.
+    """Decodes a part of a JPEG to RGB and resizes it, interpolating linearly in both directions.
 
     Args:
       image, size: as in `decode_and_resize_jpeg`.

@@ -12,7 +12,7 @@ __all__ = ["LruCache"]
 
 
 class LruCache:
-    """Raises NotImplementedError: it is a cache on the host. Look up rows with `tf.nn.embedding_lookup`.
+    """A cache of the NPU stack that cannot be made here; look up rows with `tf.nn.embedding_lookup`.
 
     Raises:
       NotImplementedError: always.

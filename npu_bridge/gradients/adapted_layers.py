@@ -37,7 +37,7 @@ def renew_adapted_layers(model: Any, root_rank: int = 0) -> None:
     layers = [part for part in parts if callable(getattr(part, "adapt", None)) and hasattr(part, "finalize_state")]
     for layer in layers:
         # Without variables nothing has changed, and Keras 3.15 would need data that only `adapt` leaves behind.
-        if any(isinstance(keras3.value_of(weight), tf.Variable) for weight in layer.weights):
+        if any(isinstance(keras3.tensorflow_variable_of(weight), tf.Variable) for weight in layer.weights):
             layer.finalize_state()
     own, is_root = [_kept_besides(layer) for layer in layers], collective.current().rank == root_rank
     kinds = [type(layer).__name__ for layer in layers]

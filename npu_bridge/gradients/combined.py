@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.errors import message
-from npu_bridge.base.flat_tensors import cut_pieces, joined
+from npu_bridge.base.flat_tensors import concatenate_flat, split_flat
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.gradients.arithmetic import in_true_units
@@ -52,7 +52,7 @@ class CombinedGradients:
         """Joins tensors into flat ones where possible; returns these, then the tensors that cannot be joined."""
         batches = self._batches([(tensor, None) for tensor in tensors])
         alone = [tensor for position, tensor in enumerate(tensors) if not any(position in batch for batch in batches)]
-        return [*(joined([tensors[position] for position in batch]) for batch in batches), *alone]
+        return [*(concatenate_flat([tensors[position] for position in batch]) for batch in batches), *alone]
 
     def _batches(self, pairs):
         """Returns the positions to join, as lists of at least two."""
@@ -64,14 +64,14 @@ class CombinedGradients:
         return [batch for batch in batches.values() if len(batch) > 1]
 
     def _unscaled(self, singles, names, divisor):
-        flat = in_true_units(joined(singles), divisor)
+        flat = in_true_units(concatenate_flat(singles), divisor)
         shapes = [single.shape for single in singles]
         if self._is_checked:
             alone = [in_true_units(single, divisor) for single in singles]
             checked = check_pieces(self._owner, flat, alone, names)
             with tf.control_dependencies([] if checked is None else [checked]):
                 flat = tf.identity(flat)
-        return cut_pieces(flat, shapes)
+        return split_flat(flat, shapes)
 
     def _tell(self, names):
         if self._names is not None and set(self._names) != set(names):
@@ -106,7 +106,7 @@ def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], name
     if start != size:
         problem, expected = f"the {what} have another size than {', '.join(names)}", str(start)
         raise ValueError(message(owner, problem, expected, str(size), "Combine them again."))
-    pieces = cut_pieces(flat, [single.shape for single in singles])
+    pieces = split_flat(flat, [single.shape for single in singles])
     alike = tf.stack([_are_alike(piece, single) for piece, single in zip(pieces, singles)])
     first = tf.gather(tf.constant(list(names)), tf.argmin(tf.cast(alike, tf.int32)))
     text = f"{owner}: check_combined_tensors: the {what} differ from the single ones. The first is that of"

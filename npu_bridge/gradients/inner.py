@@ -304,7 +304,7 @@ class _Keras3Optimizer(_KerasFamily):
 
     def values_of(self, variables):
         """Returns the TensorFlow variables behind variables of Keras; other variables are returned unchanged."""
-        values = list(map(keras3.value_of, variables))
+        values = list(map(keras3.tensorflow_variable_of, variables))
         self._known.update((value.ref(), variable) for value, variable in zip(values, variables))
         return values
 
@@ -320,7 +320,7 @@ class _Keras3Optimizer(_KerasFamily):
         if not self.optimizer.built:
             for value, stand_in in zip(variables, seen):
                 if stand_in is not value:
-                    keras3.constrain(stand_in, self._known.get(value.ref()))
+                    keras3.copy_constraint(stand_in, self._known.get(value.ref()))
             # Slots get their values at once, for ranks to compare; but not where the first batch makes the weights.
             with tf.init_scope() if _have_values(seen) else contextlib.nullcontext():
                 self.optimizer.build(self.known_as(seen))
@@ -343,7 +343,7 @@ class _Keras3Optimizer(_KerasFamily):
         return list(self._slots_by_name())
 
     def _variables(self):
-        return list(map(keras3.value_of, self.optimizer.variables))
+        return list(map(keras3.tensorflow_variable_of, self.optimizer.variables))
 
     def _slots_by_name(self):
         """Returns slots by slot name and variable: a slot of `dense/kernel` is named `dense_kernel_momentum`."""
@@ -353,8 +353,8 @@ class _Keras3Optimizer(_KerasFamily):
             fitting = [prefix for prefix in prefixes if own.name.startswith(prefix)]
             if fitting:
                 prefix = max(fitting, key=len)
-                updated = original_of(keras3.value_of(prefixes[prefix]))
-                slots.setdefault(own.name[len(prefix) :], {})[updated.ref()] = keras3.value_of(own)
+                updated = original_of(keras3.tensorflow_variable_of(prefixes[prefix]))
+                slots.setdefault(own.name[len(prefix) :], {})[updated.ref()] = keras3.tensorflow_variable_of(own)
         return slots
 
 
@@ -381,7 +381,7 @@ def _start_rate_after_counter(optimizer):
         return
     with tf.init_scope():
         if getattr(rate.handle, "graph", None) is tf.compat.v1.get_default_graph():
-            start = training.rate_at(optimizer, _value_or_start(optimizer.iterations))
+            start = training.scheduled_rate_at(optimizer, _value_or_start(optimizer.iterations))
             update_input(rate.initializer, 1, tf.cast(start, rate.dtype))
 
 

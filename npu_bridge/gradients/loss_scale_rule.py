@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.tf_internals.graphs import call_by
+from npu_bridge.base.tf_internals.graphs import set_variable_name
 from npu_bridge.gradients import collections
 
 LARGEST_SCALE = 3.4e38  # a little below the largest float32; no scale grows beyond
@@ -114,7 +114,7 @@ def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
         with tf.name_scope("loss_scale") as scope:
             variable = counter_variable(initial_value, "state", tf.float32, use_resource=True)
             fetched = tf.identity(variable.read_value(), name=scope)
-    call_by(variable, fetched.name, _SavedAs(fetched.op.name, [], [], []))
+    set_variable_name(variable, fetched.name, _SavedAs(fetched.op.name, [], [], []))
     return variable, fetched
 
 

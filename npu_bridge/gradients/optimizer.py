@@ -7,8 +7,8 @@ import functools
 from npu_bridge import collective
 from npu_bridge.base.errors import KnownKeywords, message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain
-from npu_bridge.base.tensorflow_start import explain_global_step
+from npu_bridge.base.plain_config import plain_value
+from npu_bridge.base.tensorflow_start import hide_global_step_warning
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.savers import track
 from npu_bridge.gradients import collections
@@ -169,7 +169,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
                 self.get_name(),
             )
         if global_step is not None:
-            explain_global_step()
+            hide_global_step_warning()
         self._last_step = step
         step.grads_and_vars = grads_and_vars
         given = step.gradients
@@ -211,7 +211,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         found = getattr(self._inner.optimizer, name)
         # Keras writes it as JSON, but configs of its older optimizers hold numpy numbers.
-        return (lambda: plain(found())) if name == "get_config" else found
+        return (lambda: plain_value(found())) if name == "get_config" else found
 
     def __setattr__(self, name, value):
         # `optimizer.learning_rate = rate` sets the attribute of the optimizer that has it.

@@ -11,7 +11,7 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
-from npu_bridge.collective.composed import sum_over_ranks, without_gradient
+from npu_bridge.collective.composed import forbid_gradient, sum_over_ranks
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.start_values import watch_graph
@@ -61,8 +61,8 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
     if group == groups.WORLD and communicator.size > 1 and building_graph():
         plan = agreement.Plan("npu_allreduce", [_description(*value) for value in enumerate(values)])
         plan.settings.update(reduction=reduction, fusion=fusion)
-        agreement.of_this_process().check(plan, communicator.rank, communicator.size, training=wire_names.label())
-    with wire_names.noted() as transfers:
+        agreement.process_agreements().check(plan, communicator.rank, communicator.size, training=wire_names.label())
+    with wire_names.recorded_names() as transfers:
         results = _reduce(values, reduction, fusion, communicator, group)
     if group == groups.WORLD and communicator.size > 1 and building_graph():
         watch_graph("npu_allreduce", lambda: variables_updated_from(results), transfers)
@@ -70,7 +70,7 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
 
 
 def _reduce(values, reduction, fusion, communicator, group):
-    name = f"npu_allreduce_{reduction}_{groups.label(communicator)}"
+    name = f"npu_allreduce_{reduction}_{groups.members_label(communicator)}"
     is_mean = reduction == "mean"
     if is_mean and group != groups.WORLD:
         say_once(logging.INFO, "npu_allreduce: a mean in a group divides by the size of the group, not of the job.")
@@ -95,7 +95,7 @@ def _reduce_one(value, reduction, communicator, name):
     if isinstance(value, tf.IndexedSlices):
         return mean_or_sum(value, False, communicator, name)
     reduced = communicator.reduce(tf.convert_to_tensor(value), reduction, name)
-    return without_gradient(reduced, f"npu_allreduce with {reduction!r}")
+    return forbid_gradient(reduced, f"npu_allreduce with {reduction!r}")
 
 
 def _description(position, value):
@@ -109,7 +109,7 @@ def _description(position, value):
 
 def _transfers(values, fusion, group):
     dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
-    strategy = groups.of_this_process().strategies.of(group)
+    strategy = groups.process_groups().strategies.strategy_of(group)
     if fusion == _BY_STRATEGY and strategy.fits(len(dense)):
         return cut_fragments(values, [f"value {position}" for position in range(len(values))], strategy)
     return [dense] if dense else []

@@ -31,7 +31,7 @@ def _transferring(method):
 
     @functools.wraps(method)
     def named(self, *arguments, **keywords):
-        with self.transfers.transferring():
+        with self.transfers.collectives_belong_here():
             return method(self, *arguments, **keywords)
 
     return named
@@ -73,7 +73,7 @@ class Pipeline:
         self._exchanges_before = exchanges.Exchanges()
         if not self.communicates:
             training_apart.watch_sessions()
-            self._exchanges_before = exchanges.so_far()
+            self._exchanges_before = exchanges.count_exchanges()
         self._has_told = False
         self._starts_quietly = False
         kept = [stage for stage in self.stages if not stage.begins_anew]
@@ -212,7 +212,7 @@ class Pipeline:
         """
         step.grads_and_vars = list(grads_and_vars)
         self._comparison.compare_plans(self.stages, step.grads_and_vars)
-        with wire_names.noted() as transfers:
+        with wire_names.recorded_names() as transfers:
             self._prepare(step)
             with tf.control_dependencies(step.notes[_AWAITED]):
                 for stage in self.stages:
@@ -283,14 +283,14 @@ class Pipeline:
             watch_savers()
         self._watch_graph(step, ())
         if not self.communicates:
-            exchanges.note_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
+            exchanges.check_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
         slots = list if self.inner is None else functools.partial(self.inner.make_slots, step.updated)
         self._make_replicas(step.updated, slots)
         self.start_alike(step.grads_and_vars, slots)
         update_of = Update(collections.noting_updates()(make_update(step, apply)), step.updated, slots)
         for stage in reversed(self.stages):
             update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
-        with wire_names.noted() as transfers, exchanges.looked_at():
+        with wire_names.recorded_names() as transfers, exchanges.unchecked_updates():
             update = update_of()
         self._give_back_replicas(set(transfers))
         collections.publish(collections.PIPELINES, self)

@@ -15,10 +15,10 @@ from typing import Any
 from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
-from npu_bridge.base.tf_internals.sessions import run_quietly
+from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.collective import first_run, wire_names
-from npu_bridge.collective.packing import packed, unpacked
-from npu_bridge.collective.transfer_tensors import never_pruned
+from npu_bridge.collective.packing import pack, unpack
+from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.kept_state import OF_RANKS
 
@@ -81,16 +81,16 @@ class RankValues:
         if ranks.size == 1 or not kept:
             return None if tf.executing_eagerly() else tf.no_op()
         values = [tf.identity(variable.read_value()) for variable, _ in kept]
-        words = packed(values)
+        words = pack(values)
         received, _ = ranks.all_to_all(words, tf.stack([tf.size(words), *[0] * (ranks.size - 1)]), name)
         if ranks.rank > 0 and not is_kept:
-            return never_pruned(received)
+            return prevent_pruning(received)
         if ranks.rank > 0:
-            with tf.control_dependencies([] if tf.executing_eagerly() else [never_pruned(received)]):
+            with tf.control_dependencies([] if tf.executing_eagerly() else [prevent_pruning(received)]):
                 filled = [rows.assign(value[tf.newaxis]) for (_, rows), value in zip(kept, values)]
         else:
             specs = [tf.TensorSpec(variable.shape, variable.dtype.base_dtype) for variable, _ in kept]
-            values_of_ranks = unpacked(received, [specs] * ranks.size)
+            values_of_ranks = unpack(received, [specs] * ranks.size)
             filled = [rows.assign(tf.stack(each)) for (_, rows), each in zip(kept, zip(*values_of_ranks))]
         return None if tf.executing_eagerly() else tf.group(*filled)
 
@@ -131,7 +131,7 @@ class GivenBack(first_run.Check):
         self.filling = _Filling(self)
         graph = tf.compat.v1.get_default_graph()
         for check in (self, self.filling):
-            first_run.check_of(graph, check, lambda check=check: check)
+            first_run.find_or_add_check(graph, check, lambda check=check: check)
         with tf.init_scope():
             self._take = tf.group(values.take())
         _GIVEN_BACK.setdefault(graph, []).append(self)
@@ -139,9 +139,9 @@ class GivenBack(first_run.Check):
     def is_due(self, session):
         return session not in self.done_in
 
-    def act(self, session, run):
+    def make_check(self, session, run):
         try:
-            run_quietly(session, targets=[self._take])
+            run_without_engines(session, targets=[self._take])
         except tf.errors.FailedPreconditionError:
             return  # a variable has no value yet, which the run itself will say
         self.done_in.add(session)
@@ -157,7 +157,7 @@ class _Filling(first_run.Check):
     def is_due(self, session):
         return session in self._given_back.done_in
 
-    def act(self, session, run):
+    def make_check(self, session, run):
         self._given_back.done_in.discard(session)
 
 
@@ -172,7 +172,7 @@ def rows_may_have_come(graph: tf.Graph | None, session: Any) -> None:
 
 def noted_gather(values: RankValues, name: str, given_back: GivenBack | None) -> Any:
     """Works as `RankValues.gather`, and lets `given_back`, or else the next step, give the values back."""
-    with wire_names.noted() as transfers:
+    with wire_names.recorded_names() as transfers:
         op = values.gather(name, is_kept=True)
     if given_back is not None:
         given_back.filling.transfers.update(transfers)

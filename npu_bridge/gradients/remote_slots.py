@@ -21,8 +21,8 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, set_read_tensor
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.packing import packed, unpacked
-from npu_bridge.collective.transfer_tensors import never_pruned
+from npu_bridge.collective.packing import pack, unpack
+from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
 
@@ -90,7 +90,7 @@ class RemoteSlots:
     """
 
     def __init__(self, ranks: Communicator):
-        if not ranks.meets_in_any_run:
+        if not ranks.runs_can_differ:
             raise RuntimeError(_NEEDS_HOROVOD)
         self.ranks = ranks
         self._parts = []
@@ -177,7 +177,7 @@ class RemoteSlots:
                 check = tf.raw_ops.Assert(condition=may_ask, data=[_NOT_LISTENING])
                 with tf.control_dependencies([check]):
                     asked = self.ranks.broadcast(tf.where(self._is_done, 0, 1), 0, "asked")
-                with tf.control_dependencies([never_pruned(asked)]):
+                with tf.control_dependencies([prevent_pruning(asked)]):
                     return tf.identity(asked)
 
         with classic_control_flow():
@@ -241,7 +241,7 @@ class Part:
                 none = [0] * self._whole.ranks.size
                 words, _ = self._whole.ranks.all_to_all(tf.zeros([0], tf.int64), none, name)
                 # Also without slots, because the other ranks send and wait for a receiver.
-                return tf.group(*(_assign_packed(self.slots_by_owner[1:], words) or [never_pruned(words)]))
+                return tf.group(*(_assign_packed(self.slots_by_owner[1:], words) or [prevent_pruning(words)]))
 
         with tf.control_dependencies([self._whole.refreshed.control_inputs[0]]), classic_control_flow():
             gathered = tf.cond(self._whole.is_stale, gather, tf.no_op)
@@ -253,12 +253,12 @@ class Part:
     def _send(self, name):
         words = _packed_values(self.slots_by_owner[self._whole.ranks.rank])
         counts = [tf.size(words), *[0] * (self._whole.ranks.size - 1)]
-        return never_pruned(self._whole.ranks.all_to_all(words, tf.stack(counts), name)[0])
+        return prevent_pruning(self._whole.ranks.all_to_all(words, tf.stack(counts), name)[0])
 
     def _give(self, name):
         words = [_packed_values(slots) for slots in self.slots_by_owner[1:]]
         counts = tf.stack([0, *map(tf.size, words)])
-        return never_pruned(self._whole.ranks.all_to_all(tf.concat(words, axis=0), counts, name)[0])
+        return prevent_pruning(self._whole.ranks.all_to_all(tf.concat(words, axis=0), counts, name)[0])
 
     def _take(self, name):
         ranks = self._whole.ranks
@@ -316,7 +316,7 @@ def _true_shape(slot):
 
 
 def _packed_values(slots):
-    return packed([slot.read_value() for slot in slots])
+    return pack([slot.read_value() for slot in slots])
 
 
 def _assign_packed(slots_by_owner, words):
@@ -324,6 +324,6 @@ def _assign_packed(slots_by_owner, words):
     specs = [[tf.TensorSpec(_true_shape(slot), slot.dtype.base_dtype) for slot in slots] for slots in slots_by_owner]
     return [
         tf.compat.v1.assign(slot, value).op
-        for slots, values in zip(slots_by_owner, unpacked(words, specs))
+        for slots, values in zip(slots_by_owner, unpack(words, specs))
         for slot, value in zip(slots, values)
     ]

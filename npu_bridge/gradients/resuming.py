@@ -18,13 +18,13 @@ from npu_bridge import collective
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.savers import (
+    key_and_slice_of,
     keys_in_object_checkpoint,
-    put_around_restore,
-    saved_as,
     variables_by_key,
+    wrap_restore,
 )
-from npu_bridge.base.tf_internals.training import hyper_variables
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.base.tf_internals.training import hyperparameter_variables
+from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.gradients import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
 from npu_bridge.gradients.stage import begun_anew
@@ -65,7 +65,7 @@ class _Plan(NamedTuple):
 @functools.cache
 def watch_savers() -> None:
     """Makes savers of TF 1 graphs restore by the rule of `kept_state`, from now on."""
-    put_around_restore(_restore)
+    wrap_restore(_restore)
 
 
 def only_present(settings: Any) -> Any:
@@ -82,13 +82,15 @@ def only_present(settings: Any) -> Any:
     state, slots = _state_of(None, graph, pipelines)
     found = [each for pattern in patterns for each in graph.get_collection("variables", scope=pattern)]
     begun = [
-        saved_as(each)[0] for each in found if saved_as(each) in state and not reader.has_tensor(saved_as(each)[0])
+        key_and_slice_of(each)[0]
+        for each in found
+        if key_and_slice_of(each) in state and not reader.has_tensor(key_and_slice_of(each)[0])
     ]
     if not begun:
         return settings
     told = [name for name in begun if kept_state.OF_RANKS not in name]
     kept_state.say_begun(os.path.basename(settings.ckpt_to_initialize_from), told, slots)
-    return settings._replace(vars_to_warm_start=[each for each in found if saved_as(each)[0] not in begun])
+    return settings._replace(vars_to_warm_start=[each for each in found if key_and_slice_of(each)[0] not in begun])
 
 
 def _restore(restore, saver, session, path):
@@ -129,7 +131,9 @@ def _plan(saver, graph, pipelines, path):
         rows[key]: count for key, count in counts.items() if rows[key] in rows_of or key in wanted and count != size
     }
     dropped = [key for key in shapes if key not in wanted and key not in rows]
-    names = [saved_as(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)]
+    names = [
+        key_and_slice_of(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    ]
     dropped = [key for key in dropped if kept_state.is_kept(key, names)]
     return _Plan(reads, begun, merged, rows_of, dropped, slots, is_anew)
 
@@ -138,7 +142,9 @@ def _state_of(saver, graph, pipelines):
     """Returns the variables that a checkpoint may lack, by key and slice; and the keys of update rules among them."""
     of_rules = [variable for pipeline in pipelines for variable in pipeline.optimizer_variables()]
     of_rules += [
-        variable for pipeline in pipelines for variable in hyper_variables(pipeline.inner and pipeline.inner.saved_as)
+        variable
+        for pipeline in pipelines
+        for variable in hyperparameter_variables(pipeline.inner and pipeline.inner.saved_as)
     ]
     of_stages = [variable for pipeline in pipelines for variable in pipeline.variables]
     by_key = (variables_by_key(saver) if saver is not None else None) or {}
@@ -146,7 +152,7 @@ def _state_of(saver, graph, pipelines):
     trained = {id(variable) for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     optional = [*of_rules, *of_stages, *graph.get_collection(LOSS_SCALE_STATE)]
     state = {
-        called.get(id(variable), saved_as(variable)): variable
+        called.get(id(variable), key_and_slice_of(variable)): variable
         for variable in optional
         if id(variable) not in trained and variable.graph is graph
     }
@@ -199,7 +205,7 @@ def _restore_by(plan, saver, session, path):
 def _values(path, keys, parts, dtypes):
     if not keys:
         return []
-    return run_apart(
+    return run_in_separate_graph(
         lambda: tf.raw_ops.RestoreV2(prefix=path, tensor_names=keys, shape_and_slices=parts, dtypes=dtypes)
     )
 

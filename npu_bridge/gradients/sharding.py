@@ -6,7 +6,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.collective.ownership import fair_division
-from npu_bridge.collective.transfer_tensors import never_pruned
+from npu_bridge.collective.transfer_tensors import prevent_pruning
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.arithmetic import parts_of
 from npu_bridge.gradients.graph_mode import building_graph
@@ -91,7 +91,9 @@ class ShardedOptimizer(InnerOptimizer):
         own = [(grad, variable) for grad, variable in given if self._owner_of(variable) == ranks.rank]
         update = self._inner.apply_gradients(own, global_step, name)
         # Updates of other ranks are written once no operator of this step can still read the old values.
-        with tf.control_dependencies([update, *(never_pruned(part) for grad, _ in given for part in parts_of(grad))]):
+        with tf.control_dependencies(
+            [update, *(prevent_pruning(part) for grad, _ in given for part in parts_of(grad))]
+        ):
             with tf.name_scope(f"{self._name}_Broadcast_Weight_Update_Sharding"):
                 received = self._exchange(variables, ranks)
             noted = [part.note_update() for part in self._parts if part.graph is tf.compat.v1.get_default_graph()]
@@ -141,7 +143,7 @@ class ShardedOptimizer(InnerOptimizer):
                 flat = tf.concat(own, axis=0) if own else tf.zeros([0], dtype)
                 joined = ranks.all_gather(flat, f"{self._name}_updated_{dtype.name}_{number}")
                 # Where all of it is this rank's own, the others need the transfer nevertheless.
-                assigned += _assign_others(joined, pieces, ranks.rank) or [never_pruned(joined)]
+                assigned += _assign_others(joined, pieces, ranks.rank) or [prevent_pruning(joined)]
         return assigned
 
 

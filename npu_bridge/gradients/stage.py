@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.errors import KnownKeywords, message
-from npu_bridge.base.flat_tensors import mapped
+from npu_bridge.base.flat_tensors import map_elementwise
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.gradients.arithmetic import as_gradient, map_values
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
@@ -95,7 +95,7 @@ class Step:
         Gradients that are combined into one flat tensor stay combined.
         """
         dense = [grad for grad in self.gradients if isinstance(grad, tf.Tensor)]
-        made = dict(zip(map(id, dense), mapped(dense, transform)))
+        made = dict(zip(map(id, dense), map_elementwise(dense, transform)))
         self.map(lambda grad: made[id(grad)] if isinstance(grad, tf.Tensor) else map_values(grad, transform))
 
     def add_gradients(self, grads_and_vars: Sequence, number: int) -> None:

@@ -23,10 +23,10 @@ from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.callers import builds_evaluation
-from npu_bridge.base.tf_internals.sessions import run_quietly
+from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import agreement, exchanges, first_run, wire_names
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.gradients import remote_slots, same_batches
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage
@@ -77,7 +77,7 @@ def watch_graph(
     """
     if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later do not share the others' first step
         return
-    check = first_run.check_of(tf.compat.v1.get_default_graph(), _GraphCheck, _GraphCheck)
+    check = first_run.find_or_add_check(tf.compat.v1.get_default_graph(), _GraphCheck, _GraphCheck)
     check.transfers.update(transfers)
     check.watched.append((owner, variables, kept))
 
@@ -105,7 +105,7 @@ def variables_in_training(model: Any, optimizer: Any = None) -> list:
     # Hyper-parameters and the loss scale of Keras' own optimizer are not in `variables`, but parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
     # Keras also lists tables of words (`StringLookup`, `TextVectorization`), which are not variables.
-    found = [part for part in map(keras3.value_of, found) if isinstance(part, tf.Variable)]
+    found = [part for part in map(keras3.tensorflow_variable_of, found) if isinstance(part, tf.Variable)]
     # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step handles them.
     return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
 
@@ -139,7 +139,7 @@ class RankComparison:
         plan = make_plan(stages if ranks.size > 1 else (), grads_and_vars, has_numbered_names=not is_graph)
         self.owner = plan.owner
         if plan.owner:
-            agreement.of_this_process().check(plan, ranks.rank, ranks.size, training=wire_names.label())
+            agreement.process_agreements().check(plan, ranks.rank, ranks.size, training=wire_names.label())
 
     def compare_variables(self, variables: Iterable[Any], kept: Iterable[Any] = (), is_quiet: bool = False) -> None:
         """Compares the variables that were not compared before, outside of TF 1 graphs.
@@ -185,7 +185,7 @@ class _GraphCheck(first_run.Check):
     def is_due(self, session):
         return len(self.watched) > self._done.get(session, 0)
 
-    def act(self, session, run):
+    def make_check(self, session, run):
         new = self.watched[self._done.get(session, 0) :]
         slots = remote_slots.of_graph(session.graph)
         apart = set() if slots is None else {id(slot) for slot in slots.variables()}
@@ -200,11 +200,11 @@ class _GraphCheck(first_run.Check):
             return None  # a variable has no value yet; the run itself will report it
         self._done[session] = len(self.watched)
         if is_changed and slots is not None:
-            run_quietly(session, targets=slots.distributions())
+            run_without_engines(session, targets=slots.distributions())
         has_looked, self._has_looked = self._has_looked, True
         return None if has_looked else same_batches.batch_of(run)
 
-    def see(self, fetched, fed):
+    def receive(self, fetched, fed):
         same_batches.compare([*fetched, *fed])
 
 
@@ -223,7 +223,7 @@ def _in_session(session, variables):
     tensors = [session.graph.as_graph_element(variable) for variable in variables]
 
     def read(positions):
-        return run_quietly(session, [tensors[position] for position in positions])
+        return run_without_engines(session, [tensors[position] for position in positions])
 
     def write(positions, values):
         # Assigns as `Variable.load` does: it works in a finalized graph, and adds nothing to it.
@@ -238,7 +238,7 @@ def _in_session(session, variables):
                 else:
                     targets.append(initializer)
                     feeds[initializer.inputs[1]] = value
-            run_quietly(session, targets=targets, feeds=feeds)
+            run_without_engines(session, targets=targets, feeds=feeds)
             left = later
 
     return read, write
@@ -342,4 +342,4 @@ def _shaped_as_on_rank_0(values):
 
 
 def _of_rank_0(ranks, values):
-    return run_apart(lambda *given: [ranks.broadcast(tensor, 0, _MEETING) for tensor in given], *values)
+    return run_in_separate_graph(lambda *given: [ranks.broadcast(tensor, 0, _MEETING) for tensor in given], *values)

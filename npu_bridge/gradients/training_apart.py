@@ -31,8 +31,8 @@ _BROADCAST = re.compile(r"HorovodBroadcast|CollectiveBcast")
 
 def watch_sessions() -> None:
     """Checks the training of all sessions, if this process is rank 0 of several ranks. Another call has no effect."""
-    if exchanges.is_looking():
-        first_run.check_of(None, _FirstTrainingCheck, _FirstTrainingCheck)
+    if exchanges.is_checking_rank():
+        first_run.find_or_add_check(None, _FirstTrainingCheck, _FirstTrainingCheck)
 
 
 def watch_trainings() -> None:
@@ -65,10 +65,10 @@ class _FirstTrainingCheck(first_run.Check):
         is_training = run.trains or run.loss is not None
         return bool(run.trained) and (is_training or bool(collections.pipelines_in(run.ops[0].graph)))
 
-    def act(self, session, run):
+    def make_check(self, session, run):
         self._seen.add(session.graph)
         if not updates_from_several_ranks(session.graph, run):
-            exchanges.say_apart()
+            exchanges.warn_ranks_train_apart()
 
 
 def updates_from_several_ranks(graph: tf.Graph, run: Run) -> bool:

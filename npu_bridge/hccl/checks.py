@@ -105,7 +105,7 @@ class Call:
                 RuntimeError,
             )
         first, second = communicator.members[communicator.rank], communicator.members[other]
-        pair = groups.of_this_process().find_pair(first, second, groups.find(groups.WORLD))
+        pair = groups.process_groups().find_pair(first, second, groups.find(groups.WORLD))
         if pair is None:
             raise self.error(
                 "no group consists of just the two ranks",

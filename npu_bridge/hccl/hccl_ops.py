@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from npu_bridge.base.arguments import is_integer
 from npu_bridge.base.tf_internals import keras3
-from npu_bridge.collective.composed import exchange_blocks, receive_from, send_to, sum_over_ranks, without_gradient
+from npu_bridge.collective.composed import exchange_blocks, forbid_gradient, receive_from, send_to, sum_over_ranks
 from npu_bridge.collective.groups import WORLD
-from npu_bridge.collective.plan_of_transfers import announce
+from npu_bridge.collective.plan_of_transfers import announce_collective
 from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, device_address_error
 
 __all__ = [
@@ -62,11 +62,11 @@ def allreduce(tensor, reduction, fusion=1, fusion_id=-1, group=WORLD):
     call.check_reduction(reduction)
     call.check_fusion(fusion, fusion_id, allowed=(0, 1, 2))
     value = call.dense_tensor(tensor, REDUCIBLE)
-    name = announce(call.communicator, f"allreduce with {reduction!r}", value)
+    name = announce_collective(call.communicator, f"allreduce with {reduction!r}", value)
     if reduction == "sum":
         return sum_over_ranks(call.communicator, value, name)
     reduced = call.communicator.reduce(value, reduction, name)
-    return without_gradient(reduced, f"{call.op} with {reduction!r}")
+    return forbid_gradient(reduced, f"{call.op} with {reduction!r}")
 
 
 def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
@@ -82,8 +82,8 @@ def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
     call.check_fusion(fusion, fusion_id)
     call.check_group_rank(root_rank, "root_rank")
     value = call.dense_tensor(tensor, REDUCIBLE)
-    name = announce(call.communicator, f"reduce to {root_rank} with {reduction!r}", value)
-    return without_gradient(call.communicator.reduce(value, reduction, name), "hccl_ops.reduce")
+    name = announce_collective(call.communicator, f"reduce to {root_rank} with {reduction!r}", value)
+    return forbid_gradient(call.communicator.reduce(value, reduction, name), "hccl_ops.reduce")
 
 
 def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
@@ -103,10 +103,10 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
     call.check_fusion(fusion, fusion_id)
     value = call.dense_tensor(tensor, MOVABLE)
     call.check_has_rows(value)
-    gathered = call.communicator.all_gather(value, announce(call.communicator, "allgather", value))
+    gathered = call.communicator.all_gather(value, announce_collective(call.communicator, "allgather", value))
     rows, *others = value.shape.as_list()
     gathered = tf.ensure_shape(gathered, [rows and rows * rank_size, *others])
-    return without_gradient(gathered, "hccl_ops.allgather")
+    return forbid_gradient(gathered, "hccl_ops.allgather")
 
 
 def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
@@ -150,10 +150,10 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
     value = call.dense_tensor(tensor, REDUCIBLE)
     value = call.check_divisible(value)
     rows, *others = value.shape.as_list()
-    name = announce(call.communicator, f"reduce_scatter with {reduction!r}", value)
+    name = announce_collective(call.communicator, f"reduce_scatter with {reduction!r}", value)
     part = call.communicator.reduce_scatter(value, reduction, name)
     part = tf.ensure_shape(part, [rows and rows // rank_size, *others])
-    return without_gradient(part, "hccl_ops.reduce_scatter")
+    return forbid_gradient(part, "hccl_ops.reduce_scatter")
 
 
 def send(tensor, sr_tag, dest_rank, group=WORLD):
@@ -200,7 +200,7 @@ def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
     if not tf.TensorShape(shape).is_fully_defined():
         raise call.error("shape is not fully known", "a list of integers", shape, "Give every dimension.")
     pair = call.find_pair(src_rank, "src_rank", sr_tag)
-    return without_gradient(receive_from(pair, shape, dtype, sr_tag), "hccl_ops.receive")
+    return forbid_gradient(receive_from(pair, shape, dtype, sr_tag), "hccl_ops.receive")
 
 
 def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_displacements, group=WORLD):
@@ -229,9 +229,9 @@ def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_d
         call.entries_per_rank(recv_counts, "recv_counts"),
         call.entries_per_rank(recv_displacements, "recv_displacements"),
     )
-    name = announce(call.communicator, "all_to_all_v", flat, may_differ=True)
+    name = announce_collective(call.communicator, "all_to_all_v", flat, may_differ=True)
     received = exchange_blocks(call.communicator, flat, (counts, displacements), expected, name, call.op)
-    return without_gradient(received, "hccl_ops.all_to_all_v")
+    return forbid_gradient(received, "hccl_ops.all_to_all_v")
 
 
 def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, group=WORLD):
@@ -268,9 +268,9 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
         (received_counts, _consecutive_displacements(received_counts)),
     )
     call.check_blocks_fit(flat, *blocks)
-    name = announce(communicator, "all_to_all_v_c", flat, may_differ=True)
+    name = announce_collective(communicator, "all_to_all_v_c", flat, may_differ=True)
     received = exchange_blocks(communicator, flat, blocks, places, name, call.op)
-    return without_gradient(received, "hccl_ops.all_to_all_v_c")
+    return forbid_gradient(received, "hccl_ops.all_to_all_v_c")
 
 
 alltoallv = all_to_all_v
@@ -307,16 +307,16 @@ def remote_scatter_write(tensorRemote, tensorLocal, offset):  # noqa: N803 - the
 
 
 def _broadcast_item(call, item, root_rank):
-    item = keras3.value_of(item)
+    item = keras3.tensorflow_variable_of(item)
     value = call.dense_tensor(item, BROADCASTABLE)
     sent = call.communicator.broadcast(
-        value, root_rank, announce(call.communicator, f"broadcast from {root_rank}", value)
+        value, root_rank, announce_collective(call.communicator, f"broadcast from {root_rank}", value)
     )
     if isinstance(item, tf.Variable):
         assigned = item.assign(sent, read_value=False)
         with tf.control_dependencies([] if assigned is None else [assigned]):
             return tf.identity(sent)
-    return without_gradient(sent, "hccl_ops.broadcast")
+    return forbid_gradient(sent, "hccl_ops.broadcast")
 
 
 def _consecutive_displacements(counts):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from npu_bridge.base.arguments import check_switch
-from npu_bridge.base.flat_tensors import joined, run_of
+from npu_bridge.base.flat_tensors import concatenate_flat, contiguous_slice
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.optimizers import flat_slots, kernels, unfused
 from npu_bridge.optimizers.groups import Treatment
@@ -178,8 +178,8 @@ def _compute_change(batch, parameter, gradient, at, sizes):
 
 
 def _join(tensors, shape):
-    flat = run_of(tensors)
-    flat = joined(tensors) if flat is None else flat
+    flat = contiguous_slice(tensors)
+    flat = concatenate_flat(tensors) if flat is None else flat
     return flat if len(shape) == 1 else tf.reshape(flat, shape)
 
 

@@ -104,7 +104,7 @@ class ParameterGroups:
         if isinstance(match, str):
             check_pattern(where, "its match", match)
         else:
-            match = tuple(keras3.value_of(variable).ref() for variable in match)
+            match = tuple(keras3.tensorflow_variable_of(variable).ref() for variable in match)
         return match, dataclasses.replace(self.rule, **values) if rule_name is None else rule_class(**values)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from npu_bridge.base.arguments import needs_argument
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain
+from npu_bridge.base.plain_config import plain_value
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import is_number
 
@@ -61,7 +61,7 @@ def to_config(rule: Any) -> dict:
 
 
 def _to_json(rule, name):
-    value = plain(getattr(rule, name))
+    value = plain_value(getattr(rule, name))
     if isinstance(value, tuple):
         return list(value)
     if value is None or isinstance(value, (bool, int, float, str, dict)):

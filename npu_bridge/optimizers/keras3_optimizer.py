@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain
+from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
@@ -45,7 +45,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
         """Makes the slots of variables of Keras or TensorFlow."""
         if self.built:
             return
-        values = [keras3.value_of(variable) for variable in variables]
+        values = [keras3.tensorflow_variable_of(variable) for variable in variables]
         self._groups.check(values)
         super().build(variables)
         self._updated = [owner_of_slots(value) for value in values]
@@ -55,7 +55,7 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
     def _make_slots(self, variable, value):
         prefix, dtype = keras3.prefix_of_slots(variable), working_dtype(value).name
         return {
-            slot: keras3.value_of(
+            slot: keras3.tensorflow_variable_of(
                 self.add_variable(value.shape, keras.initializers.Constant(start), dtype, name=f"{prefix}{slot}")
             )
             for slot, start in self._groups.treatment_of(value).rule.slots().items()
@@ -71,11 +71,11 @@ class Keras3Optimizer(KerasOptimizerBase, keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         """Updates one variable, with the rate of its group."""
-        self._update(keras3.value_of(variable), gradient)
+        self._update(keras3.tensorflow_variable_of(variable), gradient)
 
     def get_config(self):
         """Returns the rule's arguments and those of every Keras optimizer."""
-        own = plain({key: getattr(self, key) for key in ("name", *COMMON_ARGUMENTS)})
+        own = plain_value({key: getattr(self, key) for key in ("name", *COMMON_ARGUMENTS)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     @classmethod

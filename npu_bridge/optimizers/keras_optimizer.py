@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain
+from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.collective.exchanges import watch_updates
@@ -56,7 +56,7 @@ class KerasOptimizerBase:
 
     @property
     def _counter(self):
-        return keras3.value_of(self.iterations)
+        return keras3.tensorflow_variable_of(self.iterations)
 
     def _set_rule(self, arguments, groups):
         """Sets the rule and its groups from arguments; returns the arguments that every Keras optimizer has."""
@@ -78,7 +78,7 @@ class KerasOptimizerBase:
             problem, expected = "groups of variables cannot be written into a configuration", "regular expressions"
             fix = 'Give "match" as a regular expression, or save weights only.'
             raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", fix))
-        return {**to_config(self.rule), "groups": groups and [plain(dict(group)) for group in groups]}
+        return {**to_config(self.rule), "groups": groups and [plain_value(dict(group)) for group in groups]}
 
     def _update(self, variable, gradient):
         treatment = self._groups.treatment_of(variable)
@@ -170,7 +170,7 @@ class KerasOptimizer(KerasOptimizerBase, tf.keras.optimizers.Optimizer):
     def get_config(self):
         """Returns the rule's arguments and those of every Keras optimizer."""
         base = super().get_config()
-        own = plain({key: base[key] for key in ("name", *COMMON_ARGUMENTS)})
+        own = plain_value({key: base[key] for key in ("name", *COMMON_ARGUMENTS)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     def combine_key(self, variable):
@@ -240,4 +240,4 @@ class KerasLegacyOptimizer(KerasOptimizerBase, tf.keras.optimizers.legacy.Optimi
 
     def get_config(self):
         """Returns the rule's arguments and those of every legacy Keras optimizer."""
-        return {**plain(super().get_config()), **self._rule_config()}
+        return {**plain_value(super().get_config()), **self._rule_config()}

@@ -4,7 +4,7 @@
 settings. Names are imported on first use, because the launcher and its ranks need few of them.
 """
 
-from npu_bridge.base.lazy import attributes
+from npu_bridge.base.lazy import lazy_getattr
 
 _PLACES = {
     "AccelerateTrainMode": "npu_bridge.options.grammar:AccelerateTrainMode",
@@ -22,4 +22,4 @@ _PLACES = {
 }
 
 __all__ = list(_PLACES)
-__getattr__ = attributes(__name__, _PLACES)
+__getattr__ = lazy_getattr(__name__, _PLACES)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from npu_bridge.base.terminal import in_line
+from npu_bridge.base.terminal import escape_in_line
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.config_file import LONGEST_LINE
 from npu_bridge.options.construction import adjusted_defaults, changed_values
@@ -44,7 +44,7 @@ def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str
             continue
         line = _toml_line(name, value)
         if line is None:
-            lost.append(f"#   {section}{'.' if section else ''}{name}: {in_line(_describe_value(value))}")
+            lost.append(f"#   {section}{'.' if section else ''}{name}: {escape_in_line(_describe_value(value))}")
         elif section:
             tables.append(line)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from typing import Any, Callable
 
 from npu_bridge.base.errors import message, shortened, shown
-from npu_bridge.base.reading import not_readable, not_written_in, open_file
+from npu_bridge.base.reading import open_file, unreadable_file_error, wrong_format_error
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
@@ -65,7 +65,7 @@ def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[s
         with open_file(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise not_readable(error, owner, path, "a TOML file") from None
+        raise unreadable_file_error(error, owner, path, "a TOML file") from None
     except TypeError:
         problem, got = "path is not a path", shown(path)
         raise TypeError(message(owner, problem, "a path", got, "Name a TOML file.")) from None
@@ -175,7 +175,7 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError(f"{path}: brackets are nested too deeply. Expected tables and lists of options.") from error
     except ValueError as error:  # also for a number of thousands of digits
-        raise not_written_in("TOML", error, "NPURunConfig", path, text) from None
+        raise wrong_format_error("TOML", error, "NPURunConfig", path, text) from None
 
 
 def _key_lines(text: str) -> dict[str, int]:

@@ -169,7 +169,7 @@ def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:
         expected = f"a multiple of iterations_per_loop={loop}"
         fix = f"Use {fitting}, or set iterations_per_loop=1."
         say_once(logging.WARNING, message(RUN_CONFIG, problem, expected, f"save_checkpoints_steps={steps}", fix))
-    placed = environment.launched()
+    placed = environment.launcher_placement()
     if secs and placed and placed.size > 1:
         problem = "save_checkpoints_secs is not meant for several ranks, whose clocks differ"
         fix = "Use save_checkpoints_steps."

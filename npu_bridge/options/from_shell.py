@@ -15,7 +15,7 @@ from typing import Any
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_on_terminal, shortened
-from npu_bridge.base.terminal import in_line
+from npu_bridge.base.terminal import escape_in_line
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.config_file import LONGEST_LINE, TomlReader, parse_toml
 from npu_bridge.options.kinds import Helper
@@ -82,7 +82,7 @@ def apply_settings(
     if words:
         environment.write_variable(environment.SETTINGS_READ, 1)
         if environment.probable_rank() == 0:
-            say_on_terminal(f"npu-run: the NPURunConfig of {in_line(_script_line())} takes {_format_settings(words)}")
+            say_on_terminal(f"npu-run: the NPURunConfig of {escape_in_line(_script_line())} takes {_format_settings(words)}")
 
 
 def report_unread() -> None:
@@ -150,7 +150,7 @@ def _message_start(word: str) -> str:
 
 
 def _format_settings(words: Sequence[str]) -> str:
-    return in_line(" ".join(f"--set {shlex.quote(word)}" for word in words))
+    return escape_in_line(" ".join(f"--set {shlex.quote(word)}" for word in words))
 
 
 def _script_line() -> str:

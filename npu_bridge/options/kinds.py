@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 
-from npu_bridge.base.arguments import is_number, without_quotes
+from npu_bridge.base.arguments import is_number, quoted_number_fix
 from npu_bridge.base.errors import did_you_mean
 
 _INT64_LIMITS = (-(2**63), 2**63 - 1)
@@ -35,7 +35,7 @@ def _int_cure(value: Any) -> str:
     """Returns the cure for a value that must be an `int`."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return f"Write {int(value)}."
-    return without_quotes(value, int) or "Pass an int."
+    return quoted_number_fix(value, int) or "Pass an int."
 
 
 class Kind:
@@ -260,7 +260,7 @@ class Number(Kind):
 
     def problem(self, value: Any) -> Problem | None:
         if not is_number(value):
-            return Problem(TypeError, without_quotes(value, float) or "Pass a number.", says="has the wrong type")
+            return Problem(TypeError, quoted_number_fix(value, float) or "Pass a number.", says="has the wrong type")
         if not (value > 0 if self.above_zero else value >= 0):
             return Problem(ValueError, f"Use {int(self.above_zero)} or more.")
         if self.whole and value > _INT64_LIMITS[1]:

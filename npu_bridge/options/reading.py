@@ -13,7 +13,7 @@ from typing import Any
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, option_error, say_on_terminal, say_once, shortened, shown
-from npu_bridge.base.terminal import in_line
+from npu_bridge.base.terminal import escape_in_line
 from npu_bridge.base.tf_internals.training import session_config
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.kinds import Helper, Integer, RawBytes
@@ -224,7 +224,7 @@ def tell_effects(options: TrainingOptions) -> None:
     if not idle or environment.probable_rank() != 0:
         return
     names = ", ".join(idle[:_MOST_NAMES]) + (", ..." if len(idle) > _MOST_NAMES else "")
-    script = in_line(sys.argv[0]) if sys.argv[0].endswith(".py") else "SCRIPT"
+    script = escape_in_line(sys.argv[0]) if sys.argv[0].endswith(".py") else "SCRIPT"
     of_all = f"{len(idle)} of the {len(given)} options you set" if len(given) > 1 else "the option you set"
     some = f"{of_all} {'has' if len(idle) == 1 else 'have'} no effect here"
     say_on_terminal(f"npu_bridge: {some} ({names}): npu-run effects {script} lists them")

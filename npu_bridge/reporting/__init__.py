@@ -3,7 +3,7 @@
 Names are imported on first use, as pictures and files can also be made without TensorFlow.
 """
 
-from npu_bridge.base.lazy import attributes
+from npu_bridge.base.lazy import lazy_getattr
 
 _PLACES = {
     "collapse_hook": ("LossScaleCollapseError", "LossScaleCollapseHook", "NanLossHook"),
@@ -27,6 +27,6 @@ _PLACES = {
 }
 
 __all__ = sorted(name for names in _PLACES.values() for name in names)
-__getattr__ = attributes(
+__getattr__ = lazy_getattr(
     __name__, {name: f"{__name__}.{module}:{name}" for module, names in _PLACES.items() for name in names}
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.base.files import check_room
+from npu_bridge.base.files import check_free_space
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.tf_internals.savers import share_event_writer, shared_event_writer
 
@@ -101,7 +101,7 @@ class EventFiles:
         return self._secondary.attempt(functools.partial(self._add, name, *calls, **keywords))
 
     def _add(self, name: str, *calls: tuple, **keywords: Any) -> None:
-        check_room(self._folder)
+        check_free_space(self._folder)
         if self._writer is None:
             self._open()
         try:
@@ -113,7 +113,7 @@ class EventFiles:
             raise
 
     def _open(self, graph: tf.Graph | None = None) -> None:
-        check_room(self._folder)
+        check_free_space(self._folder)
         with tf.Graph().as_default():  # eager code has no such writer
             self._writer = tf.compat.v1.summary.FileWriter(self._folder, graph)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
-from npu_bridge.base.tf_internals.sessions import is_remote, run_quietly
+from npu_bridge.base.tf_internals.sessions import is_remote, run_without_engines
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.history import History
@@ -62,7 +62,7 @@ class FailureHook(tf.estimator.SessionRunHook):
         step = None
         if self._global_step is not None and not is_remote(session):
             with contextlib.suppress(Exception):  # the error can have broken the session too
-                step = int(run_quietly(session, [self._global_step])[0])
+                step = int(run_without_engines(session, [self._global_step])[0])
         if self._prepare is not None:
             self._prepare(step)
         report_failure(self._folder, error, step, self._history, self._stream or sys.stdout)

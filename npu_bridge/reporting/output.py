@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import TextIO
 
-from npu_bridge.base.terminal import in_line, put
+from npu_bridge.base.terminal import escape_in_line, write_escaped
 
 _ERASE_TO_END = "\x1b[K"
 
@@ -33,7 +33,7 @@ class TerminalOutput:
 
     def show(self, line: str) -> None:
         """Replaces the line, cut off at `width`."""
-        _write(self._stream, in_line(line)[: self.width], "\r", _ERASE_TO_END)
+        _write(self._stream, escape_in_line(line)[: self.width], "\r", _ERASE_TO_END)
         self._open_line = True
 
     def note(self, text: str) -> None:
@@ -56,7 +56,7 @@ class NotebookOutput(TerminalOutput):
 
     def show(self, line: str) -> None:
         """Replaces the line."""
-        _write(self._stream, in_line(line)[: self.width].ljust(self.width), "\r")
+        _write(self._stream, escape_in_line(line)[: self.width].ljust(self.width), "\r")
         self._open_line = True
 
     def note(self, text: str) -> None:
@@ -105,4 +105,4 @@ def _write(stream: TextIO | None, text: str, before: str = "", after: str = "") 
     if stream is None:
         return
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
-        put(stream, text, before, after)
+        write_escaped(stream, text, before, after)

@@ -18,7 +18,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.base.files import new_file
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.base.tf_internals.sessions import chrome_trace, run_quietly
+from npu_bridge.base.tf_internals.sessions import chrome_trace, run_without_engines
 from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_reading import read_overlapping_steps, read_step
 from npu_bridge.session import steps_per_run
@@ -89,7 +89,7 @@ class StepRecorder(TrainingHook):
         """Returns the number of the step that the next run trains, or of the last of its steps."""
         steps = self._steps_per_run = steps_per_run(session)
         global_step = global_step_of(session.graph)
-        first = self._runs * steps if global_step is None else int(run_quietly(session, [global_step])[0])
+        first = self._runs * steps if global_step is None else int(run_without_engines(session, [global_step])[0])
         return first + steps - 1
 
     def _write(self):

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective.apart import GraphApart
-from npu_bridge.collective.exchanges import uncounted
+from npu_bridge.collective.apart import SeparateGraph
+from npu_bridge.collective.exchanges import uncounted_exchanges
 from npu_bridge.gradients.reduction_moments import Moments, mark_reductions
 from npu_bridge.graph.run import Run, run_of
 from npu_bridge.graph.variables import global_step_of
@@ -50,7 +50,7 @@ class StragglerHook(tf.estimator.SessionRunHook):
     def __init__(self, stream: TextIO | None = None):
         self._stream = stream
         self._moments: weakref.WeakKeyDictionary[Run, Moments | tuple] = weakref.WeakKeyDictionary()
-        self._gathering: GraphApart | None = None
+        self._gathering: SeparateGraph | None = None
         self._latest: Comparison | None = None  # can be from an earlier session, so that nothing is reported twice
         self._work = OwnWork()
 
@@ -90,8 +90,8 @@ class StragglerHook(tf.estimator.SessionRunHook):
     def _compare(self, session, own):
         ranks, row = collective.current(), np.array([own])
         if self._gathering is None:
-            with uncounted():
-                self._gathering = GraphApart(lambda row: ranks.all_gather(row, "straggler_times"), row)
+            with uncounted_exchanges():
+                self._gathering = SeparateGraph(lambda row: ranks.all_gather(row, "straggler_times"), row)
         found = self._gathering.run(row)
         self._work.resume(time.time())
         if ranks.rank > 0:

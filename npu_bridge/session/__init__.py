@@ -5,7 +5,7 @@ Every module takes `TrainingOptions`, and reads no config object or environment 
 Estimator, a `MonitoredTrainingSession` and a plain `Session`.
 """
 
-from npu_bridge.base.lazy import attributes
+from npu_bridge.base.lazy import lazy_getattr
 
 _PLACES = {
     "average_metrics": ("AverageMetricsCallback",),
@@ -54,6 +54,6 @@ _PLACES = {
 }
 
 __all__ = sorted(name for names in _PLACES.values() for name in names)
-__getattr__ = attributes(
+__getattr__ = lazy_getattr(
     __name__, {name: f"{__name__}.{module}:{name}" for module, names in _PLACES.items() for name in names}
 )

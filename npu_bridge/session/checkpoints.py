@@ -18,13 +18,13 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge.base.after_import import put_around
+from npu_bridge.base.after_import import wrap_function
 from npu_bridge.base.errors import message, say_once
-from npu_bridge.base.files import finish, flush, remove_unfinished
+from npu_bridge.base.files import finish_save, flush, remove_unfinished
 from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
 from npu_bridge.base.session_wrapper import Place, SessionEngine
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.savers import folder_of
+from npu_bridge.base.tf_internals.savers import folder_of_saver_hook
 from npu_bridge.collective.exchanges import wait_for_ranks
 from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.session.damaged_checkpoints import find_damage
@@ -105,7 +105,7 @@ def hold_for_saver_hooks() -> None:
     def begin_and_hold(begin, hook):
         if not getattr(hook, "holds_its_folder", False):
             release(hook)
-            releases[hook] = weakref.finalize(hook, hold_model_dir(folder_of(hook)).release)
+            releases[hook] = weakref.finalize(hook, hold_model_dir(folder_of_saver_hook(hook)).release)
         begin(hook)
 
     def end_and_release(end, hook, session):
@@ -114,8 +114,8 @@ def hold_for_saver_hooks() -> None:
         finally:
             release(hook)
 
-    put_around(tf.estimator.CheckpointSaverHook, "begin", begin_and_hold)
-    put_around(tf.estimator.CheckpointSaverHook, "end", end_and_release)
+    wrap_function(tf.estimator.CheckpointSaverHook, "begin", begin_and_hold)
+    wrap_function(tf.estimator.CheckpointSaverHook, "end", end_and_release)
 
 
 @functools.cache
@@ -135,7 +135,7 @@ def watch_savers() -> None:
             _warn_of_shared_folder(os.path.dirname(bound["save_path"]) or ".")
         return save(*arguments, **keywords)
 
-    put_around(tf.compat.v1.train.Saver, "save", save_and_check)
+    wrap_function(tf.compat.v1.train.Saver, "save", save_and_check)
 
 
 @functools.cache
@@ -220,7 +220,7 @@ def write_checkpoint_file(file: str, content: bytes) -> None:
         unfinished = f"{file}.tmp{secrets.token_hex(8)}"
         with tf.io.gfile.GFile(unfinished, "wb") as written:
             written.write(content)
-        finish(unfinished, file)
+        finish_save(unfinished, file)
 
 
 def copy_checkpoint(source: str, target: str) -> None:
@@ -245,7 +245,7 @@ def copy_checkpoint(source: str, target: str) -> None:
             raise tf.errors.DataLossError(None, None, f"{damage.file}: {damage.what}")
         # The index comes last: without it the files are no checkpoint.
         for ending in sorted(endings, key=".index".__eq__):
-            finish(unfinished + ending, target + ending)
+            finish_save(unfinished + ending, target + ending)
     finally:
         remove_unfinished(folder)
 

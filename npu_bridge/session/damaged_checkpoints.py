@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from npu_bridge.base.environment import BEGAN, RESTARTS, read_variable
 from npu_bridge.base.errors import message, shortened
-from npu_bridge.base.files import replace_list
+from npu_bridge.base.files import write_checkpoint_list
 from npu_bridge.base.terminal import logger
 
 _LOG = logger(__name__)
@@ -221,7 +221,7 @@ def _make_newest(folder, paths):
     names = [json.dumps(_name_for_list(folder, path), ensure_ascii=False) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
     path = os.path.join(folder, _STATE)
-    replace_list(path, "\n".join([*lines, ""]))
+    write_checkpoint_list(path, "\n".join([*lines, ""]))
 
 
 def _damage_message(damage, fix):

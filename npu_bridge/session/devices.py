@@ -63,7 +63,7 @@ def requested_devices(options: TrainingOptions) -> tuple[int, ...]:
         return (table.own_placement().device,)
     if environment.read_variable("ASCEND_DEVICE_ID") or environment.read_variable("DEVICE_ID"):
         return (environment.declared_device(),)
-    placed = environment.launched()
+    placed = environment.launcher_placement()
     return (placed.local_rank,) if placed is not None else ()
 
 

@@ -29,7 +29,7 @@ from npu_bridge.base.session_wrapper import Place, Request, SessionEngine, add_e
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
 from npu_bridge.base.tf_internals.sessions import read_content, run_options_buffer
-from npu_bridge.collective.order_on_the_wire import transfers_of_gradients
+from npu_bridge.collective.order_on_the_wire import gradient_all_reduces
 from npu_bridge.graph.loop import InGraphLoop, NotLoopableError, put_in_loop
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.overlapped_loop import put_in_overlapped_loop
@@ -147,7 +147,7 @@ class _LoopEngine(SessionEngine):
                 reason, is_only_random = str(error), error.is_only_random
         # A step that waits for other ranks or for a queue stays in the pool.
         one_by_one = _StepsOneByOne(names, fed, LoopThreads(None if is_only_random else POOL))
-        if not _reason_against_copying(session) and transfers_of_gradients(computed_ops(step, fed)):
+        if not _reason_against_copying(session) and gradient_all_reduces(computed_ops(step, fed)):
             return OverlappedSteps(
                 step, fed, one_by_one.train, functools.partial(_make_overlapped_loop, graph, step, fed)
             )

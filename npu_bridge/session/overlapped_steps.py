@@ -24,11 +24,11 @@ from npu_bridge.base.tf_internals.sessions import empty_buffer, read_content, ru
 from npu_bridge.collective.cost_model import LEAST_GAIN, LEAST_WAIT
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.collective.order_on_the_wire import (
-    measure_exchange,
-    order_by_need,
-    teach_order,
-    transfers_of_gradients,
-    waits_of,
+    dependencies_for_order,
+    fix_order,
+    gradient_all_reduces,
+    measure_overlap,
+    order_for_forward_pass,
 )
 from npu_bridge.graph.loop import NotLoopableError
 from npu_bridge.graph.operators import computed_ops
@@ -71,7 +71,7 @@ class OverlappedSteps:
     ):
         self._step = step
         self._ops = computed_ops(step, frozenset(fed))
-        self._transfers = transfers_of_gradients(self._ops)
+        self._transfers = gradient_all_reduces(self._ops)
         self._one_by_one = one_by_one
         self._make_loop = make_loop
         self._loop: OverlappedLoop | None = None
@@ -118,7 +118,7 @@ class OverlappedSteps:
         record = _run_with_trace(session, engine, self._step, feeds)
         secs = time.perf_counter() - start
         events = {event.name: (event.begin, event.end) for event in events_of(record.step_stats)}
-        measured = [measure_exchange(self._ops, transfers, events) for transfers in self._transfers]
+        measured = [measure_overlap(self._ops, transfers, events) for transfers in self._transfers]
         waiting = sum(late for _, late in measured) / 1e6
         gathered = gather_values([secs, waiting, [share for share, _ in measured]], "plan_of_overlapped_steps")
         secs, waiting = (max(values) for values in list(zip(*gathered))[:2])
@@ -129,12 +129,12 @@ class OverlappedSteps:
             self._set_choice(False, f"a step takes more than {_LONGEST_CALL_SECS / LEAST_STEPS:g} s")
         else:
             shares = [statistics.mean(of_ranks) for of_ranks in zip(*(shares for *_, shares in gathered))]
-            self._agree_on_loop([order_by_need(*pair) for pair in zip(self._transfers, shares)])
+            self._agree_on_loop([order_for_forward_pass(*pair) for pair in zip(self._transfers, shares)])
 
     def _agree_on_loop(self, orders):
         waits: dict = {}
         for order in orders:
-            waits.update(waits_of(self._ops, order))
+            waits.update(dependencies_for_order(self._ops, order))
         reason, is_new = "", False
         try:
             self._loop, is_new = self._make_loop(waits)
@@ -148,7 +148,7 @@ class OverlappedSteps:
             return
         if any(is_new for _, is_new in gathered):
             for order in orders:
-                teach_order([self._loop.transfers[transfer.name] for transfer in order])
+                fix_order([self._loop.transfers[transfer.name] for transfer in order])
         if self._requested:
             self._set_choice(True, "NPU_OVERLAPPED_STEPS asks for it")
 

@@ -1,10 +1,10 @@
 """Holds the options of `npu_device`: `global_options()` for a process, and a scope for options of single functions."""
 
-from npu_bridge.base.lazy import attributes, submodules
+from npu_bridge.base.lazy import lazy_getattr, submodules
 
 __all__ = ["NpuConfig", "global_options", "npu_config", "run_context", "run_context_options"]
 
-__getattr__ = attributes(
+__getattr__ = lazy_getattr(
     __name__,
     {
         **submodules(__name__, "npu_config", "run_context"),

@@ -76,7 +76,7 @@ def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int =
       ValueError: `root_rank` is not a rank.
     Ranks: collective in `group`.
     """
-    variables = list(map(keras3.value_of, values if isinstance(values, (list, tuple)) else [values]))
+    variables = list(map(keras3.tensorflow_variable_of, values if isinstance(values, (list, tuple)) else [values]))
     for variable in variables:
         if not isinstance(variable, tf.Variable):
             fix = "hccl_ops.broadcast takes tensors, too."

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npu_bridge.base.reading import open_file
-from npu_bridge.base.terminal import in_line
+from npu_bridge.base.terminal import escape_in_line
 from npu_run.compare.verdict import CannotTell
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -96,7 +96,7 @@ def _damage_as_cannot_tell(prefix: str) -> Iterator[None]:
     try:
         yield
     except (tf.errors.OpError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = in_line(str(error).splitlines()[0][:200]) if str(error) else type(error).__name__
+        reason = escape_in_line(str(error).splitlines()[0][:200]) if str(error) else type(error).__name__
         raise CannotTell(f"{prefix} cannot be read: {reason}.") from None
 
 

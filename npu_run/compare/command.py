@@ -9,7 +9,7 @@ import click
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.base.terminal import echo, in_line, path_here
+from npu_bridge.base.terminal import echo, escape_in_line, path_for_message
 from npu_bridge.reporting.page import PAGE_FILES
 from npu_run.command_line import Command, json_option, print_json
 from npu_run.errors import LaunchError
@@ -67,7 +67,7 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
         if as_json:
             print_json(2, {"inside": None, "problem": str(error)})
         else:
-            echo(f"cannot be told: {in_line(str(error))}")
+            echo(f"cannot be told: {escape_in_line(str(error))}")
         sys.exit(2)
     written = Secondary(f"the page {out}", say=found.notes.append)
     is_written = written.attempt(write_whole, out, render_comparison(found), PAGE_FILES)
@@ -75,9 +75,9 @@ def compare(a, b, only, tag, tolerance, names, out, as_json, write_names):
         print_json(found.exit_code, {**found.as_json_facts(), "page": os.path.abspath(out) if is_written else None})
     else:
         for verdict in found.verdicts:
-            echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {in_line(verdict.sentence)}")
+            echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {escape_in_line(verdict.sentence)}")
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
-            echo(f"note: {in_line(note)}")
+            echo(f"note: {escape_in_line(note)}")
         if is_written:
-            echo(f"{path_here(out)} ({os.path.getsize(out) / 1000:.0f} kB)")
+            echo(f"{path_for_message(out)} ({os.path.getsize(out) / 1000:.0f} kB)")
     sys.exit(found.exit_code)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.files import new_file
 from npu_bridge.base.reading import RefusedFileError, open_file, read_json, whole_number
-from npu_bridge.base.terminal import in_line
+from npu_bridge.base.terminal import escape_in_line
 from npu_run.compare.arrays import StoredArray, open_npy
 from npu_run.compare.names import plain_name
 from npu_run.compare.verdict import CannotTell, NothingThereError
@@ -144,7 +144,7 @@ def write_named_outputs(dump: Dump, folder: str) -> int:
     long: list[tuple[str, str]] = []
     outputs = [(place, file) for place, (file, _) in dump.files.items() if place.side == "output"]
     for count, (place, file) in enumerate(outputs, 1):
-        name = f"{in_line(plain_name(place.op))}.{place.slot}.{began + count}.npy"
+        name = f"{escape_in_line(plain_name(place.op))}.{place.slot}.{began + count}.npy"
         if len(name.encode()) > _LONGEST_NAME:
             long.append((f"{began + count}.npy", name))
             name = long[-1][0]

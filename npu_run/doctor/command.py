@@ -14,10 +14,10 @@ from npu_bridge.base.gpus import describe_gpus
 from npu_bridge.base.install import (
     CHOSEN,
     TENSORFLOWS,
+    install_command,
     is_supported,
-    missing_beside,
+    missing_packages,
     numpy_problem,
-    packages_beside,
 )
 from npu_bridge.base.inventory import installed_version, machine_rows, version_rows
 from npu_bridge.base.terminal import echo
@@ -70,7 +70,7 @@ def _install_missing(page: Page) -> None:
     log = cache_folder() / "horovod.log"
     installer = Installer(sys.executable, log, _say)
     tensorflow = installed_version("tensorflow")
-    packages = packages_beside(tensorflow) if tensorflow and not names.HAS_ESTIMATORS else []
+    packages = missing_packages(tensorflow) if tensorflow and not names.HAS_ESTIMATORS else []
     if not page.lacks_horovod and not packages:
         _say("--fix has nothing to install")
         return
@@ -173,7 +173,7 @@ def versions_section() -> tuple[Section, list[Problem]]:
     if tensorflow and not is_supported(tensorflow):
         fix = f"pip install 'tensorflow=={CHOSEN}.*'"
         problems.append(Problem(f"tensorflow is {tensorflow}; made for {TENSORFLOWS}", fix, False))
-    elif tensorflow and not names.HAS_ESTIMATORS and (command := missing_beside(tensorflow)):
+    elif tensorflow and not names.HAS_ESTIMATORS and (command := install_command(tensorflow)):
         problems.append(Problem(f"TensorFlow {tensorflow} has no Estimator and no Keras 2 of its own", command))
     numpy = installed_version("numpy")
     if tensorflow and numpy and numpy_problem(tensorflow, numpy):

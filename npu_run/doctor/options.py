@@ -22,7 +22,7 @@ def environment_section() -> tuple[Section, list[Problem], int]:
     problems: list[Problem] = []
     sizes = [1]
     checks: tuple[Callable[[], Any], ...] = (
-        environment.launched,
+        environment.launcher_placement,
         environment.declared_rank,
         environment.declared_device,
         environment.check_cluster_variables,
@@ -33,7 +33,7 @@ def environment_section() -> tuple[Section, list[Problem], int]:
         _collect_problem(check, problems)
     if environment.read_variable("RANK_TABLE_FILE"):
         _collect_problem(read_rank_table, problems)
-    placed = environment.launched() if not problems else None
+    placed = environment.launcher_placement() if not problems else None
     if sizes[-1] > 1 and placed is None:
         what = f"The environment declares {sizes[-1]} ranks: a script started alone would stop"
         problems.append(Problem(what, f"Start it with npu-run -np {sizes[-1]}, or unset the variable.", False))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from npu_bridge.base.terminal import in_line
+from npu_bridge.base.terminal import escape_in_line
 from npu_run.table import print_table, print_text
 
 
@@ -95,7 +95,7 @@ def print_page(page: Page, console: Console, is_short: bool = False) -> None:
     words = {True: "problem", False: "note"}
     for number, problem in enumerate(sorted(page.problems, key=lambda problem: not problem.is_fatal), start=1):
         style = "red" if problem.is_fatal else "yellow"
-        print_text(console, f"{words[problem.is_fatal]} {number}: {in_line(problem.what)}", style)
+        print_text(console, f"{words[problem.is_fatal]} {number}: {escape_in_line(problem.what)}", style)
         if problem.fix:
             print_text(console, f"  fix: {problem.fix}")
     print_text(console, page.verdict, "bold")

@@ -196,7 +196,7 @@ def _check_order(table: RankTable, path: str) -> None:
 def _check_environment(size: int) -> None:
     """Raises LaunchError if environment variables contradict the plan, unless another launcher has set them."""
     try:
-        placed = environment.launched()
+        placed = environment.launcher_placement()
         environment.check_cluster_variables()
         if placed is not None:
             return

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npu_bridge.base import environment
-from npu_bridge.base.lock_owners import Starts
+from npu_bridge.base.lock_owners import JobStarts
 from npu_bridge.base.terminal import echo
 from npu_run.job.elastic import AvailableSlots, Bounds, HostsFrom, run_elastic
 from npu_run.job.hosts import Plan
@@ -41,7 +41,7 @@ class RestartableJob:
 
     def run(self, arguments: list[str]) -> int:
         """Runs the script, as often as needed; returns the exit code of the job."""
-        began, starts = time.time(), Starts()
+        began, starts = time.time(), JobStarts()
         environment.write_variable(environment.BEGAN, "")
 
         def start(plan: Plan, **options: Any) -> Outcome:
@@ -49,7 +49,7 @@ class RestartableJob:
             outcome = run_ranks(
                 self.script, arguments, plan, self.log_dir, self.stall_secs, tasks=self.tasks, **options
             )
-            starts.end(outcome.may_go_on)
+            starts.end(outcome.might_still_run)
             environment.write_variable(environment.BEGAN, began)
             return outcome
 

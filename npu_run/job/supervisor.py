@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Callable, NamedTuple
 
 from npu_bridge.base.environment import VERBOSE, is_flag_on
-from npu_bridge.base.terminal import silence, visible
+from npu_bridge.base.terminal import escape_controls, silence
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.session.elastic.stop_request import STOPPED_EXIT_CODE
 from npu_run.errors import check_thread
@@ -77,7 +77,7 @@ class Outcome(NamedTuple):
       was_torn: whether only connections between ranks have failed, and no rank by itself.
       was_resized: whether the job ended after a whole step because `is_out_of_date` returned a reason.
       has_trained: whether at least one rank was in a training.
-      may_go_on: whether some ranks might still run, because their host cannot be reached.
+      might_still_run: whether some ranks might still run, because their host cannot be reached.
     """
 
     exit_code: int
@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
     was_torn: bool = False
     was_resized: bool = False
     has_trained: bool = False
-    may_go_on: bool = False
+    might_still_run: bool = False
 
 
 def run_ranks(
@@ -126,9 +126,9 @@ def run_ranks(
                 start = functools.partial(job.start_remote_ranks, host) if host else job.start_local_ranks
                 start(own, script, arguments, plan, logs)
             outcome = job.run()
-            lost, may_go_on = tuple(slots[rank].host for rank in job.lost), any(host.loss for host in job.hosts)
+            lost, might_still_run = tuple(slots[rank].host for rank in job.lost), any(host.loss for host in job.hosts)
             has_trained = any(rank.could_stop_after_step for rank in job.ranks)
-            outcome = outcome._replace(lost=lost, has_trained=has_trained, may_go_on=may_go_on)
+            outcome = outcome._replace(lost=lost, has_trained=has_trained, might_still_run=might_still_run)
             if lost or outcome.was_torn or outcome.was_resized:
                 for host in job.hosts:
                     host.send_message(goes_on=True)  # the host then keeps the state that ranks hold in its memory
@@ -388,7 +388,7 @@ class _Job:
 
     def say(self, text: str) -> None:
         """Prints a text on a new line, even if a rank was stopped in the middle of a line."""
-        self._streams["stderr"].write_line(visible(f"npu-run: {text}").encode())
+        self._streams["stderr"].write_line(escape_controls(f"npu-run: {text}").encode())
 
     def _store_signal(self, number: int, frame: object) -> None:
         if self._is_told and number == signal.SIGTERM:

@@ -12,7 +12,7 @@ import types
 import weakref
 from typing import Any, Callable
 
-from npu_bridge.base.after_import import put_around, when_loaded
+from npu_bridge.base.after_import import call_when_loaded, wrap_function
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals.names import KERAS_MODEL_MODULES
 
@@ -28,7 +28,7 @@ def watch_input(send: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
     watch = _InputWatch(send)
     add_engine(None, watch)
     for name in KERAS_MODEL_MODULES:
-        when_loaded(name, watch.watch_fit)
+        call_when_loaded(name, watch.watch_fit)
     return watch.report_exit
 
 
@@ -71,7 +71,7 @@ class _InputWatch(SessionEngine):
             self._report_end(model, steps, of_fit=True)
             return result
 
-        put_around(module.Model, "fit", watched)
+        wrap_function(module.Model, "fit", watched)
 
     def _report_training_run(self, session, asked, kind):
         from npu_bridge.graph.run import run_of
@@ -118,10 +118,10 @@ class _InputWatch(SessionEngine):
 def _global_step(session: Any, otherwise: int) -> int:
     import tensorflow as tf
 
-    from npu_bridge.base.tf_internals.sessions import run_quietly
+    from npu_bridge.base.tf_internals.sessions import run_without_engines
 
     with contextlib.suppress(Exception):  # the session can be closing, or the counter invalid
         counter = tf.compat.v1.train.get_global_step(session.graph)
         if counter is not None:
-            return int(run_quietly(session, [counter])[0])
+            return int(run_without_engines(session, [counter])[0])
     return otherwise

@@ -19,17 +19,17 @@ import types
 from collections.abc import Iterator
 from typing import Callable
 
-from npu_bridge.base.after_import import after_import, when_loaded
+from npu_bridge.base.after_import import after_import, call_when_loaded
 from npu_bridge.base.environment import (
     VISIBLE_GPUS,
-    Launched,
+    Placement,
     declared_device,
     fill_rank_variables,
     given_settings,
-    launched,
+    launcher_placement,
     write_variable,
 )
-from npu_bridge.base.gpus import gpu_of_rank, shortage
+from npu_bridge.base.gpus import describe_shortage, gpu_of_rank
 from npu_bridge.base.terminal import echo
 from npu_bridge.collective import tensorflow_server
 from npu_run.rank.input_end import watch_input
@@ -41,7 +41,7 @@ from npu_run.timeline import record_sessions, take_recording
 from npu_run.trials.start import begin_trial
 from npu_run.trials.trial import take_trial
 
-_ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
+_ALONE = Placement(rank=0, size=1, local_rank=0, local_size=1)
 # Packages that this package needs, and whose names people give to their scripts.
 _HIDEABLE = ("horovod", "keras", "npu_bridge", "npu_run", "numpy", "tensorflow", "tf_keras")
 _INTERRUPTED = 128 + signal.SIGINT
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "--link":
         link = RankLink(int(arguments[1]))
         arguments = arguments[2:]
-    place = launched() or _ALONE
+    place = launcher_placement() or _ALONE
     if arguments[0] == "--devices":
         _set_device(arguments[1].split(",")[place.rank])
         arguments = arguments[2:]
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
     if "tensorflow" not in sys.modules:
         after_import("tensorflow", lambda module: None, _without_garbage_collection)
     if place.rank == 0 and place.size > 1:
-        when_loaded("tensorflow", _watch_updates)
+        call_when_loaded("tensorflow", _watch_updates)
     recording = take_recording()
     if recording is not None:
         record_sessions(recording, place.rank)
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> None:
     end_trial = begin_trial(trial, place.rank) if trial is not None else None
     choice = take_choice()
     try:
-        tensorflow_server.prepare()
+        tensorflow_server.announce_server_if_needed()
         _run_script(arguments[0], arguments, choice, place.rank)
         _warn_about_unread_settings()
         _report_finish(link, report_exit)
@@ -114,7 +114,7 @@ def _without_garbage_collection() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        if (launched() or _ALONE).size > 1:
+        if (launcher_placement() or _ALONE).size > 1:
             # Frozen garbage is never freed, and can hold sampled frames with all the objects of the script.
             gc.collect()
         gc.freeze()  # later collections leave these objects out
@@ -137,12 +137,12 @@ def _set_device(device: str) -> None:
         write_variable(name, device)
 
 
-def _show_only_own_gpu(place: Launched, script: str) -> None:
+def _show_only_own_gpu(place: Placement, script: str) -> None:
     """Makes only this rank's GPU visible, so that children and other libraries use no other rank's GPU."""
     gpu = gpu_of_rank(declared_device(), place.local_size, script)
     if gpu is not None:
         write_variable(VISIBLE_GPUS, gpu)
-    elif place.local_rank == 0 and (text := shortage(place.local_size)):
+    elif place.local_rank == 0 and (text := describe_shortage(place.local_size)):
         echo(f"npu-run: {text}", err=True)
 
 

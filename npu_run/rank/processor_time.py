@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.after_import import after_import
 from npu_bridge.base.held_folders import THREAD
-from npu_bridge.base.horovod_internals import BASICS_MODULE, change_init
+from npu_bridge.base.horovod_internals import BASICS_MODULE, wrap_init
 
 _NAME = "horovod"
 _horovods: set[str] = set()  # numbers of the threads with that name that existed when Horovod had started
@@ -45,7 +45,7 @@ def name_horovods_threads() -> None:
 
         return init_with_named_threads
 
-    after_import(BASICS_MODULE, lambda module: change_init(module, naming_threads))
+    after_import(BASICS_MODULE, lambda module: wrap_init(module, naming_threads))
 
 
 def processor_secs() -> float | None:

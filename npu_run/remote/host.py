@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_bridge.base import environment
-from npu_bridge.base.terminal import visible
+from npu_bridge.base.terminal import escape_controls
 from npu_run.errors import LaunchError
 from npu_run.job.output import JointStream
 from npu_run.job.watched_rank import WatchedRank
@@ -114,7 +114,7 @@ class RemoteHost:
             self._handle_events(text)
         else:
             said = text.decode(errors="replace").replace("\r\n", "\n")
-            self._errors.write(visible(said).encode())
+            self._errors.write(escape_controls(said).encode())
             self._last_error = (said.strip().splitlines() or [self._last_error])[-1]
         return bool(text)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from npu_bridge.base.environment import MEMORY_FOLDER
-from npu_bridge.base.memory_folders import MemoryFolder, make_memory_folder, name_of
+from npu_bridge.base.memory_folders import MemoryFolder, folder_name, make_memory_folder
 from npu_run.errors import LaunchError
 from npu_run.job.limits import FILES_OF_A_RANK, Limit, allow_open_files
 from npu_run.job.rank_process import RankProcess, Watch, rank_command, rank_defaults
@@ -146,7 +146,7 @@ def _open_memory_folder(environment: dict[str, str]) -> MemoryFolder | None:
     The folder has the same name as the launcher's folder; on the launcher's own machine both are one folder.
     """
     path = environment.get(MEMORY_FOLDER)
-    folder = make_memory_folder(name_of(path)) if path else None
+    folder = make_memory_folder(folder_name(path)) if path else None
     if folder is not None:
         environment[MEMORY_FOLDER] = folder.path
     return folder

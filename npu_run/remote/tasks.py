@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
 from npu_bridge.base import environment
-from npu_bridge.base.files import new_file, remove_text
+from npu_bridge.base.files import new_file, remove_file_with_text
 from npu_run.errors import LaunchError
 from npu_run.job.hosts import Plan
 from npu_run.job.output import JointStream
@@ -178,7 +178,7 @@ class Tasks:
             with self._agents_changed:
                 self._agents_changed.wait(0.1)
         # The file goes first: a task that connects after the other tasks got the exit code belongs to a later job.
-        remove_text(self._path, self._text)
+        remove_file_with_text(self._path, self._text)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -31,7 +31,7 @@ import tensorflow as tf
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.files import new_file, write_whole
 from npu_bridge.base.secondary_files import Secondary
-from npu_bridge.base.tf_internals.graphs import allow_fetching, branches_around, operator_definition
+from npu_bridge.base.tf_internals.graphs import allow_fetching, enclosing_branches, operator_definition
 from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import list_elements
@@ -262,7 +262,7 @@ def find_sources(
 
 def _will_run(op, values):
     """Returns whether a step runs an operator inside conditions; None if that is unknown before the step."""
-    for predicate, branch in branches_around(op):
+    for predicate, branch in enclosing_branches(op):
         while predicate is not None and predicate.op.type == "Identity" and predicate.name not in values:
             predicate = predicate.op.inputs[0]
         decided = None if predicate is None else values.get(predicate.name, tf.get_static_value(predicate))

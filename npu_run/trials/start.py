@@ -10,7 +10,7 @@ import sys
 import types
 from typing import Any, Callable
 
-from npu_bridge.base.after_import import put_around, when_loaded
+from npu_bridge.base.after_import import call_when_loaded, wrap_function
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.session_wrapper import SessionEngine, add_engine
 from npu_bridge.base.tf_internals import keras3
@@ -28,18 +28,18 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
         from npu_run.trials.seeds import pin_seeds
 
         pin_seeds(trial.seed, rank)
-    when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
+    call_when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
     if imposed_options():
         for name in _KERASES:
-            when_loaded(name, lambda module: _let_sessions_read_options())
+            call_when_loaded(name, lambda module: _let_sessions_read_options())
     end = watch_training(functools.partial(_choose_hooks, trial, rank))
     if trial.folder:
         # The output of a script that is ended early is not a result, and goes to a separate folder.
         is_short = trial.steps or trial.replay
         folder = os.path.join(trial.folder, "model") if is_short else trial.folder
-        when_loaded(ESTIMATOR_MODULE, functools.partial(_redirect_estimators, folder))
+        call_when_loaded(ESTIMATOR_MODULE, functools.partial(_redirect_estimators, folder))
     for name in KERAS_MODEL_MODULES:
-        when_loaded(name, functools.partial(_add_callback, trial, rank))
+        call_when_loaded(name, functools.partial(_add_callback, trial, rank))
     if trial.record or trial.replay or trial.operators:
         for watch in (watch_keras_optimizers, keras3.watch_optimizers):
             watch(lambda optimizer: None, _end_eager_loop)
@@ -140,7 +140,7 @@ def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
     Estimators with the first `model_dir` write to the folder itself. Each further `model_dir` becomes a sub-folder `2`,
     `3`, ...
     """
-    from npu_bridge.base.tf_internals.training import change_folders_of_estimators
+    from npu_bridge.base.tf_internals.training import redirect_estimator_folders
 
     places: dict[str, str] = {}
 
@@ -149,7 +149,7 @@ def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
             return model_dir
         return places.setdefault(model_dir, os.path.join(folder, str(len(places) + 1)) if places else folder)
 
-    change_folders_of_estimators(module, choose_folder)
+    redirect_estimator_folders(module, choose_folder)
 
 
 def _end_eager_loop(optimizer: Any, pairs: list) -> None:
@@ -195,7 +195,7 @@ def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
         watch = RecordFit if trial.record else ReplayFit if trial.replay else ListTypesOfFit
         return [watch(bound.arguments["self"], trial, rank)]
 
-    put_around(module.Model, "fit", fit_with_trial)
+    wrap_function(module.Model, "fit", fit_with_trial)
 
 
 @functools.cache

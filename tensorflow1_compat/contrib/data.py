@@ -40,7 +40,7 @@ from tensorflow.compat.v1.data.experimental import (
 if hasattr(tf.data.experimental, "CheckpointInputPipelineHook"):  # until TensorFlow 2.15
     CheckpointInputPipelineHook = tf.data.experimental.CheckpointInputPipelineHook
 
-from npu_bridge.base.tf_internals.contrib import flat_element, packed_element
+from npu_bridge.base.tf_internals.contrib import flatten_element, pack_element
 
 AUTOTUNE = tf.data.experimental.AUTOTUNE
 Optional = tf.data.experimental.Optional
@@ -82,8 +82,8 @@ def assert_element_shape(expected_shapes):
     def apply(dataset):
         def check(*element):
             element = element[0] if len(element) == 1 else element
-            flat = zip(flat_element(element), flat_element(expected_shapes))
-            return packed_element(element, [with_asserted_shape(tensor, shape) for tensor, shape in flat])
+            flat = zip(flatten_element(element), flatten_element(expected_shapes))
+            return pack_element(element, [with_asserted_shape(tensor, shape) for tensor, shape in flat])
 
         return dataset.map(check)
 
@@ -124,6 +124,6 @@ def sliding_window_batch(window_size, stride=None, window_shift=None, window_str
 
     def zip_batches(*window):
         window = window[0] if len(window) == 1 else window
-        return Dataset.zip(packed_element(window, [each.batch(window_size) for each in flat_element(window)]))
+        return Dataset.zip(pack_element(window, [each.batch(window_size) for each in flatten_element(window)]))
 
     return lambda dataset: dataset.window(window_size, shift, window_stride, drop_remainder=True).flat_map(zip_batches)

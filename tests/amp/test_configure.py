@@ -107,8 +107,8 @@ def test_registered_functions_go_into_the_lists_of_levels_made_after():
     [
         (amp.half_function, "MatMull", "Did you mean 'MatMul'"),
         (amp.float_function, "LayerNormalisation", "Did you mean 'LayerNormalization'"),
-        (amp.promote_function, "LayerNormalization", "nothing of this name"),
-        (amp.half_function, "NoOp", "nothing of this name"),
+        (amp.promote_function, "LayerNormalization", "fits nothing that can be cast"),
+        (amp.half_function, "NoOp", "fits nothing that can be cast"),
         (amp.half_function, 7, "not a text"),
     ],
 )

@@ -161,8 +161,8 @@ def refused(managers=None, losses=None, **arguments):
         (refused(managers=lambda: [two()[0], 8.0]), TypeError, ["loss_scale_manager", "8.0"]),
         (refused(managers=lambda: []), TypeError, ["loss_scale_manager", "[]"]),
         (refused(managers=lambda: [two()[:1], two()[1]]), ValueError, ["managers of one scale each"]),
-        (lambda: scale_loss(tf.constant(1.0), tf.keras.optimizers.SGD()), TypeError, ["no stages", "SGD"]),
-        (lambda: unscaled_gradients(tf.keras.optimizers.SGD()), TypeError, ["no stages", "NPUOptimizer"]),
+        (lambda: scale_loss(tf.constant(1.0), tf.keras.optimizers.SGD()), TypeError, ["cannot scale losses", "SGD"]),
+        (lambda: unscaled_gradients(tf.keras.optimizers.SGD()), TypeError, ["cannot scale losses", "NPUOptimizer"]),
     ],
 )
 def test_what_does_not_go_together_is_refused(make, error, parts):

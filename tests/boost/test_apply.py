@@ -79,7 +79,7 @@ def test_freezing_accumulation_and_centralisation_by_one_call(capsys):
     assert text.index("Freeze") < text.index("Accumulate") < text.index("CentralizeGradients")
     made.fit(*batch(), batch_size=2, epochs=2, verbose=0)
     assert int(made.optimizer.iterations) == 4
-    assert "an update for each 2 batches" in capsys.readouterr().out
+    assert "one update for every 2 batches" in capsys.readouterr().out
 
 
 def test_draws_of_freezing_are_the_same_on_every_rank_and_in_every_run():

@@ -68,10 +68,10 @@ def _with_a_condition(x):
     return x if x > 0 else -x
 
 
-@canary_of(contrib.in_both_modes)
+@canary_of(contrib.run_in_both_modes)
 def _():
     seen = []
-    method = contrib.in_both_modes(lambda self: seen.append(tf.executing_eagerly()), use_gpu=False)
+    method = contrib.run_in_both_modes(lambda self: seen.append(tf.executing_eagerly()), use_gpu=False)
     kind = type("BothModes", (tf.test.TestCase,), {"test": method})
     result = unittest.TestResult()
     kind("test").run(result)
@@ -88,11 +88,11 @@ def _():
         expect(len(v1.global_variables()) == 3, "what it is divided by is not in variables")
 
 
-@canary_of(contrib.updates_itself)
+@canary_of(contrib.has_own_update)
 def _():
     stock = v1.train.GradientDescentOptimizer(0.1)
-    expect(contrib.updates_itself(stock), "stock's optimizers update nothing")
-    expect(not contrib.updates_itself(v1.train.SyncReplicasOptimizer(stock, 1)), "one around another updates itself")
+    expect(contrib.has_own_update(stock), "stock's optimizers update nothing")
+    expect(not contrib.has_own_update(v1.train.SyncReplicasOptimizer(stock, 1)), "one around another updates itself")
 
 
 @canary_of(contrib.bounded_tensor_spec)
@@ -120,10 +120,10 @@ def _():
     expect(flat == [[1, 2], [3]], f"the parts are {flat}")
 
 
-@canary_of(contrib.flat_element, contrib.packed_element)
+@canary_of(contrib.flatten_element, contrib.pack_element)
 def _():
-    expect(contrib.flat_element({"a": [1, 2], "b": 3}) == [[1, 2], 3], "a list was taken apart")
-    expect(contrib.packed_element({"a": 1, "b": 2}, [3, 4]) == {"a": 3, "b": 4}, "the structure is another one")
+    expect(contrib.flatten_element({"a": [1, 2], "b": 3}) == [[1, 2], 3], "a list was taken apart")
+    expect(contrib.pack_element({"a": 1, "b": 2}, [3, 4]) == {"a": 3, "b": 4}, "the structure is another one")
 
 
 @canary_of(contrib.lookup_ops)
@@ -161,12 +161,12 @@ def _():
     expect(float(optimizer.loss_scale) == 8.0, "the scale is another one")
 
 
-@canary_of(contrib.keras_of_1, contrib.layer_of_cells)
+@canary_of(contrib.keras_of_tf1, contrib.rnn_cell_base)
 def _():
     cells = v1.nn.rnn_cell
-    expect(contrib.keras_of_1().layers.Dense is v1.keras.layers.Dense, "Keras is another one")
-    expect(issubclass(contrib.layer_of_cells(), cells.RNNCell), "it is no cell")
-    expect(issubclass(cells.BasicLSTMCell, contrib.layer_of_cells()), "cells have another base")
+    expect(contrib.keras_of_tf1().layers.Dense is v1.keras.layers.Dense, "Keras is another one")
+    expect(issubclass(contrib.rnn_cell_base(), cells.RNNCell), "it is no cell")
+    expect(issubclass(cells.BasicLSTMCell, contrib.rnn_cell_base()), "cells have another base")
 
 
 @canary_of(contrib.engine_classes)
@@ -184,7 +184,7 @@ def _():
     expect(isinstance(hook, v1.train.SessionRunHook), "it is no hook")
 
 
-@canary_of(estimators.bring_back)
+@canary_of(estimators.restore_estimator)
 def _():
     expect(issubclass(tf.estimator.Estimator, v1.estimator.Estimator), "the two classes are strangers")
     config = v1.estimator.RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("/cpu:0"))
@@ -193,9 +193,9 @@ def _():
     expect(tpu.TPUEstimatorSpec(mode="eval", loss=tf.constant(1.0)).mode == "eval", "the mode is another one")
 
 
-@canary_of(contrib.modules_with_fewer_names)
+@canary_of(contrib.missing_names_by_module)
 def _():
-    for module, names in contrib.modules_with_fewer_names().items():
+    for module, names in contrib.missing_names_by_module().items():
         expect(all(hasattr(v1, name) for name in names), f"{module.__name__}: {names} are not public")
 
 
@@ -205,9 +205,9 @@ def _():
         expect(scope.name == "scope", "the scope has another name")
 
 
-@canary_of(contrib.modules_of_layers)
+@canary_of(contrib.replacements_of_layer_modules)
 def _():
-    found = {module.__name__: other for module, other in contrib.modules_of_layers().items()}
+    found = {module.__name__: other for module, other in contrib.replacements_of_layer_modules().items()}
     result = found["tensorflow.python.layers.core"].dense(tf.ones([1, 2]), 3)
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())

@@ -80,7 +80,7 @@ def _():
     graphs.control_flow_context,
     graphs.current_control_flow_context,
     graphs.inside_control_flow_context,
-    graphs.brought_into,
+    graphs.bring_into_context,
 )
 def _():
     graph, found = v1.get_default_graph(), []
@@ -102,10 +102,10 @@ def _():
         op = tf.no_op()
     expect(context is not None and graphs.control_flow_context(op) is context, "an operator is not in its branch")
     expect(graphs.current_control_flow_context(graph) is None, "the branch was not left")
-    expect(graphs.brought_into(context, outside).op.type == "Switch", "a tensor was not switched")
+    expect(graphs.bring_into_context(context, outside).op.type == "Switch", "a tensor was not switched")
 
 
-@canary_of(graphs.contexts_around, graphs.run_iterations_in_turn)
+@canary_of(graphs.contexts_around, graphs.disable_parallel_iterations)
 def _():
     found, limit = [], tf.constant(3)
 
@@ -121,14 +121,14 @@ def _():
         if was_on:
             v1.enable_control_flow_v2()
     op = found[0].op
-    graphs.run_iterations_in_turn(op)
+    graphs.disable_parallel_iterations(op)
     (loop,) = graphs.contexts_around(graphs.control_flow_context(op))
     enters = [other for other in op.graph.get_operations() if other.type == "Enter"]
     at_once = [other.get_attr("parallel_iterations") for other in enters]
     expect(loop.parallel_iterations == 1 and len(enters) > 1 and set(at_once) == {1}, f"at once go {at_once}")
 
 
-@canary_of(graphs.branches_around, graphs.allow_fetching)
+@canary_of(graphs.enclosing_branches, graphs.allow_fetching)
 def _():
     found, is_training = [], v1.placeholder(tf.bool, [])
 
@@ -143,7 +143,7 @@ def _():
     finally:
         if was_on:
             v1.enable_control_flow_v2()
-    inside, in_loop = (list(graphs.branches_around(tensor.op)) for tensor in found)
+    inside, in_loop = (list(graphs.enclosing_branches(tensor.op)) for tensor in found)
     ((decides, is_branch),) = inside
     expect(decides.op.inputs[0] is is_training and not is_branch, f"the branch is {inside}")
     expect(in_loop == [(None, False), *inside], f"the loop in it is {in_loop}")
@@ -225,22 +225,22 @@ def _():
     expect(not graphs.has_kernel("NoSuchOperator", tf.float32, "CPU"), "an operator that does not exist has a kernel")
 
 
-@canary_of(graphs.call_by)
+@canary_of(graphs.set_variable_name)
 def _():
     variable = v1.get_variable("v", [], use_resource=True)
     info = tf.Variable.SaveSliceInfo("other", [], [], [])
-    graphs.call_by(variable, "other:0", info)
+    graphs.set_variable_name(variable, "other:0", info)
     expect(variable.name == "other:0", f"the variable is called {variable.name}")
     expect(variable._get_save_slice_info() is info, "savers do not see the name")
 
 
-@canary_of(graphs.when_function_is_built, eagerly=True)
+@canary_of(graphs.call_when_function_is_built, eagerly=True)
 def _():
     seen, answers = [], []
 
     @tf.function
     def inner():
-        answers.append(graphs.when_function_is_built(v1.get_default_graph(), lambda: seen.append("built")))
+        answers.append(graphs.call_when_function_is_built(v1.get_default_graph(), lambda: seen.append("built")))
         return tf.constant(1.0)
 
     @tf.function

@@ -10,22 +10,22 @@ from npu_bridge.base import horovod_internals
 from tests.canaries import RANK_CANARIES, canary_of, expect
 
 
-@canary_of(horovod_internals.change_init)
+@canary_of(horovod_internals.wrap_init)
 def _():
     basics = importlib.import_module(horovod_internals.BASICS_MODULE)
     before, seen = basics.HorovodBasics.init, []
     try:
-        horovod_internals.change_init(basics, lambda init: seen.append(init) or (lambda self: "changed"))
+        horovod_internals.wrap_init(basics, lambda init: seen.append(init) or (lambda self: "changed"))
         expect(basics.HorovodBasics.init(None) == "changed" and seen == [before], "the method did not change")
     finally:
         basics.HorovodBasics.init = before
 
 
-@canary_of(horovod_internals.call_at_exchanges, on_ranks=True)
+@canary_of(horovod_internals.call_before_collectives, on_ranks=True)
 def _():
     operators = importlib.import_module(horovod_internals.OPERATORS_MODULE)
     before, seen = {**vars(operators.MPI_LIB)}, []
-    expect(horovod_internals.call_at_exchanges(operators, seen.append), "the module is not complete")
+    expect(horovod_internals.call_before_collectives(operators, seen.append), "the module is not complete")
     try:
         operators.broadcast(tf.constant(1.0), 0)
         expect(not seen, "a broadcast counts")
@@ -41,11 +41,11 @@ def _():
         vars(operators.MPI_LIB).update(before)
 
 
-@canary_of(horovod_internals.call_at_averages, on_ranks=True)
+@canary_of(horovod_internals.call_before_averaging, on_ranks=True)
 def _():
     horovod = importlib.import_module(horovod_internals.MODULE)
     before, seen, weight = horovod._make_allreduce_grads_fn, [], tf.Variable([1.0, 2.0])
-    expect(horovod_internals.call_at_averages(horovod, seen.append), "the module is not complete")
+    expect(horovod_internals.call_before_averaging(horovod, seen.append), "the module is not complete")
     try:
         for _ in range(2):
             with horovod.DistributedGradientTape(tf.GradientTape()) as tape:

@@ -49,11 +49,14 @@ def _():
     expect([keras3.scales_loss(each) for each in (optimizer, *scaling)] == [False, True, True], "scales the loss")
 
 
-@canary_of(keras3.value_of, keras3.variables_built_with, keras3.prefix_of_slots, eagerly=True)
+@canary_of(keras3.tensorflow_variable_of, keras3.variables_built_with, keras3.prefix_of_slots, eagerly=True)
 def _():
     optimizer, own = built_optimizer(), tf.Variable(1.0, name="own/v")
     (variable,) = keras3.variables_built_with(optimizer)
-    expect(isinstance(keras3.value_of(variable), tf.Variable) and keras3.value_of(own) is own, "of another kind")
+    expect(
+        isinstance(keras3.tensorflow_variable_of(variable), tf.Variable) and keras3.tensorflow_variable_of(own) is own,
+        "of another kind",
+    )
     prefix, names = keras3.prefix_of_slots(variable), [each.name for each in optimizer.variables]
     expect(f"{prefix}momentum" in names, f"there is no slot {prefix}momentum among {', '.join(names)}")
     expect(not keras3.variables_built_with(keras.optimizers.SGD()), "one that is not built has variables")
@@ -62,11 +65,11 @@ def _():
     expect(f"{keras3.prefix_of_slots(own)}momentum" in [each.name for each in optimizer.variables], "there is no slot")
 
 
-@canary_of(keras3.constrain, eagerly=True)
+@canary_of(keras3.copy_constraint, eagerly=True)
 def _():
     standing, variable = tf.Variable([3.0, 4.0]), keras.Variable([3.0, 4.0])
     variable.constraint = keras.constraints.MaxNorm(1.0)
-    keras3.constrain(standing, variable)
+    keras3.copy_constraint(standing, variable)
     optimizer = keras.optimizers.SGD(0.0)
     optimizer.apply([tf.zeros([2])], [standing])
     expect(abs(float(tf.norm(standing)) - 1.0) < 1e-5, "it is not constrained")
@@ -92,16 +95,16 @@ def _():
     loader = importlib.import_module("tensorflow.python.util.lazy_loader").KerasLazyLoader({}, mode="v2")
     tensorflow = types.SimpleNamespace(keras=loader)
     expect(not keras3.is_tf_keras(tensorflow) and not keras3.is_tf_keras(tf), "it is Keras 3 before its first use")
-    with environment.temporarily(lambda: {"TF_USE_LEGACY_KERAS": "0"}):
+    with environment.temporary_variables(lambda: {"TF_USE_LEGACY_KERAS": "0"}):
         expect(loader.Model is keras.Model, "it is no Keras 3")
     expect(keras3.is_tf_keras(tensorflow), "it is not seen")
 
 
-@canary_of(keras3.lead_to_keras_2, eagerly=True)
+@canary_of(keras3.redirect_to_keras_2, eagerly=True)
 def _():
     tensorflow = types.ModuleType("tensorflow")
     tensorflow.__path__ = ["elsewhere"]
     for _ in range(2):
-        keras3.lead_to_keras_2(tensorflow)
+        keras3.redirect_to_keras_2(tensorflow)
     first, last = tensorflow.__path__
     expect(os.path.isdir(os.path.join(first, "keras")) and last == "elsewhere", "Keras 2 has another folder")

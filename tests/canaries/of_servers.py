@@ -30,7 +30,7 @@ def describe(config):
     )
 
 
-servers.serve_from_the_start(describe, lambda: told.append("started"))
+servers.serve_from_first_use(describe, lambda: told.append("started"))
 assert told == [], told
 servers.start_serving()
 servers.start_serving()
@@ -41,7 +41,7 @@ with tf.Graph().as_default(), tf.compat.v1.Session(f"grpc://{address}") as sessi
 """
 
 
-@canary_of(servers.serve_from_the_start, servers.start_serving)
+@canary_of(servers.serve_from_first_use, servers.start_serving)
 def _():
     done = subprocess.run([sys.executable, "-c", _ALONE], capture_output=True, text=True, timeout=120)
     expect(done.returncode == 0, done.stderr[-300:])

@@ -38,7 +38,7 @@ class _Seen(SessionEngine):
         return self.inner.call_kernels(session, call, *arguments)
 
 
-@canary_of(sessions.run_quietly, sessions.run_options_buffer, sessions.read_content)
+@canary_of(sessions.run_without_engines, sessions.run_options_buffer, sessions.read_content)
 def _():
     seen = _Seen()
     fed = v1.placeholder(tf.float32, [])
@@ -50,7 +50,7 @@ def _():
         values = session.run([doubled, target], {fed: 3.0}, options)
         with sessions.run_options_buffer(options) as buffer:
             expect(sessions.read_content(buffer) == options.SerializeToString(), "a buffer holds something else")
-        again = sessions.run_quietly(session, [doubled], [target], {fed: np.array(4, np.float32)})
+        again = sessions.run_without_engines(session, [doubled], [target], {fed: np.array(4, np.float32)})
         made = session._make_callable_from_options(asked)()
     expect(values == [6.0, None] and again == [8.0] and made == [1.0], "runs give other values")
     expect(seen.made_of == [asked], "a callable is asked for in another form")
@@ -61,15 +61,15 @@ def _():
     expect(v1.RunOptions.FromString(given) == options, "run options come in another form")
 
 
-@canary_of(sessions.is_remote, sessions.can_build_ahead, sessions.is_closed, sessions.mark_as_not_begun)
+@canary_of(sessions.is_remote, sessions.can_build_without_running, sessions.is_closed, sessions.prepare_finalizer)
 def _():
     session = v1.Session()
     expect(not sessions.is_remote(session) and not sessions.is_closed(session), "a session is remote or closed")
-    expect(sessions.can_build_ahead(session), "a session without a server runs what it is to refuse")
+    expect(sessions.can_build_without_running(session), "a session without a server runs what it is to refuse")
     session.close()
     expect(sessions.is_closed(session) and not sessions.is_closed(None), "a closed session is not known")
     unmade = v1.Session.__new__(v1.Session)
-    sessions.mark_as_not_begun(unmade)
+    sessions.prepare_finalizer(unmade)
     unmade.__del__()
 
 
@@ -115,12 +115,12 @@ def _():
     sessions.has_eager_context,
     sessions.settings_of_functions,
     sessions.set_settings_of_functions,
-    sessions.with_config,
+    sessions.with_changed_config,
 )
 def _():
     before = sessions.settings_of_functions()
     expect(sessions.has_eager_context(), "there is no eager context")
-    settings = sessions.with_config(before, lambda config: setattr(config, "log_device_placement", True))
+    settings = sessions.with_changed_config(before, lambda config: setattr(config, "log_device_placement", True))
     sessions.set_settings_of_functions(settings)
     try:
         now = v1.ConfigProto.FromString(sessions.settings_of_functions().config_proto_serialized)
@@ -182,12 +182,12 @@ def _():
     expect(0 < counts[0] < counts[1], f"{counts} functions were collected")
 
 
-@canary_of(sessions.is_traced, eagerly=True)
+@canary_of(sessions.is_graph_trace_on, eagerly=True)
 def _():
-    expect(not sessions.is_traced(), "a script that traces nothing is taken for one that does")
+    expect(not sessions.is_graph_trace_on(), "a script that traces nothing is taken for one that does")
     tf.summary.trace_on()
     try:
-        expect(sessions.is_traced(), "a script's trace is not seen")
+        expect(sessions.is_graph_trace_on(), "a script's trace is not seen")
     finally:
         tf.summary.trace_off()
-    expect(not sessions.is_traced(), "a trace that is over is still seen")
+    expect(not sessions.is_graph_trace_on(), "a trace that is over is still seen")

@@ -99,12 +99,12 @@ def _():
     expect(known and all(float(rate) == 0.25 for rate in known), f"Keras SGD has the learning rates {known}")
 
 
-@canary_of(training.adam_numbers)
+@canary_of(training.adam_hyperparameters)
 def _():
     variable, loss = variable_and_loss()
     optimizer = v1.train.AdamOptimizer(0.25, 0.8, 0.9, 1e-3)
     optimizer.minimize(loss)
-    numbers = training.adam_numbers(optimizer)
+    numbers = training.adam_hyperparameters(optimizer)
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
         values = session.run(numbers)
@@ -112,13 +112,13 @@ def _():
     expect(all(np.float32(given[name]) == values[name] for name in given), f"Adam has {values}")
 
 
-@canary_of(training.scheduled_rate, training.rate_at, eagerly=True)
+@canary_of(training.scheduled_rate, training.scheduled_rate_at, eagerly=True)
 def _():
     expect(training.scheduled_rate(tf.keras.optimizers.SGD(0.25)) is None, "every rate is scheduled")
     schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.5])
     optimizer = tf.keras.optimizers.SGD(schedule)
     expect(isinstance(training.scheduled_rate(optimizer), tf.Variable), "there is no variable of the rate")
-    expect(float(training.rate_at(optimizer, tf.constant(3))) == 0.5, "the schedule gives something else")
+    expect(float(training.scheduled_rate_at(optimizer, tf.constant(3))) == 0.5, "the schedule gives something else")
 
 
 @canary_of(savers.track, eagerly=True)
@@ -281,7 +281,7 @@ def _():
     expect("_serialize_hyperparameter" not in vars(optimizer), "it stays changed")
 
 
-@canary_of(training.let_write)
+@canary_of(training.restrict_writing)
 def _():
     def model(features, labels, mode, config):
         step, v = v1.train.get_or_create_global_step(), v1.get_variable("v", [])
@@ -292,7 +292,7 @@ def _():
     kind._train_with_estimator_spec = getattr(train, "__wrapped__", train)
     try:
         left = []
-        training.let_write(tf.estimator.RunConfig, lambda: False, lambda: left.append(0))
+        training.restrict_writing(tf.estimator.RunConfig, lambda: False, lambda: left.append(0))
         config = tf.estimator.RunConfig(log_step_count_steps=1, save_checkpoints_steps=1, save_summary_steps=1)
         with tempfile.TemporaryDirectory() as folder:
             estimator = kind(model, folder, config)
@@ -305,12 +305,12 @@ def _():
         kind._train_with_estimator_spec = train
 
 
-@canary_of(savers.expect_steps_per_run)
+@canary_of(savers.set_steps_per_run)
 def _():
     with tf.Graph().as_default(), tempfile.TemporaryDirectory() as folder:
         step = v1.train.create_global_step()
         hook = tf.estimator.CheckpointSaverHook(folder, save_steps=100)
-        savers.expect_steps_per_run(hook, 2)
+        savers.set_steps_per_run(hook, 2)
         asked = []
         context = types.SimpleNamespace(session=types.SimpleNamespace(run=lambda _: asked.append(1) or 0))
         with v1.train.MonitoredSession(hooks=[hook]) as session:
@@ -328,10 +328,10 @@ def _():
     expect(config.train_distribute is strategy and config.eval_distribute is strategy, "there is another strategy")
 
 
-@canary_of(savers.folder_of)
+@canary_of(savers.folder_of_saver_hook)
 def _():
     hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1)
-    expect(savers.folder_of(hook) == "folder", "it saves to another folder")
+    expect(savers.folder_of_saver_hook(hook) == "folder", "it saves to another folder")
 
 
 @canary_of(savers.has_listeners)
@@ -385,7 +385,7 @@ def _():
     expect(dataset is not None, "no data set can be shuffled")
 
 
-@canary_of(training.seed_all_operators)
+@canary_of(training.seed_unseeded_operators)
 def _():
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import image_ops_impl, stateful_random_ops
@@ -393,7 +393,7 @@ def _():
     before, modules = ops.Graph._create_op_internal, (image_ops_impl, stateful_random_ops)
     configs = [module.config for module in modules]
     try:
-        training.seed_all_operators(7)
+        training.seed_unseeded_operators(7)
         drawn = [tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32) for _ in range(2)]
         kept = tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32, seed=5)
         refused = [module.config.is_op_determinism_enabled() for module in modules]
@@ -410,12 +410,12 @@ def is_draw(op):
     return op.type in ("RandomStandardNormal", "RandomUniform", "TruncatedNormal")
 
 
-@canary_of(training.change_folders_of_estimators)
+@canary_of(training.redirect_estimator_folders)
 def _():
     module = importlib.import_module(names.ESTIMATOR_MODULE)
     before = module.maybe_overwrite_model_dir_and_session_config
     try:
-        training.change_folders_of_estimators(module, lambda folder: f"{folder}/canary")
+        training.redirect_estimator_folders(module, lambda folder: f"{folder}/canary")
         with tempfile.TemporaryDirectory() as folder:
             estimator = tf.estimator.Estimator(lambda features: None, folder)
             expect(estimator.model_dir == estimator.config.model_dir == f"{folder}/canary", "it writes elsewhere")
@@ -481,11 +481,11 @@ def _():
         expect(savers.restored_and_unused(checkpoint) == ["more"], "what is left over is not known")
 
 
-@canary_of(savers.put_around_restore, savers.saved_as, savers.variables_by_key)
+@canary_of(savers.wrap_restore, savers.key_and_slice_of, savers.variables_by_key)
 def _():
     asked = []
     saver_class, restore = v1.train.Saver, v1.train.Saver.restore
-    savers.put_around_restore(lambda inner, saver, session, path: asked.append((saver, session, path)))
+    savers.wrap_restore(lambda inner, saver, session, path: asked.append((saver, session, path)))
     try:
         plain = v1.get_variable("plain", [2])
         whole = v1.get_variable("whole", [4], partitioner=v1.fixed_size_partitioner(2))
@@ -496,15 +496,17 @@ def _():
     expect(asked == [(saver, "session", "path")], "savers restore by themselves")
     expect(savers.variables_by_key(saver) == {"called": plain}, "a saver does not tell what it was given")
     expect(savers.variables_by_key(saver_class([plain])) is None, "a list is taken for a dictionary")
-    expect(savers.saved_as(plain) == ("plain", ""), "a variable is saved by another name")
-    expect([savers.saved_as(part) for part in whole] == [("whole", "4 0,2"), ("whole", "4 2,2")], "slices differ")
+    expect(savers.key_and_slice_of(plain) == ("plain", ""), "a variable is saved by another name")
+    expect(
+        [savers.key_and_slice_of(part) for part in whole] == [("whole", "4 0,2"), ("whole", "4 2,2")], "slices differ"
+    )
 
 
-@canary_of(training.hyper_variables)
+@canary_of(training.hyperparameter_variables)
 def _():
     legacy, current = tf.keras.optimizers.legacy.SGD(0.5, momentum=0.9), tf.keras.optimizers.SGD(0.5)
     legacy.apply_gradients([(tf.constant(1.0), v1.get_variable("trained", [], use_resource=True))])
-    names = [[variable.op.name for variable in training.hyper_variables(each)] for each in (legacy, current)]
+    names = [[variable.op.name for variable in training.hyperparameter_variables(each)] for each in (legacy, current)]
     expect(sorted(names[0]) == ["SGD/decay", "SGD/learning_rate", "SGD/momentum"], f"a legacy optimizer has {names[0]}")
     expect(len(names[1]) == 1 and "learning_rate" in names[1][0], f"an optimizer has {names[1]}")
 
@@ -529,11 +531,11 @@ def _():
         v1.summary.FileWriterCache._cache.pop(folder)
 
 
-@canary_of(training.marks_loss_scaling, eagerly=True)
+@canary_of(training.is_loss_scaling_mark, eagerly=True)
 def _():
     for made in (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD):
         optimizer = made(0.1)
         before = set(vars(optimizer))
         tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
-        marks = [name for name in set(vars(optimizer)) - before if training.marks_loss_scaling(name)]
+        marks = [name for name in set(vars(optimizer)) - before if training.is_loss_scaling_mark(name)]
         expect(len(marks) == 1, "Keras' loss scaling sets another attribute on the optimizer inside")

@@ -14,13 +14,13 @@ from npu_bridge.collective.cost_model import (
     LEAST_GAIN,
     Link,
     Training,
-    best_cut,
+    best_split,
     overlapped_step_secs,
     predict,
     step_secs,
     transfer_secs,
 )
-from npu_bridge.collective.fragments import cut_by_size, cut_for_flight, flight_bytes
+from npu_bridge.collective.fragments import all_reduce_bytes, split_by_size, split_large_fragments
 
 # A link that costs what the alpha-beta formula says and nothing else.
 BARE = {"efficiency": 1.0, "host_bytes_per_sec": float("inf")}
@@ -93,7 +93,7 @@ def test_a_step_of_three_fragments_by_hand():
 def test_best_cut_without_overhead_is_a_geometric_series():
     """A fragment fills the time in which the next one becomes ready, so sizes go like backward time to wire time."""
     training, link = Training(8e6, 3.0, tensors=200), Link(8e6, 0.0, **BARE)  # 2 s backward, 1 s wire: ratio 2
-    sizes = best_cut(2, training, link, most_fragments=3)
+    sizes = best_split(2, training, link, most_fragments=3)
     assert sizes == pytest.approx([200 * 4 / 7, 200 * 2 / 7, 200 / 7], abs=1)
     exposed = step_secs([size / 200 for size in sizes], 2, training, link) - 3.0
     assert exposed == pytest.approx(1 / 7, rel=0.02)
@@ -102,14 +102,14 @@ def test_best_cut_without_overhead_is_a_geometric_series():
 @settings(max_examples=100, deadline=None)
 @given(trainings, links, rank_counts, st.lists(st.integers(1, 12), min_size=1, max_size=8))
 def test_a_step_is_that_of_the_transfers_that_are_really_made(training, link, ranks, counts):
-    """The same as going through the transfers one by one, where `cut_for_flight` makes them of whole gradients."""
+    """Same as going through transfers one by one, as `split_large_fragments` makes them of whole gradients."""
     tensors = sum(counts)
     size_bytes = max(1, int(training.gradient_bytes / tensors))
     training = Training(size_bytes * tensors, training.compute_secs, tensors, training.wire_share)
     ends = list(itertools.accumulate(counts))
     cut = [list(range(end - count, end)) for end, count in zip(ends, counts)]
     arrived = 0.0
-    for transfer in cut_for_flight(cut, [size_bytes * training.wire_share] * tensors, ranks):
+    for transfer in split_large_fragments(cut, [size_bytes * training.wire_share] * tensors, ranks):
         ready = training.compute_secs / 3 * (1 + 2 * (transfer[-1] + 1) / tensors)
         length = transfer_secs(size_bytes * len(transfer), ranks, training, link)
         arrived = max(arrived, ready) + length
@@ -134,7 +134,7 @@ def test_no_cut_is_better_than_the_best_one(training, link, ranks, pieces, most_
         return step_secs([size / pieces for size in sizes], ranks, training, link)
 
     times = [(secs(sizes), len(sizes)) for sizes in every_cut(pieces, most_fragments)]
-    found = best_cut(ranks, training, link, most_fragments)
+    found = best_split(ranks, training, link, most_fragments)
     shortest = min(times)[0]
     assert sum(found) == pieces and min(found) >= 1
     assert secs(found) <= shortest * 1.0051
@@ -199,8 +199,8 @@ def test_percentages_make_up_the_whole_and_cut_what_was_planned(training, link, 
     """The printed call can be pasted: the real cut of equal gradients is the one the step was predicted for."""
     percentages = predict(ranks, training, link).percentages
     assert sum(round(100 * share) for share in percentages) == 10_000
-    cut = cut_by_size([1000] * training.tensors, percentages)
-    assert [len(fragment) for fragment in cut] == best_cut(ranks, training, link)
+    cut = split_by_size([1000] * training.tensors, percentages)
+    assert [len(fragment) for fragment in cut] == best_split(ranks, training, link)
 
 
 def test_splits_have_no_more_fragments_than_documented_and_stay_quick_for_many_tensors():
@@ -221,7 +221,7 @@ def test_a_step_that_would_gain_too_little_is_not_overlapped(latency_secs):
 def test_overlapping_steps_by_hand():
     """Two pieces: each takes 1 s in the forward pass, 2 s in the backward pass and 5 s on the wire."""
     link = Link(1.0, 0.0, efficiency=1.0, host_bytes_per_sec=math.inf, message_overhead_secs=0.0)
-    size = flight_bytes(2, overlaps=True)
+    size = all_reduce_bytes(2, overlaps=True)
     link = dataclasses.replace(link, bytes_per_sec=size / 5)
     # 0 to 2 forward; 2 to 4 and 4 to 6 backward, the second piece first; it is sent from 4 to 9, the first one to 14.
     # Then the forward pass from 14 to 16, and the second piece is ready again at 18: the wire was idle for 4 s.

@@ -12,12 +12,12 @@ from npu_bridge.collective.fragments import (
     DEFAULT_PERCENTAGES,
     SplitStrategies,
     SplitStrategy,
-    cut_by_index,
-    cut_by_size,
-    cut_for_flight,
-    flight_bytes,
+    all_reduce_bytes,
     lossless_prescale,
-    most_in_flight,
+    max_concurrent_all_reduces,
+    split_by_index,
+    split_by_size,
+    split_large_fragments,
 )
 
 SIZES = st.lists(st.integers(0, 10**9), max_size=60)
@@ -29,16 +29,16 @@ def percentages_of(weights):
 
 
 def test_an_index_is_the_last_gradient_of_its_fragment():
-    assert cut_by_index(12, [3, 9, 11]) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9], [10, 11]]
+    assert split_by_index(12, [3, 9, 11]) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9], [10, 11]]
 
 
 def test_gradients_after_the_last_index_travel_one_by_one():
-    assert cut_by_index(5, [1]) == [[0, 1], [2], [3], [4]]
+    assert split_by_index(5, [1]) == [[0, 1], [2], [3], [4]]
 
 
 def test_an_index_beyond_the_gradients_is_an_error_with_both_numbers():
     with pytest.raises(ValueError, match=r"up to 10, because 11 dense .* got 11") as caught:
-        cut_by_index(11, [3, 9, 11])
+        split_by_index(11, [3, 9, 11])
     assert "End the list with 10" in str(caught.value)
 
 
@@ -53,22 +53,22 @@ def test_an_index_beyond_the_gradients_is_an_error_with_both_numbers():
     ],
 )
 def test_a_fragment_ends_nearest_to_its_share(percentages, fragments):
-    assert cut_by_size([10, 20, 30, 25, 15], percentages) == fragments
+    assert split_by_size([10, 20, 30, 25, 15], percentages) == fragments
 
 
 def test_on_a_tie_the_earlier_gradient_ends_the_fragment():
-    assert cut_by_size([40, 20, 40], [50, 50]) == [[0], [1, 2]]
+    assert split_by_size([40, 20, 40], [50, 50]) == [[0], [1, 2]]
 
 
 def test_by_default_a_small_last_gradient_travels_alone():
-    assert cut_by_size([900, 60, 40]) == [[0, 1], [2]]
-    assert cut_by_size([1]) == [[0]]
-    assert cut_by_size([]) == []
+    assert split_by_size([900, 60, 40]) == [[0, 1], [2]]
+    assert split_by_size([1]) == [[0]]
+    assert split_by_size([]) == []
 
 
 @given(SIZES, WEIGHTS)
 def test_fragments_by_size_hold_every_gradient_once_and_in_order(sizes, weights):
-    fragments = cut_by_size(sizes, percentages_of(weights))
+    fragments = split_by_size(sizes, percentages_of(weights))
     assert list(itertools.chain(*fragments)) == list(range(len(sizes)))
     assert all(fragments)
     assert len(fragments) <= len(weights)
@@ -76,7 +76,7 @@ def test_fragments_by_size_hold_every_gradient_once_and_in_order(sizes, weights)
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=60), WEIGHTS)
 def test_no_other_cut_of_a_first_fragment_is_nearer_to_its_share(sizes, weights):
-    fragments = cut_by_size(sizes, percentages_of(weights))
+    fragments = split_by_size(sizes, percentages_of(weights))
     if len(weights) > 1:
         share = sum(sizes) * percentages_of(weights)[0] / 100
         totals = list(itertools.accumulate(sizes))
@@ -86,7 +86,7 @@ def test_no_other_cut_of_a_first_fragment_is_nearer_to_its_share(sizes, weights)
 @given(st.integers(1, 80), st.data())
 def test_fragments_by_index_hold_every_gradient_once_and_in_order(count, data):
     indices = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
-    fragments = cut_by_index(count, indices)
+    fragments = split_by_index(count, indices)
     assert list(itertools.chain(*fragments)) == list(range(count))
     assert [fragment[-1] for fragment in fragments[: len(indices)]] == indices
     assert all(len(fragment) == 1 for fragment in fragments[len(indices) :])
@@ -94,10 +94,10 @@ def test_fragments_by_index_hold_every_gradient_once_and_in_order(count, data):
 
 def test_size_beats_index_and_index_beats_the_default():
     sizes = [900, 60, 40]
-    assert SplitStrategy().cut(sizes) == cut_by_size(sizes, DEFAULT_PERCENTAGES)
-    assert SplitStrategy(last_indices=(0, 2)).cut(sizes) == [[0], [1, 2]]
-    assert SplitStrategy(last_indices=(0, 2), percentages=(100,)).cut(sizes) == [[0, 1, 2]]
-    assert SplitStrategy(last_indices=(7,)).cut([]) == []
+    assert SplitStrategy().split(sizes) == split_by_size(sizes, DEFAULT_PERCENTAGES)
+    assert SplitStrategy(last_indices=(0, 2)).split(sizes) == [[0], [1, 2]]
+    assert SplitStrategy(last_indices=(0, 2), percentages=(100,)).split(sizes) == [[0, 1, 2]]
+    assert SplitStrategy(last_indices=(7,)).split([]) == []
 
 
 def test_the_first_setting_of_a_group_stays_until_it_is_forgotten():
@@ -106,10 +106,10 @@ def test_the_first_setting_of_a_group_stays_until_it_is_forgotten():
     assert not strategies.set_last_indices("a", [0, 2])
     assert strategies.set_percentages("a", [100])
     assert not strategies.set_percentages("a", [50, 50])
-    assert strategies.of("a") == SplitStrategy((1, 2), (100,))
-    assert strategies.of("b") == SplitStrategy()
-    strategies.forget("a")
-    assert strategies.of("a") == SplitStrategy()
+    assert strategies.strategy_of("a") == SplitStrategy((1, 2), (100,))
+    assert strategies.strategy_of("b") == SplitStrategy()
+    strategies.reset("a")
+    assert strategies.strategy_of("a") == SplitStrategy()
 
 
 @given(st.integers(1, 4096))
@@ -121,18 +121,21 @@ def test_the_prescale_is_the_largest_power_of_two_that_keeps_sums_finite(size):
 
 def test_large_fragments_fly_in_parts_that_grow_with_the_ranks():
     cut, sizes = [[0, 1, 2, 3], [4]], [3_000_000, 4_000_000, 20_000_000, 1, 2]
-    assert cut_for_flight(cut, sizes, 2) == [[0, 1], [2], [3], [4]]
-    assert cut_for_flight(cut, sizes, 8) == [[0, 1, 2, 3], [4]]
-    assert cut_for_flight([], [], 2) == []
+    assert split_large_fragments(cut, sizes, 2) == [[0, 1], [2], [3], [4]]
+    assert split_large_fragments(cut, sizes, 8) == [[0, 1, 2, 3], [4]]
+    assert split_large_fragments([], [], 2) == []
 
 
 def test_what_flies_at_once_can_be_set(monkeypatch):
-    assert most_in_flight() == 3
+    assert max_concurrent_all_reduces() == 3
     monkeypatch.setenv("NPU_TRANSFERS_IN_FLIGHT", "5")
     monkeypatch.setenv("FUSION_TENSOR_SIZE", "10")
-    assert (most_in_flight(), flight_bytes(2), flight_bytes(64)) == (5, 10, 10)
-    assert cut_for_flight([[0, 1, 2]], [6, 4, 1], 2) == [[0, 1], [2]]
-    for name, read in (("NPU_TRANSFERS_IN_FLIGHT", most_in_flight), ("FUSION_TENSOR_SIZE", lambda: flight_bytes(2))):
+    assert (max_concurrent_all_reduces(), all_reduce_bytes(2), all_reduce_bytes(64)) == (5, 10, 10)
+    assert split_large_fragments([[0, 1, 2]], [6, 4, 1], 2) == [[0, 1], [2]]
+    for name, read in (
+        ("NPU_TRANSFERS_IN_FLIGHT", max_concurrent_all_reduces),
+        ("FUSION_TENSOR_SIZE", lambda: all_reduce_bytes(2)),
+    ):
         for text in ("0", "-1", "1.5", "many"):
             monkeypatch.setenv(name, text)
             with pytest.raises(ValueError, match=f"{name} .*1 to .*; got '{text}'"):
@@ -143,8 +146,8 @@ def test_what_flies_at_once_can_be_set(monkeypatch):
 def test_parts_in_flight_keep_the_order_and_their_size(sizes, pieces, world_size):
     bounds = sorted({0, len(sizes), *(number * 7 % (len(sizes) + 1) for number in range(pieces))})
     cut = [list(range(start, end)) for start, end in zip(bounds, bounds[1:])]
-    flights = cut_for_flight(cut, sizes, world_size)
+    flights = split_large_fragments(cut, sizes, world_size)
     assert [position for flight in flights for position in flight] == list(range(len(sizes)))
     for flight in flights:
-        assert len(flight) == 1 or sum(sizes[position] for position in flight) <= flight_bytes(world_size)
+        assert len(flight) == 1 or sum(sizes[position] for position in flight) <= all_reduce_bytes(world_size)
         assert any(set(flight) <= set(fragment) for fragment in cut)

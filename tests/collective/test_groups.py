@@ -173,8 +173,8 @@ def test_destroying_forgets_the_name_and_the_split_strategy(alone):
     own.create("a", [0], world)
     own.strategies.set_percentages("a", [100])
     own.destroy("a")
-    assert own.strategies.of("a").percentages is None
-    for name, text in (("a", "no group 'a'"), (WORLD, "always there")):
+    assert own.strategies.strategy_of("a").percentages is None
+    for name, text in (("a", "no group 'a'"), (WORLD, "cannot be destroyed")):
         with pytest.raises(ValueError, match=text):
             own.destroy(name)
 
@@ -183,7 +183,7 @@ def test_labels_are_short_and_tell_members_apart():
     def label(*members):
         communicator = SingleProcess()
         communicator.members = members
-        return groups.label(communicator)
+        return groups.members_label(communicator)
 
     assert label(0, 1, 2) == "first3"
     assert label(1, 3) == "1_3"
@@ -199,7 +199,7 @@ def test_ranks_that_do_not_come_are_spoken_of_and_waited_for_no_longer_than_the_
     never = threading.Event()
     text = "not every rank takes part in making group 'pair'.*got no call from some rank within 1 seconds"
     with pytest.raises(rendezvous.RanksMissingError, match=text):
-        rendezvous.meet(never.wait, "test", 0, 2, give_up=never.set, what="group 'pair'")
+        rendezvous.run_barrier(never.wait, "test", 0, 2, give_up=never.set, what="group 'pair'")
     never.set()
     (said,) = caplog.messages
     assert "making group 'pair'" in said and "no call from some rank for 0.5 of 1 seconds. Add the call" in said
@@ -212,13 +212,13 @@ def test_what_fails_at_a_meeting_is_raised(monkeypatch):
         raise KeyError("shut down")
 
     with pytest.raises(KeyError, match="shut down"):
-        rendezvous.meet(fail, "test", 0, 2, give_up=fail)
+        rendezvous.run_barrier(fail, "test", 0, 2, give_up=fail)
 
 
 def test_the_longest_time_limit_is_none_at_all(monkeypatch):
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", str(2**63 - 1))
     monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
-    assert rendezvous.meet(lambda: 5, "test", 0, 2, give_up=lambda: None) == 5
+    assert rendezvous.run_barrier(lambda: 5, "test", 0, 2, give_up=lambda: None) == 5
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3"])

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.collective import order_on_the_wire
-from npu_bridge.collective.order_on_the_wire import measure_exchange, order_by_need, waits_of
+from npu_bridge.collective.order_on_the_wire import dependencies_for_order, measure_overlap, order_for_forward_pass
 from npu_bridge.graph.operators import computed_ops
 
 tf1 = tf.compat.v1
@@ -33,14 +33,14 @@ def step(monkeypatch):
 )
 def test_last_layers_go_first_while_there_are_no_others_then_the_first_ones(step, early, order):
     ops, transfers = step
-    assert order_by_need(transfers, early) == [transfers[number] for number in order]
+    assert order_for_forward_pass(transfers, early) == [transfers[number] for number in order]
 
 
 def test_few_are_under_way_and_earlier_waits_are_gone(step, monkeypatch):
     ops, transfers = step
     monkeypatch.setenv("NPU_TRANSFERS_IN_FLIGHT", "2")
-    order = order_by_need(transfers, 0.5)
-    waits = waits_of(ops, order)
+    order = order_for_forward_pass(transfers, 0.5)
+    waits = dependencies_for_order(ops, order)
     assert {op.name: [other.name for other in others] for op, others in waits.items()} == {
         "entry_0": [],
         "entry_1": [],
@@ -56,8 +56,8 @@ def test_what_was_on_the_wire_before_the_backward_pass_was_over_goes_early(step)
     events = {f"gradient_{number}": (10.0 * number, 10.0 * number + 10) for number in range(COUNT)}
     events.update({f"sent_{number}": (10.0 * number, 25.0 * number + 30) for number in range(COUNT)})
     # The last gradient is there at 60, and the third transfer is on the wire from 55 on.
-    assert measure_exchange(ops, transfers, events) == (3 / COUNT, 155.0 - 60.0)
-    assert measure_exchange(ops, transfers, {}) == (0.0, 0.0)
+    assert measure_overlap(ops, transfers, events) == (3 / COUNT, 155.0 - 60.0)
+    assert measure_overlap(ops, transfers, {}) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("text", "value"), [("", None), ("0", False), ("1", True)])

@@ -150,4 +150,4 @@ def test_without_horovod_the_line_at_the_start_says_how_to_get_it(monkeypatch):
     monkeypatch.delenv("NPU_COLLECTIVES", raising=False)
     monkeypatch.setattr(engine_of_ranks, "_has_horovod", lambda: False)
     assert engine_of_ranks.engine() == "tensorflow"
-    assert "use Horovod (install it: npu-run doctor --fix)" in engine_of_ranks.line_at_start()
+    assert "use Horovod (install it: npu-run doctor --fix)" in engine_of_ranks.describe_engine()

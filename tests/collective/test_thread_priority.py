@@ -9,7 +9,7 @@ import pytest
 
 from npu_bridge.base import environment
 from npu_bridge.collective import thread_priority
-from npu_bridge.collective.thread_priority import raised_for_new_threads
+from npu_bridge.collective.thread_priority import real_time_for_new_threads
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
 REAL_TIME = os.SCHED_RR | os.SCHED_RESET_ON_FORK
@@ -37,7 +37,7 @@ def policies():
     return sorted({os.sched_getscheduler(thread) for thread in thread_priority._noted})
 
 
-found = [policies(), thread_priority.set_raised(False), policies(), os.sched_getscheduler(0)]
+found = [policies(), thread_priority.set_real_time(False), policies(), os.sched_getscheduler(0)]
 print("found", len(thread_priority._noted) > 1, found)
 """
 
@@ -87,7 +87,7 @@ def test_it_is_done_under_gloo_where_it_is_asked_for(monkeypatch, switch, addres
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1" if address else "")
     is_over = threading.Event()
     thread = threading.Thread(target=is_over.wait)
-    with raised_for_new_threads():
+    with real_time_for_new_threads():
         thread.start()
     try:
         expected = REAL_TIME if is_raised and is_permitted() else os.SCHED_OTHER

@@ -54,9 +54,9 @@ X = [1.0, 2.0]
 @pytest.fixture(autouse=True)
 def fresh_groups():
     """No group or strategy outlives a test."""
-    groups.of_this_process.cache_clear()
+    groups.process_groups.cache_clear()
     yield
-    groups.of_this_process.cache_clear()
+    groups.process_groups.cache_clear()
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: f"{function.__module__}.{function.__name__}")
@@ -154,7 +154,7 @@ def test_the_smallest_and_the_largest_fusion_id_are_taken():
         (lambda: manage.create_group("g", 1, [5]), ValueError, "from 0 to 0; got [5]"),
         (lambda: manage.create_group(WORLD, 1, [0]), ValueError, "already has a group"),
         (lambda: manage.destroy_group("g"), ValueError, "no group 'g'"),
-        (lambda: manage.destroy_group(WORLD), ValueError, "always there"),
+        (lambda: manage.destroy_group(WORLD), ValueError, "cannot be destroyed"),
         (lambda: manage.get_rank_size("g"), ValueError, "get_rank_size: there is no group 'g'"),
         (lambda: manage.get_world_rank_from_group_rank(WORLD, 1), ValueError, "from 0 to 0; got 1"),
         (lambda: manage.get_world_rank_from_group_rank(WORLD, "0"), ValueError, "got '0'"),
@@ -214,14 +214,14 @@ def test_a_second_split_is_ignored_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         split.set_split_strategy_by_idx([5])
     assert "is ignored" in caplog.text
-    strategy = groups.of_this_process().strategies.of(WORLD)
+    strategy = groups.process_groups().strategies.strategy_of(WORLD)
     assert strategy.last_indices == (3, 9, 11)
     split.set_split_strategy_by_size([90, 10])
-    assert groups.of_this_process().strategies.of(WORLD).percentages == (90, 10)
+    assert groups.process_groups().strategies.strategy_of(WORLD).percentages == (90, 10)
 
 
 def test_more_than_eight_fragments_are_taken_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         split.set_split_strategy_by_size([10] * 10)
     assert "10 fragments" in caplog.text
-    assert len(groups.of_this_process().strategies.of(WORLD).percentages) == 10
+    assert len(groups.process_groups().strategies.strategy_of(WORLD).percentages) == 10

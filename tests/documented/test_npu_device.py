@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 
 import npu_device as npu
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.tf_internals.functions import rename_calls
+from npu_bridge.base.tf_internals.functions import redirect_calls
 from npu_bridge.session.precision.rewriter import IMITATION
 from npu_device.configs.npu_config import WORKING, NpuConfig
 from npu_device.configs.option_tree import OptionTree
@@ -156,7 +156,7 @@ def fresh_process(monkeypatch, tmp_path):
     before, environment = context.context().function_call_options, dict(os.environ)
     yield
     context.context().function_call_options = before
-    rename_calls(None)
+    redirect_calls(None)
     os.environ.clear()
     os.environ.update(environment)
     for state in (npu.global_options, npu.npu_device._open_devices):

@@ -259,7 +259,7 @@ def test_a_spec_without_a_loss_or_a_step_says_what_to_pass(graph):
     loss = tf1.constant(1.0)
     with pytest.raises(ValueError, match=r"train_op is missing.*Pass train_op=optimizer.minimize\(loss, tf.train"):
         NPUEstimatorSpec(TRAIN, loss=loss)
-    with pytest.raises(ValueError, match="NPUEstimatorSpec: loss is missing. Expected one in mode 'eval'"):
+    with pytest.raises(ValueError, match="NPUEstimatorSpec: loss is missing. Expected a value in mode 'eval'"):
         NPUEstimatorSpec(EVAL)
     assert NPUEstimatorSpec(EVAL, loss=loss).train_op is None
 
@@ -278,7 +278,7 @@ def test_a_training_that_counts_no_steps_is_told_at_its_start(counts, tmp_path, 
     NPUEstimator(uncounted_model_fn, config=config, params={"counts": counts}).train(lambda: input_fn().take(1))
     said = [record.getMessage() for record in caplog.records if "no step is counted" in record.getMessage()]
     assert len(said) == (not counts)
-    assert counts or said[0].startswith("global_step: no step is counted: a number of steps is never reached")
+    assert counts or said[0].startswith("global_step: no step is counted: training never reaches its last step")
 
 
 @pytest.mark.parametrize("counts", [False, True])

@@ -7,7 +7,13 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import amp
-from npu_bridge.base.flat_tensors import cut_pieces, joined, mapped, run_of, with_flats
+from npu_bridge.base.flat_tensors import (
+    concatenate_flat,
+    contiguous_slice,
+    map_elementwise,
+    pieces_to_flats,
+    split_flat,
+)
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
@@ -136,18 +142,20 @@ def test_one_division_one_check_and_no_second_join_on_the_way_to_a_fused_update(
 
 def test_pieces_know_where_they_lie():
     tensors = [tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant(5.0), tf.constant([6.0, 7.0])]
-    flat = joined(tensors)
-    pieces = cut_pieces(flat, [tensor.shape for tensor in tensors])
+    flat = concatenate_flat(tensors)
+    pieces = split_flat(flat, [tensor.shape for tensor in tensors])
     for piece, tensor in zip(pieces, tensors):
         np.testing.assert_array_equal(piece, tensor)
-    assert run_of(pieces) is flat and with_flats([*pieces, tensors[1]])[0] is flat
-    np.testing.assert_array_equal(run_of(pieces[1:]), [5.0, 6.0, 7.0])
+    assert contiguous_slice(pieces) is flat and pieces_to_flats([*pieces, tensors[1]])[0] is flat
+    np.testing.assert_array_equal(contiguous_slice(pieces[1:]), [5.0, 6.0, 7.0])
     for others in ([pieces[0], pieces[2]], pieces[::-1], [pieces[0], tf.identity(pieces[1])], tensors, []):
-        assert run_of(others) is None
-    assert len(with_flats(pieces[:2])) == 2
+        assert contiguous_slice(others) is None
+    assert len(pieces_to_flats(pieces[:2])) == 2
     called = []
-    doubled = mapped([pieces[2], tensors[1], pieces[0], pieces[1]], lambda values: called.append(values) or values * 2)
-    assert len(called) == 2 and run_of([doubled[2], doubled[3], doubled[0]]) is not None
+    doubled = map_elementwise(
+        [pieces[2], tensors[1], pieces[0], pieces[1]], lambda values: called.append(values) or values * 2
+    )
+    assert len(called) == 2 and contiguous_slice([doubled[2], doubled[3], doubled[0]]) is not None
     np.testing.assert_array_equal(doubled[0], [12.0, 14.0])
     np.testing.assert_array_equal(doubled[2], [[2.0, 4.0], [6.0, 8.0]])
 
@@ -193,9 +201,9 @@ def test_other_variables_are_combined_again_and_what_cannot_be_joined_stays_alon
     assert first[1] is None and first[2].values.numpy() == [[2.0]]
     for found in (first[0], first[3], *second):
         np.testing.assert_array_equal(found, [1.0, 2.0])
-    assert run_of([first[0], first[3]]) is not None and run_of(second) is not None
+    assert contiguous_slice([first[0], first[3]]) is not None and contiguous_slice(second) is not None
     (alone,) = unscaled((tf.constant([4.0], tf.float16), one))
-    assert alone.dtype == tf.float16 and run_of([alone]) is None
+    assert alone.dtype == tf.float16 and contiguous_slice([alone]) is None
 
 
 def test_options_are_checked_and_told(caplog):

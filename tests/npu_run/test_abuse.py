@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from npu_bridge.base.terminal import in_line, visible
+from npu_bridge.base.terminal import escape_controls, escape_in_line
 from npu_run import cli
 from tests.npu_run.launching import LIMIT_SECS, ROOT, npu_run, write_script
 from tests.reporting.test_page import write_history
@@ -161,7 +161,10 @@ def test_names_and_errors_of_ranks_are_shown_and_their_own_output_is_sent(tmp_pa
 
 def test_visible():
     everything = "".join(map(chr, [*range(0x300), 0x2028, 0x202E, 0x2066, 0xD800, 0x1F600]))
-    shown = visible(everything)
+    shown = escape_controls(everything)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", shown)
-    assert visible(shown) == shown and "\t\n" in shown and "\u00e9" in shown and "\U0001f600" in shown
-    assert in_line("a\tb\nc") == "a\\tb\\nc" and visible("\x1b\x9b\u202e\ud800") == "\\x1b\\x9b\\u202e\\ud800"
+    assert escape_controls(shown) == shown and "\t\n" in shown and "\u00e9" in shown and "\U0001f600" in shown
+    assert (
+        escape_in_line("a\tb\nc") == "a\\tb\\nc"
+        and escape_controls("\x1b\x9b\u202e\ud800") == "\\x1b\\x9b\\u202e\\ud800"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npu_bridge.base.gpus import describe_gpus, found_gpus, gpu_of_rank
+from npu_bridge.base.gpus import describe_gpus, gpu_of_rank, usable_gpus
 from npu_run.doctor.command import machine_section
 from tests.npu_run.launching import needs_horovod, npu_run, write_script
 
@@ -36,7 +36,7 @@ def test_gpus_are_those_of_the_variable_or_of_the_device_files(devices, monkeypa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert found_gpus(devices) == found
+    assert usable_gpus(devices) == found
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_ranks_see_their_gpus_and_are_told_of_a_shortage_once(tmp_path):
     assert code == 0 and "rank 0 sees 4 " in output and "rank 1 sees 5 " in output and "GPUs" not in output
     code, output = npu_run("-np", 3, "train.py", cwd=tmp_path, CUDA_VISIBLE_DEVICES="4,5")
     assert code == 0 and output.count("sees 4,5 ") == 3
-    assert output.count("npu-run: 3 ranks of this machine have 2 GPUs (4,5) and share them. Expected one") == 1
+    assert output.count("npu-run: 3 ranks of this machine have 2 GPUs (4,5) and share them. Expected a GPU") == 1
 
 
 def test_the_doctor_says_what_ranks_would_get(monkeypatch):

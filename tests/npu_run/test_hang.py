@@ -256,11 +256,11 @@ def test_waiting_for_ranks_that_make_no_group_is_recognised(monkeypatch):
     come = threading.Event()
 
     def make_group():
-        rendezvous.meet(come.wait, "create_group_0", 0, 2, give_up=come.set)
+        rendezvous.run_barrier(come.wait, "create_group_0", 0, 2, give_up=come.set)
 
     with running(make_group) as thread:
         try:
-            assert sampled_twice(thread, "rendezvous.meet(come.wait", 105.0)[1]["waits"]
+            assert sampled_twice(thread, "rendezvous.run_barrier(come.wait", 105.0)[1]["waits"]
         finally:
             come.set()
 

@@ -8,7 +8,7 @@ import pytest
 
 import npu_bridge
 from npu_bridge.base import environment
-from npu_bridge.base.environment import Launched
+from npu_bridge.base.environment import Placement
 from npu_bridge.options import read_session_config
 from npu_bridge.options.environment_table import VARIABLES
 
@@ -19,40 +19,40 @@ def _set(monkeypatch, **variables):
 
 
 def test_nothing_launched_us():
-    assert environment.launched() is None
+    assert environment.launcher_placement() is None
 
 
 def test_horovod_places_us(monkeypatch):
     _set(monkeypatch, HOROVOD_RANK="3", HOROVOD_SIZE="4", HOROVOD_LOCAL_RANK="1", HOROVOD_LOCAL_SIZE="2")
-    assert environment.launched() == Launched(3, 4, 1, 2)
+    assert environment.launcher_placement() == Placement(3, 4, 1, 2)
 
 
 def test_open_mpi_places_us(monkeypatch):
     _set(monkeypatch, OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_SIZE="4")
     _set(monkeypatch, OMPI_COMM_WORLD_LOCAL_RANK="0", OMPI_COMM_WORLD_LOCAL_SIZE="1")
-    assert environment.launched() == Launched(3, 4, 0, 1)
+    assert environment.launcher_placement() == Placement(3, 4, 0, 1)
 
 
 def test_pmi_places_us(monkeypatch):
     _set(monkeypatch, PMI_RANK="1", PMI_SIZE="2", MPI_LOCALRANKID="0", MPI_LOCALNRANKS="1")
-    assert environment.launched() == Launched(1, 2, 0, 1)
+    assert environment.launcher_placement() == Placement(1, 2, 0, 1)
 
 
 def test_launcher_silent_about_machines_means_one_machine(monkeypatch):
     _set(monkeypatch, PMI_RANK="1", PMI_SIZE="2")
-    assert environment.launched() == Launched(1, 2, 1, 2)
+    assert environment.launcher_placement() == Placement(1, 2, 1, 2)
 
 
 def test_horovod_speaks_before_open_mpi(monkeypatch):
     _set(monkeypatch, HOROVOD_RANK="0", HOROVOD_SIZE="1", OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_SIZE="4")
-    assert environment.launched().size == 1
+    assert environment.launcher_placement().size == 1
 
 
 @pytest.mark.parametrize("rank, size", [("2", "2"), ("-1", "2"), ("x", "2")])
 def test_malformed_placement_is_an_error(monkeypatch, rank, size):
     _set(monkeypatch, HOROVOD_RANK=rank, HOROVOD_SIZE=size)
     with pytest.raises(ValueError, match="HOROVOD_RANK"):
-        environment.launched()
+        environment.launcher_placement()
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_missing_rank_variables_are_filled(monkeypatch):
     for name in names:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    environment.fill_rank_variables(Launched(3, 4, 1, 2))
+    environment.fill_rank_variables(Placement(3, 4, 1, 2))
     filled = {name: os.environ[name] for name in ("RANK_ID", *names)}
     assert list(filled.values()) == ["7", "4", "1", "1", "3", "10087"]
 
 
 def test_filling_keeps_out_of_a_cluster_manager_job(monkeypatch):
     _set(monkeypatch, CM_WORKER_SIZE="4", DEVICE_ID="0", ASCEND_DEVICE_ID="0")
-    environment.fill_rank_variables(Launched(3, 4, 1, 2))
+    environment.fill_rank_variables(Placement(3, 4, 1, 2))
     assert "RANK_SIZE" not in os.environ and "RANK_ID" not in os.environ
     assert environment.declared_world_size() == 4
 
@@ -206,6 +206,6 @@ def test_numbers_up_to_64_bits_are_read():
 def test_variables_are_as_they_were_afterwards(monkeypatch):
     monkeypatch.setenv("NPU_SET_BEFORE", "1")
     monkeypatch.delenv("NPU_UNSET_BEFORE", raising=False)
-    with environment.temporarily(lambda: {"NPU_SET_BEFORE": "2", "NPU_UNSET_BEFORE": "3"}):
+    with environment.temporary_variables(lambda: {"NPU_SET_BEFORE": "2", "NPU_UNSET_BEFORE": "3"}):
         assert (os.environ["NPU_SET_BEFORE"], os.environ["NPU_UNSET_BEFORE"]) == ("2", "3")
     assert os.environ["NPU_SET_BEFORE"] == "1" and "NPU_UNSET_BEFORE" not in os.environ

@@ -66,11 +66,11 @@ DIFFERENCES = {
 
 def build(how):
     """Makes a small model in a graph of its own and takes its gradients; gives the sentence of the error, or None."""
-    strategies = groups.of_this_process().strategies
+    strategies = groups.process_groups().strategies
     if how.last_indices:
         strategies.set_last_indices(groups.WORLD, how.last_indices)
     try:
-        in_flight = environment.temporarily(lambda: {"NPU_TRANSFERS_IN_FLIGHT": how.in_flight})
+        in_flight = environment.temporary_variables(lambda: {"NPU_TRANSFERS_IN_FLIGHT": how.in_flight})
         with in_flight, tf.Graph().as_default():
             shapes = {"kernel": [3, 4], "bias": how.bias_shape}
             variables = [tf1.get_variable(name, shapes.get(name, [4]), how.dtype) for name in how.names]
@@ -80,7 +80,7 @@ def build(how):
     except RanksDisagreeError as error:
         return str(error)
     finally:
-        strategies.forget(groups.WORLD)
+        strategies.reset(groups.WORLD)
 
 
 def _term(variable, how):

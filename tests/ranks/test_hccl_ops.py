@@ -538,8 +538,8 @@ def random_strategies(count):
     whole = ranks.all_reduce(gradients, "whole")
     differing, fragment_counts = 0, set()
     for _ in range(count):
-        strategies = groups.of_this_process().strategies
-        strategies.forget(groups.WORLD)
+        strategies = groups.process_groups().strategies
+        strategies.reset(groups.WORLD)
         if drawn.random() < 0.5:
             strategies.set_last_indices(groups.WORLD, sorted(drawn.choice(12, drawn.integers(1, 9), replace=False)))
         else:
@@ -551,7 +551,7 @@ def random_strategies(count):
         stage.before_reduce(step)
         stage.all_reduce(step)
         differing += any((a.numpy() != b.numpy()).any() for (a, _), b in zip(step.grads_and_vars, whole))
-    strategies.forget(groups.WORLD)
+    strategies.reset(groups.WORLD)
     return differing, len(fragment_counts)
 
 

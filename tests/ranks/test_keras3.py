@@ -284,7 +284,7 @@ class _Lines(logging.Handler):
 
     def __enter__(self):
         forget_what_was_said()
-        exchanges._say_once.cache_clear()
+        exchanges._warn_once.cache_clear()
         for logger in (errors._log, exchanges._LOG):
             logger.addHandler(self)
         return self.lines

@@ -144,11 +144,11 @@ def test_functions_may_be_traced_in_other_scopes_and_more_often(on_ranks):
 DIFFERENCES = {
     "number": (
         lambda value: [hccl_ops.allreduce(value, "sum")],
-        "Expected 2 transfers, number 1 being allgather of float32 of shape (2,), as on rank 0; got 1, with nothing",
+        "Expected 2 collectives, number 1 being allgather of float32 of shape (2,), as on rank 0; got 1, with nothing",
     ),
     "more": (
         lambda value: [*_usual(value), hccl_ops.broadcast([value], 0)[0]],
-        "Expected 2 transfers, number 2 being nothing, as on rank 0; got 3, with broadcast from 0 of float32",
+        "Expected 2 collectives, number 2 being nothing, as on rank 0; got 3, with broadcast from 0 of float32",
     ),
     "order": (
         lambda value: _usual(value, reverse=True),
@@ -208,7 +208,7 @@ def test_a_job_of_three_ends_when_one_rank_builds_something_else(tmp_path):
     environment = dict(os.environ, PYTHONPATH=str(REPOSITORY))
     job = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=240)
     assert job.returncode
-    assert "rank 2 and rank 0 are about to transfer different things" in job.stdout + job.stderr
+    assert "rank 2 and rank 0 are about to run different collectives" in job.stdout + job.stderr
 
 
 @in_graph

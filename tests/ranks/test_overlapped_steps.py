@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.session_wrapper import find_engine
-from npu_bridge.collective.order_on_the_wire import order_by_need, transfers_of_gradients, waits_of
+from npu_bridge.collective.order_on_the_wire import dependencies_for_order, gradient_all_reduces, order_for_forward_pass
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
@@ -94,11 +94,11 @@ def build(case):
 def overlapped(step, early):
     """The loop of a step, whose gradients are sent in the order that its early share says."""
     ops = computed_ops([step])
-    transfers = transfers_of_gradients(ops)
+    transfers = gradient_all_reduces(ops)
     assert collective.current().size == 1 or (transfers and all(len(each) >= 4 for each in transfers))
     waits: dict = {}
     for each in transfers:
-        waits.update(waits_of(ops, order_by_need(each, early)))
+        waits.update(dependencies_for_order(ops, order_for_forward_pass(each, early)))
     return put_in_overlapped_loop(tf1.get_default_graph(), [step], waits=waits)
 
 

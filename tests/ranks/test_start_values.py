@@ -335,13 +335,13 @@ def test_optimizers_with_other_slots_are_refused(on_ranks):
 
 
 def test_a_session_writes_many_values_in_one_run(monkeypatch):
-    targets_of_runs, run_quietly = [], start_values.run_quietly
+    targets_of_runs, run_without_engines = [], start_values.run_without_engines
 
     def counted(session, fetches=(), targets=(), feeds=None):
         targets_of_runs.append(len(targets))
-        return run_quietly(session, fetches, targets, feeds)
+        return run_without_engines(session, fetches, targets, feeds)
 
-    monkeypatch.setattr(start_values, "run_quietly", counted)
+    monkeypatch.setattr(start_values, "run_without_engines", counted)
     with tf.Graph().as_default(), tf1.Session() as session:
         shared = tf.zeros([1])
         variables = [tf1.Variable(start) for start in ([1.0], [2.0], shared, shared)]

@@ -114,7 +114,7 @@ def test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it(on_ranks, mo
 @in_graph
 def transfers_that_wait(most):
     """On a rank: for each fragment's transfer, those of other fragments and the decision that it waits for."""
-    with environment.temporarily(lambda: {"NPU_TRANSFERS_IN_FLIGHT": str(most)}):
+    with environment.temporary_variables(lambda: {"NPU_TRANSFERS_IN_FLIGHT": str(most)}):
         wrapped = NPUOptimizer(
             OPTIMIZERS["sgd"](), FixedLossScaleManager(8), True, True, True, gradient_split_groups=[5, 10, 15, 20, 25]
         )

@@ -120,9 +120,9 @@ def quick(monkeypatch):
 @pytest.fixture
 def unattended(monkeypatch):
     """No thread keeps locks young, which would put them back between two lines of a test."""
-    alone = held_folders._Held()
-    alone._keep_young = lambda: None
-    monkeypatch.setattr(held_folders, "_HELD", alone)
+    alone = held_folders._ProcessLocks()
+    alone._start_renewing = lambda: None
+    monkeypatch.setattr(held_folders, "_PROCESS_LOCKS", alone)
 
 
 def write_lock(folder, **facts):
@@ -164,10 +164,10 @@ def test_a_holder_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_pa
 
 def test_a_holder_elsewhere_of_an_earlier_start_of_the_job_needs_no_waiting(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv(environment.START, "")  # as it was afterwards
-    starts = lock_owners.Starts()
+    starts = lock_owners.JobStarts()
     starts.begin()
     write_lock(tmp_path, host="elsewhere")
-    starts.end(may_go_on=False)
+    starts.end(might_still_run=False)
     starts.begin()
     with take(tmp_path) as hold:
         assert hold.has_taken_over and "waiting for a sign of life" not in caplog.text
@@ -183,16 +183,16 @@ def test_a_holder_elsewhere_that_may_live_is_waited_for(which, tmp_path, monkeyp
 
     monkeypatch.setenv(environment.START, "")
     monkeypatch.setattr(held_folders._LOG, "warning", warn)
-    starts = lock_owners.Starts()
+    starts = lock_owners.JobStarts()
     starts.begin()
     write_lock(tmp_path, host="elsewhere", job="of the start")
     if which == "one that may continue":
-        starts.end(may_go_on=True)
+        starts.end(might_still_run=True)
         starts.begin()
     elif which == "a later one":
         monkeypatch.setenv(environment.START, environment.read_variable(environment.START).replace(":1:", ":0:"))
     elif which == "another job":
-        lock_owners.Starts().begin()
+        lock_owners.JobStarts().begin()
         monkeypatch.setenv(environment.START, environment.read_variable(environment.START).replace(":1:", ":2:"))
     with take(tmp_path):
         assert len(said) == 1 and "waiting for a sign of life" in said[0]
@@ -214,7 +214,7 @@ def test_a_lock_that_says_nothing_is_judged_by_its_age(text, tmp_path, quick):
 
 def test_the_holder_gives_signs_of_life_and_notices_its_loss(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(held_folders, "BEAT_SECS", 0.05)
-    monkeypatch.setattr(held_folders._HELD, "_thread", None)
+    monkeypatch.setattr(held_folders._PROCESS_LOCKS, "_thread", None)
     with take(tmp_path) as hold:
         os.utime(tmp_path / LOCK, (0, 0))
         while os.stat(tmp_path / LOCK).st_mtime == 0:
@@ -250,7 +250,7 @@ def test_a_lock_that_was_given_back_is_not_put_back(tmp_path):
     hold = take(tmp_path)
     lock = hold._lock
     hold.release()
-    lock.give_sign()  # the thread had begun before
+    lock.renew()  # the thread had begun before
     assert os.listdir(tmp_path) == []
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from npu_bridge.base import memory_folders
 from npu_bridge.base.environment import MEMORY_FOLDER, RESTARTS
-from npu_bridge.base.memory_folders import make_memory_folder, name_of
+from npu_bridge.base.memory_folders import folder_name, make_memory_folder
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
 from npu_bridge.session import (
     CheckpointNotSavedError,
@@ -93,10 +93,10 @@ def files(folder):
 def test_a_folder_is_nobody_elses_and_goes_with_its_holder():
     folder = make_memory_folder()
     assert os.stat(folder.path).st_mode & 0o777 == 0o700
-    assert make_memory_folder(name_of(folder.path)) is None, "it is held"
+    assert make_memory_folder(folder_name(folder.path)) is None, "it is held"
     folder.close(keeps=True)
     assert os.path.isdir(folder.path)
-    again = make_memory_folder(name_of(folder.path))
+    again = make_memory_folder(folder_name(folder.path))
     assert again.path == folder.path
     again.close()
     assert not os.path.exists(folder.path)
@@ -116,7 +116,7 @@ def test_what_a_killed_holder_has_left_is_removed_after_an_hour(age_secs, is_lef
     assert os.path.exists(path) == is_left
     assert os.path.exists(held.path), "a living process keeps its folder, however old it is"
     held.close()
-    make_memory_folder(name_of(path)).close()
+    make_memory_folder(folder_name(path)).close()
 
 
 def test_a_folder_of_somebody_elses_making_is_not_used(monkeypatch, tmp_path):
@@ -509,7 +509,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_copy(tmp_path):
 
 def test_a_copied_checkpoint_gets_its_index_last(tmp_path, monkeypatch):
     source = tf.train.Checkpoint(weight=tf.Variable(3.0)).write(str(tmp_path / "one"))
-    finished, finish = [], checkpoints.finish
-    monkeypatch.setattr(checkpoints, "finish", lambda file, name: (finish(file, name), finished.append(name)))
+    finished, finish = [], checkpoints.finish_save
+    monkeypatch.setattr(checkpoints, "finish_save", lambda file, name: (finish(file, name), finished.append(name)))
     checkpoints.copy_checkpoint(source, str(tmp_path / "two"))
     assert [name.endswith(".index") for name in finished] == [False, True]

@@ -62,7 +62,9 @@ def test_engines_stand_in_their_order_whenever_they_were_added(graph):
 
 
 def test_engines_of_all_sessions_stand_inside_those_of_one_and_around_sessions_that_exist(graph, monkeypatch):
-    monkeypatch.setattr(session_wrapper._OF_ALL, "inner", session_wrapper._OF_ALL.inner)  # for this test alone
+    monkeypatch.setattr(
+        session_wrapper._ENGINES_OF_ALL, "inner", session_wrapper._ENGINES_OF_ALL.inner
+    )  # for this test alone
     value, told = tf.constant(3.0), []
     sessions = [tf1.Session()]
     add_engine(sessions[0], Recorded(Place.DETERMINISM, told))

@@ -1,4 +1,4 @@
-"""Finds the code that has called this package, by the frames of callers. TensorFlow 2.15.1, Keras 2.15 and 3.15."""
+"""Finds the code that called this package, from the stack frames. TensorFlow 2.15.1, Keras 2.15 and 3.15."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def model_in_training() -> tf.keras.Model | None:
-    """Returns the model whose `train_step` or `fit` is running; None elsewhere (Keras 2.15)."""
+    """Returns the model whose `train_step` or `fit` is running, or None (Keras 2.15)."""
     import tensorflow as tf
 
     callers = (frame.f_locals.get("self") for frame in _frames())
@@ -25,16 +25,16 @@ def model_in_training() -> tf.keras.Model | None:
 def callbacks_in_training() -> list:
     """Returns the callbacks of the running `fit` (`CallbackList.callbacks`, Keras 2.15 and 3.15).
 
-    The caller can change the list. It is empty in a loop without `fit`.
+    The list is Keras's own, so changes take effect. It is empty in a loop without `fit`.
     """
     callers = (frame.f_locals.get("self") for frame in _frames())
     return next((each.callbacks for each in callers if type(each).__name__ == "CallbackList"), [])
 
 
 def builds_evaluation() -> bool:
-    """Returns whether an Estimator builds the caller's graph to evaluate, predict or export.
+    """Returns whether an Estimator builds the current graph to evaluate, predict or export.
 
-    Rank 0 can evaluate alone, and many model functions build their optimizer even then.
+    Rank 0 can evaluate alone, and many model functions build their optimizer also for evaluation.
     """
     modes = (frame.f_locals.get("mode") for frame in _frames() if frame.f_code.co_name == MODEL_OF_ESTIMATOR)
     return next(modes, "train") != "train"

@@ -1,4 +1,4 @@
-"""Wraps private names of TensorFlow 2.15.1 and Keras 2.15.0 kept from TensorFlow 1.15, for `tensorflow1_compat/`."""
+"""Wraps private names that TensorFlow 2.15.1 and Keras 2.15.0 keep from 1.15, for `tensorflow1_compat/`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from npu_bridge.base.after_import import put_around
+from npu_bridge.base.after_import import wrap_function
 from npu_bridge.base.tf_internals.names import KERAS
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _LEAST_EPSILON = 1.001e-5  # required by old versions of cuDNN
 
 
 def constant_shape(tensor: tf.Tensor) -> tf.TensorShape:
-    """Returns a shape tensor's value as known in the graph (`tensor_util.constant_value_as_shape`, TF 2.15)."""
+    """Returns a shape tensor's static value (`tensor_util.constant_value_as_shape`, TF 2.15)."""
     from tensorflow.python.framework import tensor_util
 
     return tensor_util.constant_value_as_shape(tensor)
@@ -29,17 +29,17 @@ def accept_whole_floats() -> None:
     """Allows whole floats as sizes, `[3, 64 / 2]`, as in TensorFlow 1.15 (`tensor_shape.Dimension`, TF 2.15)."""
     from tensorflow.python.framework import tensor_shape
 
-    def whole(init: Callable, dimension: Any, value: Any) -> None:
+    def init_with_whole_floats(init: Callable, dimension: Any, value: Any) -> None:
         init(dimension, int(value) if isinstance(value, float) and value.is_integer() else value)
 
     if not hasattr(tensor_shape.Dimension.__init__, "__wrapped__"):
-        put_around(tensor_shape.Dimension, "__init__", whole)
+        wrap_function(tensor_shape.Dimension, "__init__", init_with_whole_floats)
 
 
 def add_larger_epsilons() -> None:
     """Makes fused batch normalisations add at least 1.001e-5 to a variance, as in TensorFlow 1.15.
 
-    Changes the operator only for `nn_impl.fused_batch_norm` (TF 2.15), which Keras and TF-Slim call.
+    Only `nn_impl.fused_batch_norm` (TF 2.15), which Keras and TF-Slim call, uses the changed operator.
     """
     from tensorflow.python.ops import gen_nn_ops, nn_impl
 
@@ -48,29 +48,29 @@ def add_larger_epsilons() -> None:
     stock = gen_nn_ops.fused_batch_norm_v3
 
     @functools.wraps(stock)
-    def fused(*arguments: Any, epsilon: float, **options: Any) -> Any:
+    def fused_with_larger_epsilon(*arguments: Any, epsilon: float, **options: Any) -> Any:
         return stock(*arguments, epsilon=max(epsilon, _LEAST_EPSILON), **options)
 
     nn_impl.gen_nn_ops = types.ModuleType(gen_nn_ops.__name__, gen_nn_ops.__doc__)
-    nn_impl.gen_nn_ops.__dict__.update(vars(gen_nn_ops), fused_batch_norm_v3=fused)
+    nn_impl.gen_nn_ops.__dict__.update(vars(gen_nn_ops), fused_batch_norm_v3=fused_with_larger_epsilon)
 
 
-def in_both_modes(method: Callable, **options: Any) -> Callable:
-    """Makes a test run in graph and eager mode (`test_util.run_in_graph_and_eager_modes`, TF 2.15)."""
+def run_in_both_modes(method: Callable, **options: Any) -> Callable:
+    """Makes a test method run in graph mode and in eager mode (`test_util.run_in_graph_and_eager_modes`, TF 2.15)."""
     from tensorflow.python.framework import test_util
 
     return test_util.run_in_graph_and_eager_modes(method, **options)
 
 
 def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> tf.Tensor:
-    """Returns a moving average's step without zero debiasing (`moving_averages.assign_moving_average`, TF 2.15)."""
+    """Updates a moving average without zero debiasing (`moving_averages.assign_moving_average`, TF 2.15)."""
     from tensorflow.python.training import moving_averages
 
     return moving_averages.assign_moving_average(variable, value, decay, name=name)
 
 
-def updates_itself(optimizer: tf.compat.v1.train.Optimizer) -> bool:
-    """Returns whether an optimizer itself updates variables, not another one (`Optimizer._resource_apply_dense`)."""
+def has_own_update(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether an optimizer has its own update and is no wrapper (`Optimizer._resource_apply_dense`)."""
     import tensorflow as tf
 
     return type(optimizer)._resource_apply_dense is not tf.compat.v1.train.Optimizer._resource_apply_dense
@@ -91,7 +91,7 @@ def smart_cond(predicate: Any, when_true: Callable, when_false: Callable, name: 
 
 
 def smart_constant_value(predicate: Any) -> bool | None:
-    """Returns a predicate's value if constant in the graph (`smart_cond.smart_constant_value`, TF 2.15)."""
+    """Returns a predicate's static value, or None (`smart_cond.smart_constant_value`, TF 2.15)."""
     from tensorflow.python.framework import smart_cond as module
 
     return module.smart_constant_value(predicate)
@@ -105,20 +105,20 @@ def remove_squeezable_dimensions(labels: Any, predictions: Any, name: str | None
 
 
 def flatten_up_to(structure: Any, deeper: Any) -> list:
-    """Returns a structure's parts at the leaves of a shallower one (`util.nest.flatten_up_to`, TF 2.15)."""
+    """Flattens `deeper` down to the leaves of the shallower `structure` (`util.nest.flatten_up_to`, TF 2.15)."""
     from tensorflow.python.util import nest
 
     return nest.flatten_up_to(structure, deeper)
 
 
-def flat_element(element: Any) -> list:
-    """Returns the tensors of a dataset's element, in which a list is a tensor (`data.util.nest.flatten`, TF 2.15)."""
+def flatten_element(element: Any) -> list:
+    """Flattens a dataset's element, in which a list counts as a tensor (`data.util.nest.flatten`, TF 2.15)."""
     from tensorflow.python.data.util import nest
 
     return nest.flatten(element)
 
 
-def packed_element(element: Any, tensors: Sequence) -> Any:
+def pack_element(element: Any, tensors: Sequence) -> Any:
     """Packs tensors into the structure of a dataset's element (`data.util.nest.pack_sequence_as`, TF 2.15)."""
     from tensorflow.python.data.util import nest
 
@@ -138,12 +138,12 @@ def write_profile(profiler: Any, path: str) -> None:
 
 
 def keras_loss_scale_optimizer() -> type:
-    """Returns the loss scaling of legacy Keras optimizers (`loss_scale_optimizer.LossScaleOptimizer`, Keras 2.15)."""
+    """Returns the loss scaler of legacy Keras optimizers (`loss_scale_optimizer.LossScaleOptimizer`, Keras 2.15)."""
     return importlib.import_module(f"{KERAS}.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizer
 
 
-def modules_with_fewer_names() -> dict[types.ModuleType, tuple[str, ...]]:
-    """Returns modules that TF-Slim 1.1 imports, with their missing names (`framework.ops` and others, TF 2.15)."""
+def missing_names_by_module() -> dict[types.ModuleType, tuple[str, ...]]:
+    """Returns modules that TF-Slim 1.1 imports, with the names they lack now (`framework.ops` and others, TF 2.15)."""
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import array_ops, control_flow_ops
 
@@ -161,10 +161,10 @@ def variable_scope_module() -> types.ModuleType:
     return variable_scope
 
 
-def modules_of_layers() -> dict[types.ModuleType, types.ModuleType]:
-    """Maps TensorFlow's modules of TF 1 layers, which are broken, to those of Keras, which work.
+def replacements_of_layer_modules() -> dict[types.ModuleType, types.ModuleType]:
+    """Maps TensorFlow's modules of TF 1 layers to the modules of Keras that replace them.
 
-    Seen in TF 2.15: the modules in `tensorflow.python.layers` look for a package that might not be installed.
+    Seen in TF 2.15: the modules in `tensorflow.python.layers` need a package that might not be installed.
     """
     return {
         importlib.import_module(f"tensorflow.python.layers.{name}"): importlib.import_module(
@@ -177,7 +177,7 @@ def modules_of_layers() -> dict[types.ModuleType, types.ModuleType]:
 def load_generated_code_with(loader: type) -> None:
     """Makes AutoGraph load generated code with a subclass of `SourceFileLoader` (`pyct.loader`, TF 2.15).
 
-    AutoGraph generates code from a function's text, including the imports of the user's file.
+    AutoGraph copies imports of the user's file into the generated code.
     """
     from tensorflow.python.autograph.pyct import loader as loader_of_autograph
 
@@ -190,13 +190,13 @@ def load_generated_code_with(loader: type) -> None:
     loader_of_autograph.importlib = types.SimpleNamespace(util=util)
 
 
-def keras_of_1() -> types.ModuleType:
+def keras_of_tf1() -> types.ModuleType:
     """Returns `tf.keras` of `tf.compat.v1` (`keras.api._v1.keras`, Keras 2.15)."""
     return importlib.import_module(f"{KERAS}.api._v1.keras")
 
 
-def layer_of_cells() -> type:
-    """Returns the class of cells that make variables as layers do (`legacy_cells.LayerRNNCell`, Keras 2.15)."""
+def rnn_cell_base() -> type:
+    """Returns the base class of cells that make variables like layers (`legacy_cells.LayerRNNCell`, Keras 2.15)."""
     return importlib.import_module(f"{KERAS}.src.layers.rnn.legacy_cells").LayerRNNCell
 
 
@@ -211,7 +211,7 @@ def engine_classes() -> tuple[type, type, type]:
 def background_saver_hook() -> type:
     """Returns the hook that saves in the background (`tpu.async_checkpoint.AsyncCheckpointSaverHook`, TF 2.15).
 
-    TensorFlow 2.16 no longer has it; there this returns the hook that saves between steps.
+    From TensorFlow 2.16 on, which lacks that hook, returns the hook that saves between steps.
     """
     import tensorflow.compat.v1 as tf
 

@@ -1,8 +1,8 @@
-"""Provides `tf.estimator` for TensorFlow from 2.16 on, which has none.
+"""Provides `tf.estimator` for TensorFlow 2.16 and later, which has removed it.
 
-The package tensorflow-estimator 2.15, the last version, still works with TensorFlow 2.21. It needs three things that
-TensorFlow has removed: the names `tf.estimator` and `tf.compat.v1.estimator`; modules that ran Estimators on several
-workers and on TPUs; and a third kind of exported names beside those of TensorFlow and of Keras.
+The last version of the package tensorflow-estimator, 2.15, still works with TensorFlow 2.21. The package needs three
+things that TensorFlow has removed: the names `tf.estimator` and `tf.compat.v1.estimator`; modules that ran Estimators
+on several workers and on TPUs; and a third kind of exported names beside those of TensorFlow and of Keras.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _NAMES = {
 }
 
 
-def bring_back(tensorflow: types.ModuleType) -> None:
+def restore_estimator(tensorflow: types.ModuleType) -> None:
     """Adds `tf.estimator`, which is loaded on first use."""
     sys.meta_path.append(_Finder())
     for module in (tensorflow, tensorflow.compat.v1, tensorflow.compat.v2):
-        _let_have(module)
-    for name in ("tensorflow.compat.v1", "tensorflow.compat.v2"):  # an import by this name loads them again
-        after_import(name, _let_have)
+        _add_estimator(module)
+    for name in ("tensorflow.compat.v1", "tensorflow.compat.v2"):  # an import by this name loads the module again
+        after_import(name, _add_estimator)
 
 
-def _let_have(module: types.ModuleType) -> None:
+def _add_estimator(module: types.ModuleType) -> None:
     original = vars(module).get("__getattr__")
 
     def find(name: str) -> Any:
@@ -57,7 +57,7 @@ def _let_have(module: types.ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A finder of removed modules; those of `tf.estimator` are the package's own under another name."""
+    """A finder for removed modules; finds modules of `tf.estimator` in the package tensorflow-estimator."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         is_known = name in (_COORDINATOR, *_OF_TPU) or _real_name(name)
@@ -74,17 +74,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.should_run_distribute_coordinator = lambda config: False
             module.init_run_config = _init_run_config
         elif module.__name__ in _OF_TPU:
-            module.__getattr__ = _of_tpu
+            module.__getattr__ = _tpu_placeholder
 
 
-def _of_tpu(name: str) -> type:
+def _tpu_placeholder(name: str) -> type:
     if name.startswith("__"):
         raise AttributeError(name)
-    return type(name, (_OfTpu,), {})
+    return type(name, (_TpuPlaceholder,), {})
 
 
-class _OfTpu:
-    """A class or function that works only on TPUs."""
+class _TpuPlaceholder:
+    """A placeholder for a class or function that works only on TPUs."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         raise NotImplementedError(f"{type(self).__name__} needs a TPU, and TensorFlow 2.15.")
@@ -98,7 +98,7 @@ def _real_name(name: str) -> str:
 
 
 def _prepare_exports() -> None:
-    """Adds the kind of names under which Estimators are exported (`util.tf_export.API_ATTRS`)."""
+    """Adds the kind of exported names that Estimators use (`util.tf_export.API_ATTRS`)."""
     from tensorflow.python.util import tf_export
 
     if not hasattr(tf_export, "ESTIMATOR_API_NAME"):
@@ -109,7 +109,7 @@ def _prepare_exports() -> None:
 
 
 def _init_run_config(config: Any, cluster: dict[str, Any]) -> None:
-    """Initialises a RunConfig with a strategy, for a process without other workers."""
+    """Initialises the distribution settings of a RunConfig, for a process without other workers."""
     config._distribute_coordinator_mode = None
     given = config._experimental_distribute
     for name in ("train_distribute", "eval_distribute"):

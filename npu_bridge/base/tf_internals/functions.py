@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from npu_bridge.base.after_import import put_around
+from npu_bridge.base.after_import import wrap_function
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -25,28 +25,28 @@ def eager_function_definition(name: str) -> Any:
 
 
 def add_function(definition: Any) -> None:
-    """Makes a FunctionDef known to eager calls (`Context.add_function_def`, TF 2.15)."""
+    """Adds a FunctionDef for eager calls (`Context.add_function_def`, TF 2.15)."""
     from tensorflow.python.eager import context
 
     context.context().add_function_def(definition)
 
 
 @contextlib.contextmanager
-def renamed_calls(rename: Callable[[str], str] | None) -> Iterator[None]:
-    """Makes this thread's eager calls go to the functions that `rename` returns, inside the block.
+def redirected_calls(rename: Callable[[str], str] | None) -> Iterator[None]:
+    """Redirects this thread's eager calls inside the block to the functions that `rename` returns.
 
-    The innermost block counts; None restores the original calls. Seen in TF 2.15: `Context.call_function`.
+    Only the innermost block counts. None redirects nothing. Seen in TF 2.15: `Context.call_function`.
     """
     before = getattr(_RENAMING, "rename", None)
-    rename_calls(rename)
+    redirect_calls(rename)
     try:
         yield
     finally:
         _RENAMING.rename = before
 
 
-def rename_calls(rename: Callable[[str], str] | None) -> None:
-    """Renames calls as `renamed_calls` does, from now on."""
+def redirect_calls(rename: Callable[[str], str] | None) -> None:
+    """Redirects this thread's eager calls to the functions that `rename` returns, from now on."""
     _wrap_calls()
     _RENAMING.rename = rename
 
@@ -61,18 +61,18 @@ def _wrap_calls() -> None:
             name = rename(name.decode() if isinstance(name, bytes) else name).encode()
         return call(context, name, *arguments, **keywords)
 
-    put_around(Context, "call_function", call_function)
+    wrap_function(Context, "call_function", call_function)
 
 
 def rewritten_graph(graph: tf.Graph, fetches: Sequence[str], session_config: tf.compat.v1.ConfigProto) -> Any:
-    """Returns the GraphDef that TensorFlow's graph rewriter makes for a machine with one CPU; starts no session.
+    """Returns the GraphDef that TensorFlow's graph rewriter makes for one CPU; starts no session.
 
     Seen in TF 2.15: `grappler.tf_optimizer.OptimizeGraph` and `grappler.cluster.Cluster`.
 
     Args:
       graph: a TF 1 graph.
       fetches: names of operators that the rewriter keeps, with all their inputs.
-      session_config: selects the passes.
+      session_config: selects the rewriter's passes.
     """
     import tensorflow as tf
     from tensorflow.core.protobuf.device_properties_pb2 import NamedDevice

@@ -31,17 +31,17 @@ def update_input(op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
 
 
 def add_control_inputs(op: tf.Operation, others: Iterable[tf.Operation]) -> None:
-    """Makes an operator wait for others (`Operation._add_control_inputs`, TF 2.15)."""
+    """Makes an operator wait for other operators (`Operation._add_control_inputs`, TF 2.15)."""
     op._add_control_inputs(list(others))
 
 
 def remove_control_inputs(op: tf.Operation) -> None:
-    """Makes an operator wait only for its inputs (`Operation._remove_all_control_inputs`, TF 2.15)."""
+    """Removes all control inputs of an operator (`Operation._remove_all_control_inputs`, TF 2.15)."""
     op._remove_all_control_inputs()
 
 
 def control_outputs(op: tf.Operation) -> list:
-    """Returns the operators that wait for one without reading it (`Operation._control_outputs`, TF 2.15)."""
+    """Returns the operators that have `op` as a control input (`Operation._control_outputs`, TF 2.15)."""
     return list(op._control_outputs)
 
 
@@ -66,13 +66,13 @@ def control_flow_context(op: tf.Operation) -> Any:
 
 
 def contexts_around(context: Any) -> Iterator[Any]:
-    """Yields a TF 1 condition or loop, then those around it, outwards (`ControlFlowContext.outer_context`, TF 2.15)."""
+    """Yields a TF 1 condition or loop, then the enclosing ones (`ControlFlowContext.outer_context`, TF 2.15)."""
     while context is not None:
         yield context
         context = context.outer_context
 
 
-def run_iterations_in_turn(op: tf.Operation) -> None:
+def disable_parallel_iterations(op: tf.Operation) -> None:
     """Makes the TF 1 loops around an operator end each iteration before the next one begins.
 
     Works only before a session has run the loop (`WhileContext._parallel_iterations`, also of its operators, TF 2.15).
@@ -89,15 +89,17 @@ def run_iterations_in_turn(op: tf.Operation) -> None:
                 other._set_attr("parallel_iterations", one)
 
 
-def branches_around(op: tf.Operation) -> Iterator[tuple[tf.Tensor | None, bool]]:
-    """Yields the TF 1 conditions around an operator, innermost first: the predicate and the branch (`CondContext.pred`
-    and `branch`, TF 2.15). A loop has None as predicate."""
+def enclosing_branches(op: tf.Operation) -> Iterator[tuple[tf.Tensor | None, bool]]:
+    """Yields (predicate, branch) for each TF 1 condition or loop around an operator, innermost first.
+
+    A loop has the predicate None. Seen in TF 2.15: `CondContext.pred` and `branch`.
+    """
     for context in contexts_around(op._get_control_flow_context()):
         yield getattr(context, "pred", None), bool(getattr(context, "branch", 0))
 
 
 def allow_fetching(op: tf.Operation) -> None:
-    """Undoes `Graph.prevent_fetching`, which covers everything inside a TF 1 condition (TF 2.15)."""
+    """Allows fetching an operator inside a TF 1 condition, undoing `Graph.prevent_fetching` (TF 2.15)."""
     op.graph._unfetchable_ops.discard(op)
 
 
@@ -108,7 +110,7 @@ def current_control_flow_context(graph: tf.Graph) -> Any:
 
 @contextlib.contextmanager
 def inside_control_flow_context(graph: tf.Graph, context: Any) -> Iterator[None]:
-    """Makes operators in a TF 1 condition or loop inside the block (`Graph._set_control_flow_context`, TF 2.15)."""
+    """Puts new operators of the block into a TF 1 condition or loop (`Graph._set_control_flow_context`, TF 2.15)."""
     outside = graph._get_control_flow_context()
     graph._set_control_flow_context(context)
     try:
@@ -117,8 +119,8 @@ def inside_control_flow_context(graph: tf.Graph, context: Any) -> Iterator[None]
         graph._set_control_flow_context(outside)
 
 
-def brought_into(context: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """Makes an outside tensor readable in a TF 1 condition (`ControlFlowContext.AddValue`, TF 2.15)."""
+def bring_into_context(context: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Brings an outside tensor into a TF 1 condition or loop (`ControlFlowContext.AddValue`, TF 2.15)."""
     return context.AddValue(tensor)
 
 
@@ -129,13 +131,13 @@ def is_branch_or_body(graph: tf.Graph) -> bool:
     return isinstance(graph, ControlFlowFuncGraph)
 
 
-def when_function_is_built(graph: tf.Graph, call: Callable[[], Any]) -> bool:
-    """Calls `call` when the outermost function around a function being built is complete.
+def call_when_function_is_built(graph: tf.Graph, call: Callable[[], Any]) -> bool:
+    """Calls `call` when the outermost function that is being built is complete.
 
     Seen in TF 2.15: `FuncGraph.outer_graph` and `_add_scope_exit_callback`.
 
     Returns:
-      False, without any call, if that function is built for a TF 1 graph.
+      False, without calling `call`, if the outermost function is built for a TF 1 graph.
     """
     while graph.outer_graph.building_function:
         graph = graph.outer_graph
@@ -153,7 +155,7 @@ def is_compiled_by_xla(graph: tf.Graph) -> bool:
 
 
 def function_definition(graph: tf.Graph, name: str) -> Any:
-    """Returns the FunctionDef of a graph's function, or None (`_get_function`, TF 2.15)."""
+    """Returns the FunctionDef of a function in a graph, or None (`_get_function`, TF 2.15)."""
     function = graph._get_function(name)
     return None if function is None else function.cached_definition
 
@@ -181,8 +183,8 @@ def has_kernel(type_name: str, dtype: tf.DType, device: str) -> bool:
     """Returns whether TensorFlow has a kernel of an operator type for a dtype (`framework.kernels`, TF 2.15).
 
     Args:
-      type_name: a type whose attribute `T` is the dtype; if no kernel names one, any kernel counts.
-      dtype: of the operator's values.
+      type_name: an operator type whose attribute `T` is the dtype. A kernel that restricts no dtype counts, too.
+      dtype: dtype of the operator's values.
       device: "CPU" or "GPU".
     """
     from tensorflow.python.framework import kernels
@@ -195,14 +197,14 @@ def has_kernel(type_name: str, dtype: tf.DType, device: str) -> bool:
 
 
 def read_tensor(variable: Any) -> Any:
-    """Returns the tensor that fetches and savers read of a graph variable (`_graph_element`, TF 2.15), or the value."""
+    """Returns the tensor that fetches and savers read for a graph variable (`_graph_element`, TF 2.15)."""
     return getattr(variable, "_graph_element", variable)
 
 
 def set_read_tensor(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Makes fetches and savers read this tensor instead of a resource variable's own value (TF 2.15).
+    """Makes fetches and savers read `value` in place of a resource variable's own value (TF 2.15).
 
-    Savers of slots of partitioned variables use `read_value_no_copy`.
+    Savers read slots of partitioned variables by `read_value_no_copy`.
     """
     variable._graph_element = value
     variable.read_value_no_copy = lambda: value
@@ -218,25 +220,25 @@ def shared_name(variable: tf.Variable) -> str:
     return variable._shared_name
 
 
-def call_by(variable: tf.Variable, name: str, slice_info: tf.Variable.SaveSliceInfo) -> None:
-    """Gives a resource variable a name, also in checkpoints, that differs from its operator's.
+def set_variable_name(variable: tf.Variable, name: str, slice_info: tf.Variable.SaveSliceInfo) -> None:
+    """Gives a resource variable, also in checkpoints, a name other than its operator's.
 
     Seen in TF 2.15: `_handle_name` and `_set_save_slice_info`.
 
     Args:
       variable: the variable.
-      name: with an output number, as for a tensor.
-      slice_info: gives savers the name without that number.
+      name: the new name, with an output number, such as "v:0".
+      slice_info: has the name for checkpoints, without output number.
     """
     variable._handle_name = name
     variable._set_save_slice_info(slice_info)
 
 
 def stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_key: bool) -> tf.Variable:
-    """Returns a variable that is read and written as the resource variable `values`, and has the name of `original`.
+    """Returns a variable that has the name of `original`, and reads and writes the resource variable `values`.
 
-    Optimizers of all families keep slots by a key from a variable's `_distributed_container` (`optimizer._var_key`, TF
-    and Keras 2.15): with `has_key` both variables share their slots.
+    Optimizers find slots by a key from a variable's `_distributed_container` (`optimizer._var_key`, TF and Keras 2.15).
+    With `has_key`, the result has the key of `original`, so both variables share their slots.
     """
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
@@ -260,11 +262,11 @@ def stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_ke
 
 
 def original_of(variable: Any) -> Any:
-    """Returns the original of a `stand_in`; any other variable unchanged."""
+    """Returns the original of a variable made by `stand_in`; any other variable unchanged."""
     return getattr(variable, "stands_for", variable)
 
 
 def owner_of_slots(variable: Any) -> Any:
-    """Returns the original of a `stand_in` that has its key; any other variable unchanged."""
+    """Returns the variable whose key finds the slots: the original of a `stand_in` with `has_key`, else `variable`."""
     is_stand_in = hasattr(variable, "stands_for") and hasattr(variable, "_distributed_container")
     return variable.stands_for if is_stand_in else variable

@@ -1,4 +1,4 @@
-"""Wraps Keras 3 beside Keras 2: whether it is loaded, and its private parts. Seen in Keras 3.15.1."""
+"""Finds Keras 3 beside Keras 2, and wraps private parts of Keras 3. Seen in Keras 3.15.1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import types
 from typing import Any, Callable
 
-from npu_bridge.base.after_import import put_around, when_loaded
+from npu_bridge.base.after_import import call_when_loaded, wrap_function
 from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.names import KERAS
 
@@ -18,13 +18,13 @@ _OPTIMIZER_MODULE = "keras.src.optimizers.base_optimizer"
 
 
 def loaded() -> types.ModuleType | None:
-    """Returns Keras 3, if this process has fully loaded it; None if `keras` is Keras 2. Loads nothing."""
+    """Returns Keras 3 if this process has fully loaded it, else None; loads nothing."""
     module = None if KERAS == _MODULE else sys.modules.get(_MODULE)
     return module if hasattr(module, "__version__") else None  # set at the end of the import
 
 
 def load(owner: str) -> types.ModuleType:
-    """Returns Keras 3, loading it if needed; `owner` is the module built on it.
+    """Returns Keras 3, and loads it if needed; messages name `owner`, the module that needs Keras 3.
 
     Raises:
       ImportError: `keras` is Keras 2 here, or is not installed.
@@ -37,22 +37,22 @@ def load(owner: str) -> types.ModuleType:
 
 
 def when_keras3_loaded(change: Callable[[types.ModuleType], None]) -> None:
-    """Calls `change` with Keras 3: now if it is loaded, else once it has been.
+    """Calls `change` with Keras 3: now if Keras 3 is loaded, else as soon as it is.
 
     Does nothing if `keras` is Keras 2, or if called while Keras 3 is being loaded.
     """
     if KERAS != _MODULE and (loaded() is not None or _MODULE not in sys.modules):
-        when_loaded(_MODULE, change)
+        call_when_loaded(_MODULE, change)
 
 
 def is_tf_keras(tensorflow: types.ModuleType) -> bool:
-    """Returns whether an earlier use made `tf.keras` Keras 3 (`KerasLazyLoader._tfll_keras_version`, TF 2.21)."""
+    """Returns whether the first use made `tf.keras` Keras 3 (`KerasLazyLoader._tfll_keras_version`, TF 2.21)."""
     module = vars(tensorflow).get("keras")
     settled = {} if module is None else object.__getattribute__(module, "__dict__")
     return settled.get("_tfll_keras_version") == "keras_3" or settled.get("__name__") == f"{_MODULE}._tf_keras.keras"
 
 
-def lead_to_keras_2(tensorflow: types.ModuleType) -> None:
+def redirect_to_keras_2(tensorflow: types.ModuleType) -> None:
     """Makes `from tensorflow.keras.layers import Dense` find Keras 2, even if TensorFlow was loaded first.
 
     Seen in TensorFlow 2.21: `tensorflow.__path__` begins with the folder that has `keras`.
@@ -93,7 +93,7 @@ def check_backend(owner: str) -> None:
     """Refuses a loaded Keras 3 whose backend is not TensorFlow.
 
     Raises:
-      ValueError: the backend is another library; `owner` is named in the message.
+      ValueError: the backend is another library; the message names `owner`.
     """
     found = backend()
     if found != "tensorflow":
@@ -108,11 +108,11 @@ def backend() -> str:
 
 
 def variables_built_with(optimizer: Any) -> list:
-    """Returns the variables a Keras 3 optimizer was built with; empty before (`_trainable_variables`, Keras 3.15)."""
+    """Returns the trained variables of a built Keras 3 optimizer, else [] (`_trainable_variables`, Keras 3.15)."""
     return list(optimizer._trainable_variables)
 
 
-def value_of(variable: Any) -> Any:
+def tensorflow_variable_of(variable: Any) -> Any:
     """Returns a Keras 3 variable's TensorFlow variable; any other variable unchanged (`Variable.value`, Keras 3.15)."""
     keras = loaded()
     return variable.value if keras is not None and isinstance(variable, keras.Variable) else variable
@@ -125,28 +125,29 @@ def prefix_of_slots(variable: Any) -> str:
     return f"{variable.name.replace('/', '_').replace(':', '_')}_"
 
 
-def constrain(stand_in: Any, variable: Any) -> None:
-    """Gives the stand-in of a Keras 3 variable the same constraint (`tf.Variable.constraint`, Keras 3.15)."""
+def copy_constraint(stand_in: Any, variable: Any) -> None:
+    """Gives a stand-in the constraint of its Keras 3 variable (`tf.Variable.constraint`, Keras 3.15)."""
     stand_in._constraint = getattr(variable, "constraint", None)
 
 
 def watch_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
-    """Watches Keras 3 optimizers as `training.watch_keras_optimizers` does; does not load Keras 3.
+    """Calls `made` with each new Keras 3 optimizer, and `updating` right before its updates; does not load Keras 3.
 
-    Seen in Keras 3.15: `BaseOptimizer._backend_apply_gradients`, which gets all gradients at once.
+    Both functions are as in `training.watch_keras_optimizers`. Seen in Keras 3.15:
+    `BaseOptimizer._backend_apply_gradients`, which gets all gradients at once.
     """
 
-    def init(method, optimizer, *arguments, **keywords):
+    def init_and_report(method, optimizer, *arguments, **keywords):
         method(optimizer, *arguments, **keywords)
         made(optimizer)
 
-    def apply_told(apply, optimizer, grads, trainable_variables):
+    def report_and_apply(apply, optimizer, grads, trainable_variables):
         updating(optimizer, list(zip(grads, trainable_variables)))
         return apply(optimizer, grads, trainable_variables)
 
-    def change(module):
-        put_around(module.BaseOptimizer, "__init__", init)
-        put_around(module.BaseOptimizer, "_backend_apply_gradients", apply_told)
+    def wrap_optimizer(module):
+        wrap_function(module.BaseOptimizer, "__init__", init_and_report)
+        wrap_function(module.BaseOptimizer, "_backend_apply_gradients", report_and_apply)
 
     if KERAS != _MODULE:
-        when_loaded(_OPTIMIZER_MODULE, change)
+        call_when_loaded(_OPTIMIZER_MODULE, wrap_optimizer)

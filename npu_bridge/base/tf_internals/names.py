@@ -1,6 +1,6 @@
 """Holds private names of TensorFlow as texts, for modules that run before TensorFlow is loaded or without it.
 
-Seen in TensorFlow 2.15.1; `KERAS` in 2.21 as well, where Keras 3 is 3.15.1.
+Seen in TensorFlow 2.15.1; `KERAS` also in TensorFlow 2.21 with Keras 3.15.1.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 
 def _has_estimators() -> bool:
-    """Returns whether TensorFlow is 2.15, from its files: later versions have neither `tf.estimator` nor Keras 2."""
+    """Returns whether TensorFlow's files include Estimators: later versions than 2.15 lack them, and Keras 2."""
     try:
         spec = importlib.util.find_spec("tensorflow")
     except ValueError:  # another module has its name
@@ -21,7 +21,7 @@ def _has_estimators() -> bool:
 
 _OF_ESTIMATORS = ("python", "distribute", "estimator_training.py")
 HAS_ESTIMATORS = _has_estimators()
-# The package of `tf.keras`, Keras 2: for later versions of TensorFlow it has another name.
+# The package of Keras 2, which is `tf.keras`; its name depends on the version of TensorFlow.
 KERAS = "keras" if HAS_ESTIMATORS else "tf_keras"
 
 CONTEXT_MODULE = "tensorflow.python.eager.context"  # defines the context of eager execution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable
 
-from npu_bridge.base.after_import import put_around
+from npu_bridge.base.after_import import wrap_function
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -16,7 +16,7 @@ def track(owner: Any, part: Any, name: str, overwrite: bool = False) -> None:
 
 
 def delegating_trackable() -> type:
-    """Returns a class whose objects save and restore another object (`tf.__internal__.tracking`, TF 2.15)."""
+    """Returns a class whose objects are saved as another object (`tf.__internal__.tracking`, TF 2.15)."""
     import tensorflow as tf
 
     return tf.__internal__.tracking.DelegatingTrackableMixin
@@ -29,36 +29,36 @@ def bulk_saver_builder() -> type:
     return BulkSaverBuilder
 
 
-def folder_of(hook: tf.estimator.CheckpointSaverHook) -> str:
+def folder_of_saver_hook(hook: tf.estimator.CheckpointSaverHook) -> str:
     """Returns the folder that a hook saves to (`CheckpointSaverHook._checkpoint_dir`, TF 2.15)."""
     return hook._checkpoint_dir
 
 
 def has_listeners(hook: tf.estimator.CheckpointSaverHook) -> bool:
-    """Returns whether a hook's checkpoints have listeners (`CheckpointSaverHook._listeners`, TF 2.15)."""
+    """Returns whether a checkpoint hook has listeners (`CheckpointSaverHook._listeners`, TF 2.15)."""
     return bool(hook._listeners)
 
 
-def expect_steps_per_run(hook: tf.estimator.CheckpointSaverHook, steps: int) -> None:
-    """Tells a hook the steps of a run (`CheckpointSaverHook._set_steps_per_run`, Estimator 2.15)."""
+def set_steps_per_run(hook: tf.estimator.CheckpointSaverHook, steps: int) -> None:
+    """Sets the number of steps per run of a hook (`CheckpointSaverHook._set_steps_per_run`, Estimator 2.15)."""
     hook._set_steps_per_run(steps)
 
 
-def put_around_restore(function: Callable) -> None:
+def wrap_restore(function: Callable) -> None:
     """Makes TF 1 `Saver.restore` call `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
     from tensorflow.python.training.saver import Saver
 
-    put_around(Saver, "restore", lambda restore, saver, sess, save_path: function(restore, saver, sess, save_path))
+    wrap_function(Saver, "restore", lambda restore, saver, sess, save_path: function(restore, saver, sess, save_path))
 
 
-def saved_as(variable: tf.Variable) -> tuple[str, str]:
-    """Returns the key and the slice under which TF 1 savers keep a variable (`_save_slice_info`, TF 2.15)."""
+def key_and_slice_of(variable: tf.Variable) -> tuple[str, str]:
+    """Returns the checkpoint key and slice of a variable in TF 1 savers (`_save_slice_info`, TF 2.15)."""
     part = getattr(variable, "_save_slice_info", None)
     return (part.full_name, part.spec) if part is not None else (variable.name.partition(":")[0], "")
 
 
 def variables_by_key(saver: tf.compat.v1.train.Saver) -> dict | None:
-    """Returns a saver's dictionary of variables; None if it keeps them by name (`_var_list`, TF 2.15)."""
+    """Returns a saver's dictionary of variables; None if it was made without one (`_var_list`, TF 2.15)."""
     given = saver._var_list
     return given if isinstance(given, dict) else None
 
@@ -79,12 +79,12 @@ def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
 
 
 def was_restored(part: Any) -> bool:
-    """Returns whether an object-based checkpoint had values for an object (`Trackable._update_uid`, TF 2.15)."""
+    """Returns whether an object was restored from an object-based checkpoint (`Trackable._update_uid`, TF 2.15)."""
     return getattr(part, "_self_update_uid", -1) >= 0
 
 
 def restored_and_unused(part: Any) -> list[str]:
-    """Returns restored names below an object that nothing has claimed (`_deferred_dependencies`)."""
+    """Returns the names of restored parts that an object has not created yet (`_deferred_dependencies`)."""
     waiting = getattr(part, "_self_unconditional_deferred_dependencies", None) or {}  # seen in TF 2.15
     return [name for name, restores in waiting.items() if restores]
 

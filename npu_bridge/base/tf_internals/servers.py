@@ -1,26 +1,26 @@
-"""Wraps the private parts with which TensorFlow's own collective operators reach other processes. TensorFlow 2.15.1."""
+"""Wraps private parts of the TensorFlow servers that collective operators use. TensorFlow 2.15.1."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import TYPE_CHECKING, Any, Callable
 
-from npu_bridge.base.after_import import put_around, when_loaded
+from npu_bridge.base.after_import import call_when_loaded, wrap_function
 from npu_bridge.base.tf_internals.names import CONTEXT_MODULE
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def serve_from_the_start(describe: Callable[[tf.compat.v1.ConfigProto], Any], see_started: Callable[[], None]) -> None:
-    """Makes the process a server of a cluster from the moment it executes eagerly or makes a session.
+def serve_from_first_use(describe: Callable[[tf.compat.v1.ConfigProto], Any], when_started: Callable[[], None]) -> None:
+    """Makes the process a server of a cluster as soon as it executes eagerly or makes a session.
 
-    Call it before. Values that a process has made before it became a server cannot be used afterwards. Seen in TF 2.15:
-    `Context.ensure_initialized`, `_collective_ops_server_def` and `enable_collective_ops`.
+    Must be called before either. Values made before the process became a server cannot be used afterwards. Seen in TF
+    2.15: `Context.ensure_initialized`, `_collective_ops_server_def` and `enable_collective_ops`.
 
     Args:
-      describe: returns the ServerDef for the settings of the process; called once, right before the start.
-      see_started: called once, right after the start.
+      describe: returns the ServerDef for the settings of the process; called once, right before the server starts.
+      when_started: called once, right after the server has started.
     """
 
     def ensure_initialized(stock, context):
@@ -31,13 +31,15 @@ def serve_from_the_start(describe: Callable[[tf.compat.v1.ConfigProto], Any], se
         if is_first:
             # A server cannot be ended, and TensorFlow prints a line where Python frees it at its own end.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(context._context_handle))
-            see_started()
+            when_started()
 
-    when_loaded(CONTEXT_MODULE, lambda module: put_around(module.Context, "ensure_initialized", ensure_initialized))
+    call_when_loaded(
+        CONTEXT_MODULE, lambda module: wrap_function(module.Context, "ensure_initialized", ensure_initialized)
+    )
 
 
 def start_serving() -> None:
-    """Starts what `serve_from_the_start` has announced, unless it runs (`context.ensure_initialized`, TF 2.15)."""
+    """Starts the server of `serve_from_first_use` now, unless it runs (`context.ensure_initialized`, TF 2.15)."""
     from tensorflow.python.eager import context
 
     context.ensure_initialized()

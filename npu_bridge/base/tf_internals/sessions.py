@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), feeds: dict | None = None) -> list:
+def run_without_engines(
+    session: Any, fetches: Sequence = (), targets: Sequence = (), feeds: dict | None = None
+) -> list:
     """Runs a session without its hooks and engines, except those that call kernels (`BaseSession._do_run`, TF 2.15).
 
-    Feeds are values by tensor. Returns the values of `fetches`.
+    `feeds` maps tensors to values. Returns the values of `fetches`.
     """
     from tensorflow.python.client.session import BaseSession
 
@@ -35,10 +37,11 @@ def is_remote(session: tf.compat.v1.Session) -> bool:
     return bool(session._target) and not getattr(session, "_npu_bridge_is_served_here", False)
 
 
-def can_build_ahead(session: tf.compat.v1.Session) -> bool:
-    """Returns whether a session whose executor is built refuses a run that names a missing thread pool.
+def can_build_without_running(session: tf.compat.v1.Session) -> bool:
+    """Returns whether a session can build an executor without running it.
 
-    A session without a server does; a server runs it (`BaseSession._target`, TF 2.15).
+    A session without a server builds it and then refuses a run that names a missing thread pool; a server would run it
+    (`BaseSession._target`, TF 2.15).
     """
     return not session._target
 
@@ -49,18 +52,18 @@ def is_closed(session: Any) -> bool:
 
 
 def plain_session(session: Any) -> Any:
-    """Returns the session inside a MonitoredSession (`_tf_sess`, TF 2.15); any other unchanged."""
+    """Returns the session inside a MonitoredSession (`_tf_sess`, TF 2.15); any other session unchanged."""
     return session._tf_sess() if hasattr(session, "_tf_sess") else session
 
 
-def mark_as_not_begun(session: tf.compat.v1.Session) -> None:
-    """Sets what a session's finalizer reads if its constructor fails early (`BaseSession._session`, TF 2.15)."""
+def prepare_finalizer(session: tf.compat.v1.Session) -> None:
+    """Sets the attribute that a session's finalizer reads (`BaseSession._session`, TF 2.15)."""
     session._session = None
 
 
 @contextlib.contextmanager
 def run_options_buffer(options: tf.compat.v1.RunOptions) -> Iterator[Any]:
-    """Yields RunOptions as `do_run` takes them (`pywrap_tf_session.TF_NewBufferFromString`, TF 2.15)."""
+    """Yields a buffer with RunOptions for `_do_run` (`pywrap_tf_session.TF_NewBufferFromString`, TF 2.15)."""
     from tensorflow.python.client import pywrap_tf_session
 
     buffer = pywrap_tf_session.TF_NewBufferFromString(options.SerializeToString())
@@ -87,34 +90,34 @@ _COLLECTIONS: list[tf.compat.v1.RunMetadata] = []  # the open ones, the innermos
 
 @contextlib.contextmanager
 def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
-    """Yields a message that holds, afterwards, the graphs of functions that were first called inside.
+    """Yields a message; after the block it holds the graphs of functions that were first called inside.
 
-    Of nested blocks, each gets the functions called inside it. Seen in TF 2.15: `context.enable_graph_collection`,
-    `export_run_metadata` and `disable_graph_collection`.
+    With nested blocks, each message gets the functions called in its own block. Seen in TF 2.15:
+    `context.enable_graph_collection`, `export_run_metadata` and `disable_graph_collection`.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    def hand_over():
+    def merge_latest():
         latest = context.export_run_metadata()
         for each in _COLLECTIONS:
             each.MergeFrom(latest or tf.compat.v1.RunMetadata())
 
     context.enable_graph_collection()
-    hand_over()
+    merge_latest()
     metadata = tf.compat.v1.RunMetadata()
     _COLLECTIONS.append(metadata)
     try:
         yield metadata
-        hand_over()
+        merge_latest()
     finally:
         _COLLECTIONS[:] = [each for each in _COLLECTIONS if each is not metadata]
         if not _COLLECTIONS:
             context.disable_graph_collection()
 
 
-def is_traced() -> bool:
-    """Returns whether the script collects graphs, by `tf.summary.trace_on` (`_current_trace_context`, TF 2.15)."""
+def is_graph_trace_on() -> bool:
+    """Returns whether the script has called `tf.summary.trace_on` (`_current_trace_context`, TF 2.15)."""
     from tensorflow.python.ops import summary_ops_v2
 
     return summary_ops_v2._current_trace_context is not None
@@ -128,7 +131,7 @@ def read_content(buffer: Any) -> bytes:
 
 
 def default_session_config() -> tf.compat.v1.ConfigProto:
-    """Returns the settings of a session without its own: those given to `tf.config` (`context().config`, TF 2.15)."""
+    """Returns the default settings of sessions, which `tf.config` changes (`context().config`, TF 2.15)."""
     from tensorflow.python.eager import context
 
     return context.context().config
@@ -157,8 +160,8 @@ def set_settings_of_functions(settings: Any) -> None:
     context.context().function_call_options = settings
 
 
-def with_config(settings: Any, change: Callable[[tf.compat.v1.ConfigProto], Any]) -> Any:
-    """Returns settings of functions whose ConfigProto `change` has modified (`FunctionCallOptions`, TF 2.15)."""
+def with_changed_config(settings: Any, change: Callable[[tf.compat.v1.ConfigProto], Any]) -> Any:
+    """Returns a copy of function settings with a ConfigProto changed by `change` (`FunctionCallOptions`, TF 2.15)."""
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto.FromString(settings.config_proto_serialized)
@@ -174,7 +177,7 @@ def is_deterministic() -> bool:
 
 
 def set_deterministic(is_on: bool) -> None:
-    """Switches deterministic kernels on or off; the public interface has no way back (`framework.config`, TF 2.15)."""
+    """Switches deterministic kernels on or off, which the public interface cannot (`framework.config`, TF 2.15)."""
     from tensorflow.python.framework import config
 
     (config.enable_op_determinism if is_on else config.disable_op_determinism)()

@@ -8,7 +8,7 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from npu_bridge.base.after_import import put_around, when_loaded
+from npu_bridge.base.after_import import call_when_loaded, wrap_function
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.names import KERAS_LEGACY_OPTIMIZER_MODULE, KERAS_OPTIMIZER_MODULE
 
@@ -21,22 +21,22 @@ _LEARNING_RATES = ("_lr_t", "_learning_rate_tensor", "_lr", "_learning_rate")
 
 
 def create_slots(optimizer: tf.compat.v1.train.Optimizer, variables: Sequence) -> None:
-    """Makes a TF 1 optimizer's slots before its update (`Optimizer._create_slots`, TF 2.15)."""
+    """Creates a TF 1 optimizer's slots before its first update (`Optimizer._create_slots`, TF 2.15)."""
     optimizer._create_slots(variables)
 
 
 def create_all_weights(optimizer: Any, variables: Sequence) -> None:
-    """Makes a legacy Keras optimizer's variables before its update (`_create_all_weights`, Keras 2.15)."""
+    """Creates a legacy Keras optimizer's variables before its first update (`_create_all_weights`, Keras 2.15)."""
     optimizer._create_all_weights(variables)
 
 
 def scope_of_variables(optimizer: Any) -> str:
-    """Returns the scope of a legacy Keras optimizer's variables (`Optimizer._name`, Keras 2.15)."""
+    """Returns the name scope of a legacy Keras optimizer's variables (`Optimizer._name`, Keras 2.15)."""
     return optimizer._name
 
 
 def compute_legacy_gradients(optimizer: Any, loss: Any, variables: Any, grad_loss: Any, tape: Any) -> list:
-    """Returns a legacy Keras optimizer's (gradient, variable) pairs (`Optimizer._compute_gradients`, Keras 2.15)."""
+    """Computes (gradient, variable) pairs by a legacy Keras optimizer (`Optimizer._compute_gradients`, Keras 2.15)."""
     return optimizer._compute_gradients(loss, variables, grad_loss, tape=tape)
 
 
@@ -49,13 +49,13 @@ def aggregates_as_stock(optimizer: Any) -> bool:
 
 
 def learning_rates(optimizer: Any) -> list:
-    """Returns an optimizer's possible learning rates, most of them None (`_lr_t`, `_hyper`, TF 2.15)."""
+    """Returns the values of all attributes that can hold an optimizer's learning rate (`_lr_t`, `_hyper`, TF 2.15)."""
     hyper = getattr(optimizer, "_hyper", None)  # exists in a Keras legacy optimizer
     found = [getattr(optimizer, name, None) for name in _LEARNING_RATES]
     return [*found, hyper.get("learning_rate") if isinstance(hyper, dict) else None]
 
 
-def adam_numbers(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Tensor]:
+def adam_hyperparameters(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Tensor]:
     """Returns the hyper-parameters of TF 1 Adam during its update, by their names in `tf.raw_ops.ApplyAdam`.
 
     Seen in TF 2.15: `_get_beta_accumulators`, `_lr_t`, `_beta1_t`, `_beta2_t` and `_epsilon_t`.
@@ -71,7 +71,7 @@ def adam_numbers(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Te
     }
 
 
-def hyper_variables(optimizer: Any) -> list:
+def hyperparameter_variables(optimizer: Any) -> list:
     """Returns the variables of a Keras optimizer's hyper-parameters (`_hyper`, `_learning_rate`, Keras 2.15)."""
     import tensorflow as tf
 
@@ -81,11 +81,11 @@ def hyper_variables(optimizer: Any) -> list:
 
 
 def scheduled_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:
-    """Returns a scheduled learning rate's variable; None without a schedule (`_current_learning_rate`, Keras 2.15)."""
+    """Returns a scheduled learning rate's variable, or None (`_current_learning_rate`, Keras 2.15)."""
     return getattr(optimizer, "_current_learning_rate", None)
 
 
-def rate_at(optimizer: tf.keras.optimizers.Optimizer, step: tf.Tensor) -> tf.Tensor:
+def scheduled_rate_at(optimizer: tf.keras.optimizers.Optimizer, step: tf.Tensor) -> tf.Tensor:
     """Returns the value of an optimizer's schedule at a step (`Optimizer._learning_rate`, Keras 2.15)."""
     return optimizer._learning_rate(step)
 
@@ -98,22 +98,22 @@ def initialise_in_keras_session(variable: tf.Variable) -> None:
 
 
 def is_graph_network(model: tf.keras.Model) -> bool:
-    """Returns whether a model is a graph of layers from its inputs on (`Model._is_graph_network`, Keras 2.15)."""
+    """Returns whether a model is functional, or a built Sequential (`Model._is_graph_network`, Keras 2.15)."""
     return bool(model._is_graph_network)
 
 
 def set_dtype_policy(layer: tf.keras.layers.Layer, policy: str) -> None:
-    """Gives a layer without variables another policy (`Layer._set_dtype_policy`, Keras 2.15)."""
+    """Sets the dtype policy of a layer without variables (`Layer._set_dtype_policy`, Keras 2.15)."""
     layer._set_dtype_policy(policy)
 
 
 def steps_per_execution(model: tf.keras.Model) -> int:
-    """Returns the steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
+    """Returns a model's number of steps per training call (`Model._steps_per_execution`, Keras 2.15)."""
     return model.steps_per_execution if keras3.is_model(model) else int(model._steps_per_execution or 1)
 
 
 def warm_start_settings(estimator: tf.estimator.Estimator) -> Any:
-    """Returns an Estimator's warm start, or None (`Estimator._warm_start_settings`, Estimator 2.15)."""
+    """Returns an Estimator's warm-start settings, or None (`Estimator._warm_start_settings`, Estimator 2.15)."""
     return estimator._warm_start_settings
 
 
@@ -133,155 +133,157 @@ def set_session_config(run_config: tf.estimator.RunConfig, config: tf.compat.v1.
 
 
 def distribute_config(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the part of a RunConfig for training and evaluating under a strategy (`DistributeConfig`, TF 2.15)."""
+    """Returns the RunConfig argument for a strategy in training and evaluation (`DistributeConfig`, TF 2.15)."""
     from tensorflow.python.distribute.distribute_config import DistributeConfig
 
     return DistributeConfig(strategy, strategy)
 
 
 def compile_arguments(model: tf.keras.Model) -> dict:
-    """Returns the arguments a model was compiled with, as objects; empty before (`_compile_config`, Keras 2.15)."""
+    """Returns the arguments of a model's `compile`, as objects; empty before it (`_compile_config`, Keras 2.15)."""
     config = getattr(model, "_compile_config", None)
     return dict(config.config) if config is not None else {}
 
 
 def watch_gradients(note: Callable[[Any, Any], None]) -> None:
-    """Calls `note` from now on with the targets of gradients in TF 1 graphs, and the gradients.
+    """Calls `note(targets, gradients)` whenever gradients are built in a TF 1 graph, from now on.
 
     Seen in TF 2.15: `gradients_util._GradientsHelper`.
     """
     from tensorflow.python.ops import gradients_util
 
-    def noted(take, ys, *arguments, **keywords):
-        gradients = take(ys, *arguments, **keywords)
+    def compute_and_note(compute, ys, *arguments, **keywords):
+        gradients = compute(ys, *arguments, **keywords)
         note(ys, gradients)
         return gradients
 
-    put_around(gradients_util, "_GradientsHelper", noted)
+    wrap_function(gradients_util, "_GradientsHelper", compute_and_note)
 
 
 def watch_keras_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
-    """Reports Keras optimizers when they are made and when they update, from now on, as soon as Keras is loaded.
+    """Calls functions when a Keras optimizer is made and when it updates; does not load Keras.
 
-    Seen in Keras 2.15: `Optimizer._internal_apply_gradients`, and `OptimizerV2._distributed_apply` of legacy ones. Both
-    run after an optimizer has combined its gradients.
+    Seen in Keras 2.15: `Optimizer._internal_apply_gradients`, and `OptimizerV2._distributed_apply` of legacy
+    optimizers. Both run after an optimizer has combined its gradients over the ranks.
 
     Args:
-      made: called with each optimizer that was constructed.
-      updating: called with the optimizer and its (gradient, variable) pairs, right before they are applied.
+      made: called with each new optimizer.
+      updating: called with an optimizer and its (gradient, variable) pairs, right before the optimizer applies them.
     """
 
-    def init(method, optimizer, *arguments, **keywords):
+    def init_and_report(method, optimizer, *arguments, **keywords):
         method(optimizer, *arguments, **keywords)
         made(optimizer)
 
-    def apply_current(apply, optimizer, grads_and_vars):
+    def report_and_apply(apply, optimizer, grads_and_vars):
         pairs = list(grads_and_vars)
         updating(optimizer, pairs)
         return apply(optimizer, pairs)
 
-    def apply_legacy(apply, optimizer, distribution, grads_and_vars, *arguments, **keywords):
+    def report_and_apply_legacy(apply, optimizer, distribution, grads_and_vars, *arguments, **keywords):
         pairs = list(grads_and_vars)
         updating(optimizer, pairs)
         return apply(optimizer, distribution, pairs, *arguments, **keywords)
 
-    def change_current(module):
-        put_around(module._BaseOptimizer, "__init__", init)
-        put_around(module.Optimizer, "_internal_apply_gradients", apply_current)
+    def wrap_current_optimizer(module):
+        wrap_function(module._BaseOptimizer, "__init__", init_and_report)
+        wrap_function(module.Optimizer, "_internal_apply_gradients", report_and_apply)
 
-    def change_legacy(module):
-        put_around(module.OptimizerV2, "__init__", init)
-        put_around(module.OptimizerV2, "_distributed_apply", apply_legacy)
+    def wrap_legacy_optimizer(module):
+        wrap_function(module.OptimizerV2, "__init__", init_and_report)
+        wrap_function(module.OptimizerV2, "_distributed_apply", report_and_apply_legacy)
 
-    when_loaded(KERAS_OPTIMIZER_MODULE, change_current)
-    when_loaded(KERAS_LEGACY_OPTIMIZER_MODULE, change_legacy)
+    call_when_loaded(KERAS_OPTIMIZER_MODULE, wrap_current_optimizer)
+    call_when_loaded(KERAS_LEGACY_OPTIMIZER_MODULE, wrap_legacy_optimizer)
 
 
 def change_seeds(change: Callable[[Callable, Any], Any]) -> None:
     """Lets `change` choose the seeds of random operators from now on (`framework.random_seed.get_seed`, TF 2.15).
 
     Args:
-      change: gets TensorFlow's own function and the operator's seed, or None; returns the pair of seeds.
+      change: gets TensorFlow's own `get_seed`, and the operator's seed or None; returns the pair of seeds.
     """
     from tensorflow.python.framework import random_seed
 
     random_seed.get_seed = functools.partial(change, random_seed.get_seed)
 
 
-def seed_all_operators(seed: int) -> None:
-    """Gives each random operator without a seed a different one from now on, because determinism requires seeds.
+def seed_unseeded_operators(seed: int) -> None:
+    """Gives each new random operator without a seed its own seed, because determinism requires seeds.
 
-    Seen in TF 2.15: `Graph._create_op_internal`; and `config` in the two modules that refuse by themselves, its only
-    use there.
+    Seen in TF 2.15: `Graph._create_op_internal`. Two modules refuse operators without seeds by themselves; their name
+    `config`, which they use only for this, is replaced.
     """
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import image_ops_impl, stateful_random_ops
 
-    def made(make, graph, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, *others, **keywords):
+    def create_seeded(
+        create, graph, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, *others, **keywords
+    ):
         seeds = [attrs[key] for key in ("seed", "seed2") if attrs and key in attrs]
         if len(seeds) == 2 and not any(each.i for each in seeds):
             seeds[0].i, seeds[1].i = seed, len(graph.get_operations()) + 1
-        return make(graph, op_type, inputs, dtypes, input_types, name, attrs, *others, **keywords)
+        return create(graph, op_type, inputs, dtypes, input_types, name, attrs, *others, **keywords)
 
-    put_around(ops.Graph, "_create_op_internal", made)
+    wrap_function(ops.Graph, "_create_op_internal", create_seeded)
     for module in (image_ops_impl, stateful_random_ops):
         module.config = types.SimpleNamespace(is_op_determinism_enabled=lambda: False)
 
 
-def change_folders_of_estimators(module: types.ModuleType, choose: Callable[[str], str]) -> None:
+def redirect_estimator_folders(module: types.ModuleType, choose: Callable[[str], str]) -> None:
     """Makes Estimators write to the folder that `choose` returns, from now on.
 
     Seen in Estimator 2.15: `maybe_overwrite_model_dir_and_session_config`.
 
     Args:
-      module: the one that defines Estimators (`names.ESTIMATOR_MODULE`).
-      choose: returns the folder for an Estimator's own folder.
+      module: the module that defines Estimators (`names.ESTIMATOR_MODULE`).
+      choose: gets the folder that an Estimator would use, and returns the folder to use instead.
     """
 
-    def settled(settle, config, model_dir):
-        config = settle(config, model_dir)
+    def redirect_folder(stock, config, model_dir):
+        config = stock(config, model_dir)
         return module.run_config.RunConfig.replace(config, model_dir=choose(config.model_dir))
 
-    put_around(module, "maybe_overwrite_model_dir_and_session_config", settled)
+    wrap_function(module, "maybe_overwrite_model_dir_and_session_config", redirect_folder)
 
 
 def converts_optimizers() -> bool:
-    """Returns whether Keras compiles models only with legacy optimizers (`tf2.enabled`, as `keras.optimizers.get`)."""
+    """Returns whether `compile` converts optimizers to legacy ones (`tf2.enabled`, in `keras.optimizers.get`)."""
     from tensorflow.python import tf2
 
     return not tf2.enabled()
 
 
 def config_before_training(optimizer: Any) -> dict:
-    """Returns an optimizer's configuration in a graph, where Keras 2.15 cannot read the learning rate's variable.
+    """Returns an optimizer's configuration in a graph, with the initial values of hyper-parameters that are variables.
 
-    Seen in Keras 2.15: `Optimizer._serialize_hyperparameter`. Uses a variable's initial value.
+    Keras 2.15 cannot read such variables in a graph. Seen in Keras 2.15: `Optimizer._serialize_hyperparameter`.
     """
     import tensorflow as tf
 
     read = optimizer._serialize_hyperparameter
 
-    def begun(value):
+    def initial_value_of(value):
         return tf.get_static_value(value.initial_value).item() if isinstance(value, tf.Variable) else read(value)
 
-    object.__setattr__(optimizer, "_serialize_hyperparameter", begun)
+    object.__setattr__(optimizer, "_serialize_hyperparameter", initial_value_of)
     try:
         return optimizer.get_config()
     finally:
         object.__delattr__(optimizer, "_serialize_hyperparameter")
 
 
-def let_write(kind: type, may_write: Callable[[], bool], leave: Callable[[], None]) -> None:
-    """Lets Estimators with configurations of a class train without writing while `may_write()` is false.
+def restrict_writing(kind: type, may_write: Callable[[], bool], at_end: Callable[[], None]) -> None:
+    """Makes Estimators whose configuration is a `kind` train without writing files while `may_write()` is false.
 
-    Only the Estimator's own configuration then says that nothing is written; scripts still read their settings in the
-    copies that an Estimator hands out. Leaves out listeners, for which Estimator 2.15 would raise without a saver. Seen
-    in Estimator 2.15: `_train_with_estimator_spec`, which reads all intervals of `_config`.
+    Changes only the Estimator's internal configuration; the copies that scripts get keep their intervals. Without a
+    saver, leaves out checkpoint listeners, for which Estimator 2.15 would raise an error. Seen in Estimator 2.15:
+    `_train_with_estimator_spec`, which reads all intervals from `_config`.
 
     Args:
       kind: the class of the configurations.
       may_write: called when a training begins.
-      leave: called in the graph of a training that has come to its end, after the last checkpoint.
+      at_end: called at the end of a training, in its graph, after the last checkpoint.
     """
     import tensorflow as tf
 
@@ -289,14 +291,14 @@ def let_write(kind: type, may_write: Callable[[], bool], leave: Callable[[], Non
     if hasattr(base._train_with_estimator_spec, "__wrapped__"):
         return
 
-    def trained(train, self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
+    def train_without_writing(train, self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
         arguments = self, estimator_spec, worker_hooks, hooks, global_step_tensor
         config = self._config
         if not isinstance(config, kind):
             return train(*arguments, saving_listeners)
         if may_write():
             loss = train(*arguments, saving_listeners)
-            leave()
+            at_end()
             return loss
         self._config = copy.copy(config)
         vars(self._config).update(
@@ -310,12 +312,12 @@ def let_write(kind: type, may_write: Callable[[], bool], leave: Callable[[], Non
             loss = train(*arguments, listeners)
         finally:
             self._config = config
-        leave()
+        at_end()
         return loss
 
-    put_around(base, "_train_with_estimator_spec", trained)
+    wrap_function(base, "_train_with_estimator_spec", train_without_writing)
 
 
-def marks_loss_scaling(name: str) -> bool:
-    """Returns whether Keras 2 sets this attribute on an optimizer around which it puts its own loss scaling."""
+def is_loss_scaling_mark(name: str) -> bool:
+    """Returns whether `name` is the attribute that Keras 2 sets on an optimizer inside its own `LossScaleOptimizer`."""
     return name == "_is_wrapped_by_loss_scale_optimizer"

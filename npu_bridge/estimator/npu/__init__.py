@@ -1,6 +1,6 @@
-"""Holds run configuration, estimator, optimizers, loss-scale managers and hooks, each in its documented module."""
+"""Holds the run configuration, estimator, optimizers, loss-scale managers and hooks in their documented modules."""
 
-from npu_bridge.base.lazy import attributes, submodules
+from npu_bridge.base.lazy import lazy_getattr, submodules
 
 __all__ = [
     "keras_to_npu",
@@ -21,4 +21,4 @@ __all__ = [
     "util",
 ]
 
-__getattr__ = attributes(__name__, submodules(__name__, *__all__))
+__getattr__ = lazy_getattr(__name__, submodules(__name__, *__all__))

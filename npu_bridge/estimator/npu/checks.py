@@ -1,4 +1,4 @@
-"""Checks arguments; scripts import most of these functions from `util`."""
+"""Checks arguments. Scripts import most of these functions from `util`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import did_you_mean, message, say_once, shown
-from npu_bridge.base.tensorflow_start import explain_global_step
+from npu_bridge.base.tensorflow_start import hide_global_step_warning
 from npu_bridge.base.terminal import logger
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.graph.variables import global_step_of, is_ever_changed
@@ -39,7 +39,7 @@ _TPU_KEYWORDS = (
 )
 
 
-# Settings of a stock RunConfig that an NPURunConfig has under the same names.
+# Settings that a stock RunConfig and an NPURunConfig have under the same names.
 _OF_RUN_CONFIG = (
     "model_dir",
     "tf_random_seed",
@@ -56,14 +56,14 @@ _OF_RUN_CONFIG = (
 _KEPT_OF_RUN_CONFIG = ("session_config", "train_distribute", "eval_distribute", "device_fn")
 
 
-def as_npu_config(config: Any) -> str:
-    """Returns the fix for a `config` that is not an `NPURunConfig`: one with the settings of a stock `RunConfig`."""
+def npu_config_fix(config: Any) -> str:
+    """Returns the fix for a `config` that is no `NPURunConfig`: a call with the settings of the given `RunConfig`."""
     if not isinstance(config, tf.estimator.RunConfig):
         return "Pass config=NPURunConfig(...)."
     usual = tf.estimator.RunConfig()
     given = {name: getattr(config, name) for name in _OF_RUN_CONFIG if getattr(config, name) != getattr(usual, name)}
     texts = [f"{name}={value!r}" for name, value in given.items() if value is not None]
-    # Values that are too long to write out.
+    # These values are too long to write out.
     texts += [f"{name}=config.{name}" for name in _KEPT_OF_RUN_CONFIG if getattr(config, name) is not None]
     return f"Write NPURunConfig({', '.join(texts)})."
 
@@ -72,48 +72,48 @@ def check_not_none(value: Any, name: str) -> None:
     """Checks that a value is given.
 
     Raises:
-      ValueError: it is None.
+      ValueError: the value is None.
     """
     if value is None:
-        raise ValueError(f"{name} is missing. Expected a value; got None. Pass one.")
+        raise ValueError(f"{name} is missing. Expected a value; got None. Pass a value.")
 
 
 def check_positive_integer(value: Any, name: str) -> None:
-    """Checks for an integer of at least 1; a bool counts as an integer.
+    """Checks that a value is an integer of at least 1; a bool counts as an integer.
 
     Raises:
-      TypeError: it is not an int.
-      ValueError: it is below 1.
+      TypeError: the value is not an int.
+      ValueError: the value is below 1.
     """
     _check(Integer(1), value, name)
 
 
 def check_nonnegative_integer(value: Any, name: str) -> None:
-    """Checks for an integer of at least 0; a bool counts as an integer.
+    """Checks that a value is an integer of at least 0; a bool counts as an integer.
 
     Raises:
-      TypeError: it is not an int.
-      ValueError: it is below 0.
+      TypeError: the value is not an int.
+      ValueError: the value is below 0.
     """
     _check(Integer(0), value, name)
 
 
 def check_bool_type(value: Any, name: str) -> None:
-    """Checks for True or False.
+    """Checks that a value is True or False.
 
     Raises:
-      TypeError: it is neither.
+      TypeError: the value is not a bool.
     """
     _check(Boolean(only_bool=True), value, name)
 
 
 def convert_bool_to_int(value: Any) -> int:
-    """Returns 1 for True, 0 for False, -1 for anything else."""
+    """Returns 1 for True, 0 for False, and -1 for any other value."""
     return int(value) if isinstance(value, bool) else -1
 
 
 def format_string(value: str | None, name: str) -> str:
-    """Returns the text unchanged, or an empty one for None.
+    """Returns a text unchanged, and an empty text for None.
 
     Raises:
       TypeError: the value is neither text nor None.
@@ -126,16 +126,16 @@ def format_string(value: str | None, name: str) -> str:
 
 
 def check_profiling_options(profiling_options: Iterable[str] = ()) -> str:
-    """Joins the profiling options by `:`.
+    """Checks profiling options, and joins them by `:`.
 
     Raises:
-      ValueError: none is given, or one is unknown.
+      ValueError: no option is given, or an option is unknown.
     """
     options = list(profiling_options)
     if not options or not set(options) <= set(_PROFILING_OPTIONS):
         raise ValueError(
             f"profiling_options is empty or has an unknown option. Expected some of {', '.join(_PROFILING_OPTIONS)}; "
-            f"got {options!r}. Name at least one of these."
+            f"got {options!r}. Name at least one of these options."
         )
     return ":".join(options)
 
@@ -144,16 +144,16 @@ def check_path(path: str) -> str:
     """Returns the real path of an existing directory that can be read and written.
 
     Raises:
-      ValueError: there is no such directory, or permission is missing.
+      ValueError: the directory does not exist, or cannot be read and written.
     """
     return usable_directory(path)
 
 
 def check_aoe_mode(aoe_mode: str) -> None:
-    """Checks for a tuning mode.
+    """Checks that a value is a tuning mode.
 
     Raises:
-      ValueError: it is not "1", "2" or "4".
+      ValueError: `aoe_mode` is not "1", "2" or "4".
     """
     try:
         check_not_none(aoe_mode, "aoe_mode")
@@ -163,7 +163,7 @@ def check_aoe_mode(aoe_mode: str) -> None:
 
 
 def check_root_rank(owner: str, root_rank: Any) -> None:
-    """Raises ValueError unless the value is a rank; does nothing with a single rank."""
+    """Raises ValueError if `root_rank` is not a rank of the job; does nothing with a single rank."""
     size = collective.current().size
     if size > 1 and root_rank not in range(size):
         raise ValueError(
@@ -172,7 +172,7 @@ def check_root_rank(owner: str, root_rank: Any) -> None:
 
 
 def check_model_dir(folder: str) -> None:
-    """Raises OSError unless checkpoints can be written to a folder; creates it if needed. Accepts any remote folder."""
+    """Creates a folder for checkpoints; raises OSError if it cannot be written. Accepts any remote folder."""
     if "://" in folder:
         return
     try:
@@ -185,11 +185,11 @@ def check_model_dir(folder: str) -> None:
         raise OSError(message("NPUEstimator", "model_dir cannot be used", expected, f"{folder} ({reason})", fix))
 
 
-def tell_uncounted() -> None:
-    """Warns on rank 0 that training steps are not counted; TensorFlow warns later, if at all, and then five times."""
-    explain_global_step()
+def warn_uncounted_steps() -> None:
+    """Warns on rank 0 that training steps are not counted, in place of TensorFlow's later and repeated warning."""
+    hide_global_step_warning()
     if collective.current().rank == 0:
-        problem = "no step is counted: a number of steps is never reached, and every checkpoint is one of step 0"
+        problem = "no step is counted: training never reaches its last step, and every checkpoint is of step 0"
         fix = (
             "Write optimizer.minimize(loss, tf.train.get_global_step()), or pass it to apply_gradients. If the "
             "optimizer ignores it, as BERT's does: tf.group(train_op, tf.train.get_global_step().assign_add(1))."
@@ -199,10 +199,10 @@ def tell_uncounted() -> None:
 
 
 def check_steps_are_counted(graph: tf.Graph) -> None:
-    """Warns if optimizers of this package train a graph whose global step is never increased."""
+    """Warns if optimizers of this package train in a graph that never increases the global step."""
     global_step = global_step_of(graph)
     if pipelines_in(graph) and isinstance(global_step, tf.Variable) and not is_ever_changed(global_step):
-        tell_uncounted()
+        warn_uncounted_steps()
 
 
 def _check(kind: Integer | Boolean, value: Any, name: str) -> None:
@@ -215,7 +215,7 @@ def accept_tpu_keywords(keywords: Iterable[str]) -> None:
     """Warns once that arguments of a TPUEstimator have no effect.
 
     Raises:
-      TypeError: another keyword is given.
+      TypeError: a keyword is not an argument of a TPUEstimator.
     """
     for name in keywords:
         if name not in _TPU_KEYWORDS:
@@ -227,15 +227,15 @@ def accept_tpu_keywords(keywords: Iterable[str]) -> None:
 
 
 def resolve_model_dir(model_dir: str | None, config: Any) -> str:
-    """Returns the folder of an Estimator: the given one, else the one of its config, else a new one here.
+    """Returns an Estimator's folder: `model_dir`, else that of `config`, else a new one in the current folder.
 
     Raises:
-      ValueError: two different folders are given.
+      ValueError: `model_dir` and `config` give different folders.
     """
     if model_dir is not None and config.model_dir is not None and model_dir != config.model_dir:
         raise ValueError(
-            f"NPUEstimator: two model folders are given. Expected model_dir to equal that of the NPURunConfig; got "
-            f"{model_dir!r} and {config.model_dir!r}. Give it in one place."
+            f"NPUEstimator: two model folders are given. Expected the same model_dir as in the NPURunConfig; got "
+            f"{model_dir!r} and {config.model_dir!r}. Pass model_dir in one place."
         )
     if model_dir is not None or config.model_dir is not None:
         return model_dir if model_dir is not None else config.model_dir

@@ -1,4 +1,4 @@
-"""Defines `model_to_npu_estimator`: a Keras model as an `NPUEstimator`."""
+"""Defines `model_to_npu_estimator`, which makes an `NPUEstimator` from a Keras model."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ def model_to_npu_estimator(
 ):
     """Makes an `NPUEstimator` that trains a compiled Keras model, from its current weights.
 
-    So a Keras model trains with `iterations_per_loop`, with hooks, and from checkpoints. Callbacks are not used.
+    The estimator trains the model with `iterations_per_loop`, with hooks, and from checkpoints; it uses no callbacks.
 
     Args:
       keras_model: a compiled Sequential or functional model.
-      keras_model_path: instead, the file of a saved model.
-      custom_objects: dict of the classes and functions needed to load it, by name.
-      model_dir: folder of checkpoints, as in `NPUEstimator`; the model's weights are saved to its folder `keras`.
-      checkpoint_format: "saver" or "checkpoint", in which the weights are saved.
+      keras_model_path: the file of a saved model, in place of `keras_model`.
+      custom_objects: dict of the classes and functions needed to load the saved model, by name.
+      model_dir: folder of checkpoints, as in `NPUEstimator`; the model's weights are saved to its subfolder
+        `keras`.
+      checkpoint_format: the format of the saved weights, "saver" or "checkpoint".
       config: an `NPURunConfig`.
       job_start_file: accepted for compatibility.
     Returns:
-      The estimator. Its features are dicts by the names of the model's inputs, or the single input.
+      The estimator. Its `input_fn` returns features as a dict by the names of the model's inputs, or the single input.
     Raises:
-      ValueError: not exactly one of model and path is given, the model is of another kind or not compiled,
-        `checkpoint_format` is unknown, or `config` is not an `NPURunConfig`.
-    Ranks: local; in training all get the weights of rank 0, which alone writes.
+      ValueError: both or none of `keras_model` and `keras_model_path` are given, the model has no declared inputs or is
+        not compiled, `checkpoint_format` is unknown, or `config` is not an `NPURunConfig`.
+    Ranks: local. In training, all ranks get the weights of rank 0; only rank 0 writes files.
     """
     if not isinstance(config, NPURunConfig):
         raise _error("config is not an NPURunConfig", "an NPURunConfig", config, "Pass config=NPURunConfig(...).")
@@ -52,12 +53,13 @@ def model_to_npu_estimator(
         raise _error("checkpoint_format is unknown", expected, checkpoint_format, "Leave it out.")
     if (keras_model is None) == (keras_model_path is None):
         problem, got = ("no model is given", "neither") if keras_model is None else ("the model is ambiguous", "both")
-        raise ValueError(message(_OWNER, problem, "keras_model or keras_model_path", got, "Pass one."))
+        raise ValueError(message(_OWNER, problem, "keras_model or keras_model_path", got, "Pass one of them."))
     if keras_model is None:
         keras_model = tf.keras.models.load_model(keras_model_path, custom_objects=custom_objects)
     _check_kind(keras_model)
     model_dir = resolve_model_dir(model_dir, config)
-    # Ranks can share the folder: on ranks above 0, weights go to a temporary one that lasts as long as the estimator.
+    # Ranks can share the folder. On ranks above 0, weights go to a temporary folder, which lasts as long as the
+    # estimator.
     own_folder = temporary_folder() if collective.current().rank > 0 else None
     weights_dir = model_dir if own_folder is None else own_folder.name
     stock = tf.compat.v1.keras.estimator.model_to_estimator(

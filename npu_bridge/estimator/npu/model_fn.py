@@ -1,4 +1,4 @@
-"""Wraps the user's `model_fn` for an `NPUEstimator`, and defines the `NPUEstimatorSpec` that it can return."""
+"""Wraps the user's `model_fn` for an `NPUEstimator`, and defines `NPUEstimatorSpec`, a possible result of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from npu_bridge import collective, session
 from npu_bridge.base.errors import message
-from npu_bridge.estimator.npu.checks import tell_uncounted
+from npu_bridge.estimator.npu.checks import warn_uncounted_steps
 from npu_bridge.estimator.npu.npu_hook import NPUInfeedOutfeedSessionHook
 from npu_bridge.gradients.keras.in_graphs import check_train_op, refusals_explained
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
 from npu_bridge.options import of_graph
 
-_WRITTEN = {"loss": "loss", "train_op": "optimizer.minimize(loss, tf.train.get_global_step())"}
+_EXAMPLES = {"loss": "loss", "train_op": "optimizer.minimize(loss, tf.train.get_global_step())"}
 _MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
@@ -25,13 +25,14 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
     Args:
       mode, predictions, loss, train_op, eval_metric_ops, export_outputs, training_chief_hooks, training_hooks,
         scaffold, evaluation_hooks, prediction_hooks: as in `tf.estimator.EstimatorSpec`.
-      host_call: pair of a function and the list, tuple or dict of tensors it is called with, for an `NPUEstimator` in
-        training and evaluation. It is called once, when the graph is built. The operators it returns, and the
-        `tf.summary` operators it makes, run with every step on rank 0, after the training step (in evaluation, after
-        the loss). Writers of `tf.summary` are opened before the first step and flushed after the last.
+      host_call: pair of a function and the function's arguments: a list, tuple or dict of tensors. An `NPUEstimator`
+        calls the function once, when it builds the graph for training or evaluation. The operators that the function
+        returns, and its `tf.summary` operators, run with every step on rank 0, after the training step (in
+        evaluation, after the loss). Writers of `tf.summary` are opened before the first step and flushed after the
+        last.
     Raises:
-      ValueError: `host_call` is not such a pair; or `loss`, or in training `train_op`, is missing.
-      TypeError: its first element cannot be called.
+      ValueError: `host_call` is not a pair; or `loss`, or in training `train_op`, is missing.
+      TypeError: the first element of `host_call` cannot be called.
       RuntimeError: the numbers of tensors and of the function's arguments differ.
     """
 
@@ -54,8 +55,8 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
             session.check_host_call(host_call)
         for name, value, modes in (("loss", loss, ("train", "eval")), ("train_op", train_op, ("train",))):
             if value is None and mode in modes:
-                fix = f"Pass {name}={_WRITTEN[name]}."
-                raise ValueError(message(cls.__name__, f"{name} is missing", f"one in mode {mode!r}", "None", fix))
+                fix = f"Pass {name}={_EXAMPLES[name]}."
+                raise ValueError(message(cls.__name__, f"{name} is missing", f"a value in mode {mode!r}", "None", fix))
         spec = super().__new__(
             cls,
             mode=mode,
@@ -74,19 +75,20 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
         return spec
 
 
-def model_fn_under_options(model_fn, options, has_params):
-    """Wraps the user's model function: builds it under the options, and passes those other arguments that it names."""
+def wrap_model_fn(model_fn, options, has_params):
+    """Wraps a model function: applies the options, and passes only those optional arguments that the function has."""
     parameters = dict(inspect.signature(model_fn).parameters)
     for bound in getattr(model_fn, "keywords", ()):  # of a functools.partial
         parameters.pop(bound, None)
     unknown = [name for name in parameters if name not in _MODEL_FN_ARGUMENTS]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    is_deaf = has_params and "params" not in parameters and not takes_any
-    if "features" not in parameters or (unknown and not takes_any) or is_deaf:
+    ignores_params = has_params and "params" not in parameters and not takes_any
+    if "features" not in parameters or (unknown and not takes_any) or ignores_params:
         raise ValueError(
             f"NPUEstimator: model_fn has the wrong arguments. Expected features and, if wanted, "
-            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}{' (params is given)' if is_deaf else ''}; got "
-            f"{', '.join(parameters) or 'no arguments'}. Rename its arguments{', or add params' if is_deaf else ''}."
+            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}{' (params is given)' if ignores_params else ''}; got "
+            f"{', '.join(parameters) or 'no arguments'}. Rename its arguments"
+            f"{', or add params' if ignores_params else ''}."
         )
 
     @tf.autograph.experimental.do_not_convert  # strategies of tf.distribute convert all functions that they call
@@ -101,21 +103,21 @@ def model_fn_under_options(model_fn, options, has_params):
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(
                 f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
-                f"{spec!r}. Return one in mode {mode!r}."
+                f"{spec!r}. Return an EstimatorSpec in mode {mode!r}."
             )
         if is_training:
             check_train_op(spec.train_op, "NPUEstimator")
             global_step = tf.compat.v1.train.get_global_step()
             ops = computed_ops([getattr(spec.train_op, "op", spec.train_op)])
             if global_step is not None and global_step.op.name not in changed_variables(ops):
-                tell_uncounted()
+                warn_uncounted_steps()
         if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
             spec = _with_host_call(spec)
         if is_training and options.iterations_per_loop > 1:
             spec = spec._replace(train_op=session.name_step(spec.train_op))
         return spec
 
-    def npu_model_fn(features, labels, mode, params, config):  # TensorFlow needs the arguments by name
+    def npu_model_fn(features, labels, mode, params, config):  # TensorFlow passes arguments by these names
         return build(features, labels, mode, params, config)
 
     return npu_model_fn
@@ -126,7 +128,7 @@ def _with_host_call(spec):
         return spec
     is_training = spec.mode == tf.estimator.ModeKeys.TRAIN
     host_op = session.call_on_host(*spec._host_call, after=spec.train_op if is_training else spec.loss)
-    # Part of the step, so that a loop runs it every time; the hook fetches nothing.
+    # The operators are part of the step, so that a loop runs them every time; the hook fetches nothing.
     hook = NPUInfeedOutfeedSessionHook([], "host_call")
     if is_training:
         return spec._replace(

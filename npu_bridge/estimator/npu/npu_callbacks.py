@@ -22,18 +22,19 @@ __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     """Broadcasts the start values of `root_rank` to all ranks, before the first batch of training.
 
-    Everything that training resumes from is sent: weights, batch statistics, the optimizer with its slots, its learning
-    rate, the loss scale and its counters, and the state of layers after `adapt`. So a job in which only `root_rank`
-    loaded a model resumes from it on every rank. The broadcast happens once in the life of this object; evaluation does
-    not trigger it. A model without an input shape has no weights before its first batch, so the broadcast follows that
-    batch. With one rank nothing is sent.
+    Broadcasts the whole training state: weights, batch statistics, the optimizer with its slots and learning rate, the
+    loss scale and its counters, and the state of layers after `adapt`. So if only `root_rank` has loaded a model, every
+    rank resumes from this model. Each callback object broadcasts once; evaluation does not trigger the broadcast. A
+    model without an input shape has no weights before its first batch, so the broadcast follows that batch. With a
+    single rank nothing is sent.
 
-    It warns when nothing is trained: see `SkipsInARow`. It checks after ten steps and at the end of an epoch.
+    The callback also warns if all steps are skipped, so that nothing is trained: see `SkipsInARow`. It checks this
+    after ten steps and at the end of each epoch.
 
     Args:
       root_rank: the rank whose values are sent.
     Raises:
-      ValueError: `root_rank` is not a rank; at the first batch, when the ranks do not have the same variables.
+      ValueError: `root_rank` is not a rank. At the first batch: the ranks do not have the same variables.
     Ranks: collective; every rank needs this callback, with the same `root_rank`.
     """
 
@@ -57,7 +58,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._is_done:
-            # Values that the first batch left on each rank, such as its part of a sum, are the rank's own.
+            # Values that differ between ranks after the first batch, such as parts of a sum, are not broadcast.
             self._broadcast(getattr(self.model.optimizer, "variables_of_this_rank", ()))
         if self._first_batch is not None:
             self._first_batch.compare()
@@ -67,7 +68,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             self._count_skips(logs)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._before = self._numbers()
+        self._before = self._optimizer_numbers()
         if self._before is not None and self._skips is None:
             self._skips = SkipsInARow(self._before.loss_scale)
 
@@ -75,13 +76,13 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._count_skips(logs)
 
     def _count_skips(self, logs):
-        before, self._before = self._before, self._numbers()
+        before, self._before = self._before, self._optimizer_numbers()
         if before is None or before.skipped_steps == self._before.skipped_steps:
             return
         steps = int(self._before.skipped_steps - before.skipped_steps)
         self._skips.add(before.step == self._before.step, self._before.loss_scale, (logs or {}).get("loss"), steps)
 
-    def _numbers(self):
+    def _optimizer_numbers(self):
         counts = getattr(self.model.optimizer, "skipped_steps", None) is not None
         return Numbers.of(self.model.optimizer) if counts and collective.current().rank == 0 else None
 
@@ -93,7 +94,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
             kept = set(map(id, own))
             variables = [variable for variable in variables_in_training(self.model) if id(variable) not in kept]
             _check_alike(variables)
-            _assignments(variables, self._root_rank)
+            _broadcast_assignments(variables, self._root_rank)
             renew_adapted_layers(self.model, self._root_rank)
             return
         session = tf.compat.v1.keras.backend.get_session()
@@ -101,16 +102,16 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Assigns every initialised variable of the Keras graph its value on `root_rank`.
+    """Assigns to every initialised variable of the Keras graph its value on `root_rank`.
 
     Args:
       root_rank: the rank whose values are sent.
     Returns:
       The op to run in the Keras session.
     Raises:
-      RuntimeError: executing eagerly, where no list of all variables exists.
+      RuntimeError: called when executing eagerly, where no list of all variables exists.
       ValueError: the ranks do not have the same variables.
-    Ranks: collective, this call as well as the op.
+    Ranks: collective; both this call and the op.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -123,10 +124,10 @@ def broadcast_global_variables(root_rank: int) -> Any:
         are_ready = session.run([tf.compat.v1.is_variable_initialized(variable) for variable in variables])
         ready = [variable for variable, is_ready in zip(variables, are_ready) if is_ready]
         _check_alike(ready)
-        return tf.group(*_assignments(ready, root_rank))
+        return tf.group(*_broadcast_assignments(ready, root_rank))
 
 
-def _assignments(variables, root_rank):
+def _broadcast_assignments(variables, root_rank):
     communicator = collective.current()
     # Named by position: Keras numbers names in the order of building, which can differ between ranks.
     return [
@@ -136,7 +137,7 @@ def _assignments(variables, root_rank):
 
 
 def _check_alike(variables):
-    """Checks that ranks have the same variables: otherwise a broadcast would wait forever, or mix variables up."""
+    """Raises ValueError if ranks have different variables: a broadcast would wait forever, or mix variables up."""
     text = ";".join(f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables)
     answers = gather_values([len(variables), zlib.crc32(text.encode())], "keras_variables_alike")
     for rank, answer in enumerate(answers):
@@ -144,5 +145,5 @@ def _check_alike(variables):
             raise ValueError(
                 f"NPUBroadcastGlobalVariablesCallback: rank {rank} trains other variables. Expected the "
                 f"{answers[0][0]} variables of rank 0, with their shapes and dtypes; got {answer[0]}. Build and "
-                f"compile the same model on every rank; if one loads a saved model, the others need its optimizer too."
+                f"compile the same model on every rank; if one rank loads a saved model, the others need its optimizer."
             )

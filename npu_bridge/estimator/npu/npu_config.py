@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.tf_internals.training import distribute_config, let_write
+from npu_bridge.base.tf_internals.training import distribute_config, restrict_writing
 from npu_bridge.collective.exchanges import wait_for_ranks
 from npu_bridge.gradients import collections
 from npu_bridge.options import construction, from_shell, make_session_config, read_run_config
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class NpuExecutePlacement(enum.Enum):
-    """The unit on which the NPU stack runs an operator; recorded here."""
+    """The unit on which the NPU stack runs an operator; only recorded here."""
 
     ALL = "all"
     CUBE = "cube"
@@ -51,16 +51,16 @@ class ProfilingConfig(DeclaredConfig):
     """Whether and what to profile.
 
     Raises:
-      TypeError, ValueError: a value is illegal; with profiling on, `profiling_options` must be a JSON object.
+      TypeError, ValueError: a value is not allowed, or profiling is on and `profiling_options` is not a JSON object.
     """
 
 
 @declared(DUMP)
 class DumpConfig(DeclaredConfig):
-    """Which tensors of which steps to dump, or whether to look for overflow.
+    """Which tensors to dump in which steps, or whether to look for overflow.
 
     Raises:
-      TypeError, ValueError: a value is illegal; both switches are on; a switch is on without a usable
+      TypeError, ValueError: a value is not allowed, both switches are on, or a switch is on without a usable
         `dump_path`.
     """
 
@@ -70,16 +70,16 @@ class MemoryConfig(DeclaredConfig):
     """Memory policies of the device.
 
     Raises:
-      TypeError, ValueError: a value is illegal.
+      TypeError, ValueError: a value is not allowed.
     """
 
 
 @declared(DYNAMIC_INPUT)
 class DynamicInputConfig(DeclaredConfig):
-    """Profiles of inputs with dynamic dimensions; counts only when all four values are set.
+    """Profiles of inputs with dynamic dimensions; has an effect only if all four values are set.
 
     Raises:
-      TypeError, ValueError: a value is missing or illegal.
+      TypeError, ValueError: a value is missing or not allowed.
     """
 
 
@@ -97,7 +97,7 @@ class ExperimentalConfig(DeclaredConfig):
     """Experimental switches, among them `accelerate_train_mode`.
 
     Raises:
-      TypeError, ValueError: a value is illegal.
+      TypeError, ValueError: a value is not allowed.
     """
 
 
@@ -105,26 +105,27 @@ class ExperimentalConfig(DeclaredConfig):
 class NPURunConfig(tf.estimator.RunConfig):
     """The configuration of a training, for `NPUEstimator` and for a plain `tf.estimator.Estimator`.
 
-    Adds the options below to `tf.estimator.RunConfig`. An illegal value or combination raises an error here, at
-    construction; an option that is kept but has no effect on stock TensorFlow is logged once at INFO.
+    Adds the options below to `tf.estimator.RunConfig`. The constructor raises an error for a value or combination
+    that is not allowed. An option without effect on stock TensorFlow is kept and logged once at INFO.
     `docs/options.md` lists what each option does. `npu-run --set NAME=VALUE` overrides the values in a script.
 
-    A plain Estimator gets the options through its session: `session_config` holds them as an `NpuOptimizer`
-    entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and
-    also builds its model function under the options, which `hcom_parallel=False` requires.
+    A plain Estimator gets the options through its session: `session_config` has them as an `NpuOptimizer` entry,
+    which sessions read if `npu_bridge.npu_init` has been imported. An `NPUEstimator` needs no such import, and also
+    applies the options while it builds the model function, which `hcom_parallel=False` requires.
 
-    Keywords of `tf.estimator.RunConfig` that are not below, such as `device_fn`, are accepted too.
+    All other keywords of `tf.estimator.RunConfig`, such as `device_fn`, are accepted, too.
 
     Raises:
-      TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
-    Ranks: only rank 0 writes checkpoints and summaries. The arguments read the same on every rank.
+      TypeError, ValueError: a value or combination is not allowed, or TF_CONFIG does not fit the options.
+    Ranks: only rank 0 writes checkpoints and summaries. The attributes have the same values on every rank.
     """
 
     @classmethod
     def from_file(cls, path: str | os.PathLike, **overrides: Any) -> NPURunConfig:
-        """Builds the configuration that a TOML file describes.
+        """Makes a configuration from a TOML file.
 
-        Top-level keys are parameters; a table named like a helper parameter holds that helper's parameters:
+        Top-level keys are parameters. A table holds the parameters of the configuration object whose parameter it is
+        named after:
 
             save_checkpoints_steps = 500
             precision_mode_v2 = "mixed_bfloat16"
@@ -133,15 +134,15 @@ class NPURunConfig(tf.estimator.RunConfig):
             dump_path = "dump"
             enable_dump = true
 
-        A table `[[stages]]` for each of `npu_bridge.stages` holds its class as `stage`, and its arguments; the
-        configuration's `stages` returns them.
+        Each table `[[stages]]` describes a stage of `npu_bridge.stages`: the key `stage` is its class, the other keys
+        are its arguments. The property `stages` returns the stages.
 
         Args:
           path: the file.
           **overrides: parameters that override the file, or that a file cannot hold (`session_config`,
             strategies).
         Raises:
-          TypeError, ValueError: as from the constructor; the message starts with file, line and key.
+          TypeError, ValueError: as for the constructor; the message starts with file, line and key.
           OSError: the file cannot be read.
         """
         from npu_bridge.options.config_file import build_from_file
@@ -152,14 +153,14 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     @property
     def stages(self) -> tuple:
-        """The stages of a file's `[[stages]]`, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
+        """The stages from `[[stages]]` in a file, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
         return self.__dict__.get("_stages", ())
 
     def _set_up(self, values: dict[str, Any], **of_base: Any) -> None:
         with from_shell.apply_settings(values, self._option_table, _HELPERS) as changed:
-            self._take(changed, of_base)
+            self._initialise(changed, of_base)
 
-    def _take(self, values: dict[str, Any], others: dict[str, Any]) -> None:
+    def _initialise(self, values: dict[str, Any], others: dict[str, Any]) -> None:
         construction.check_run_config(values, self._option_table)
         strategy = values["distribute"]
         of_base = {name: values[name] for name in construction.BASE_PARAMETERS}
@@ -167,7 +168,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         if strategy is not None:
             of_base["experimental_distribute"] = distribute_config(strategy)
         super().__init__(**of_base, **others)
-        let_write(NPURunConfig, lambda: collective.current().rank == 0, _leave_together)
+        restrict_writing(NPURunConfig, lambda: collective.current().rank == 0, _wait_for_last_checkpoint)
         for option in self._option_table.of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):
                 setattr(self, option.attribute, values[option.name])
@@ -182,9 +183,9 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     @property
     def session_config(self) -> Any:
-        """A copy of the session settings given, with an `NpuOptimizer` entry; None when none were given.
+        """A copy of the given ConfigProto with an `NpuOptimizer` entry; None if no ConfigProto was given.
 
-        An Estimator then uses its own default settings and asks again.
+        For None, an Estimator sets its default ConfigProto and reads this property again.
         """
         if self._session_config is None or not self.__dict__.get("_is_set_up"):
             return self._session_config
@@ -192,14 +193,14 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     @property
     def tf_random_seed(self) -> int | None:
-        """Seed of every graph; a fixed number when `deterministic=1` needs one and none was given."""
+        """The seed of every graph; a fixed number if `deterministic=1` needs a seed and none was given."""
         if not self.__dict__.get("_is_set_up"):
             return self._tf_random_seed
         return choose_seed(read_run_config(self))
 
     @property
     def device_fn(self):
-        """The device function of an Estimator: puts variables on the CPU with `variable_placement="Host"`."""
+        """The device function of an Estimator; with `variable_placement="Host"`, it puts variables on the CPU."""
         if self.__dict__.get("_variable_placement") == "Host" and not self.cluster_spec:
             return variable_device
         return self._device_fn
@@ -218,7 +219,7 @@ _HELPERS = {
 }
 
 
-def _leave_together() -> None:
-    """Waits until rank 0 has saved, if ranks train together: they can read its checkpoint next."""
+def _wait_for_last_checkpoint() -> None:
+    """Waits for rank 0's last checkpoint, which other ranks can read next, if the ranks train together."""
     if any(pipeline.communicates for pipeline in collections.pipelines_in(tf.compat.v1.get_default_graph())):
         wait_for_ranks("training_is_saved")

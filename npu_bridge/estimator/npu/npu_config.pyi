@@ -14,7 +14,7 @@ from npu_bridge.options.construction import DeclaredConfig
 __all__ = ['DumpConfig', 'DynamicInputConfig', 'ExperimentalConfig', 'GraphMemoryOptimizeConfig', 'MemoryConfig', 'NPURunConfig', 'NpuExecutePlacement', 'ProfilingConfig']
 
 class NpuExecutePlacement(enum.Enum):
-    """The unit on which the NPU stack runs an operator; recorded here."""
+    """The unit on which the NPU stack runs an operator; only recorded here."""
     ALL = 'all'
     CUBE = 'cube'
     VECTOR = 'vector'
@@ -26,7 +26,7 @@ class ProfilingConfig(DeclaredConfig):
     """Whether and what to profile.
 
     Raises:
-      TypeError, ValueError: a value is illegal; with profiling on, `profiling_options` must be a JSON object.
+      TypeError, ValueError: a value is not allowed, or profiling is on and `profiling_options` is not a JSON object.
     """
     def __init__(
         self,
@@ -41,10 +41,10 @@ class ProfilingConfig(DeclaredConfig):
         """
 
 class DumpConfig(DeclaredConfig):
-    """Which tensors of which steps to dump, or whether to look for overflow.
+    """Which tensors to dump in which steps, or whether to look for overflow.
 
     Raises:
-      TypeError, ValueError: a value is illegal; both switches are on; a switch is on without a usable
+      TypeError, ValueError: a value is not allowed, both switches are on, or a switch is on without a usable
         `dump_path`.
     """
     def __init__(
@@ -75,7 +75,7 @@ class MemoryConfig(DeclaredConfig):
     """Memory policies of the device.
 
     Raises:
-      TypeError, ValueError: a value is illegal.
+      TypeError, ValueError: a value is not allowed.
     """
     def __init__(
         self,
@@ -94,10 +94,10 @@ class MemoryConfig(DeclaredConfig):
         """
 
 class DynamicInputConfig(DeclaredConfig):
-    """Profiles of inputs with dynamic dimensions; counts only when all four values are set.
+    """Profiles of inputs with dynamic dimensions; has an effect only if all four values are set.
 
     Raises:
-      TypeError, ValueError: a value is missing or illegal.
+      TypeError, ValueError: a value is missing or not allowed.
     """
     def __init__(
         self,
@@ -137,7 +137,7 @@ class ExperimentalConfig(DeclaredConfig):
     """Experimental switches, among them `accelerate_train_mode`.
 
     Raises:
-      TypeError, ValueError: a value is illegal.
+      TypeError, ValueError: a value is not allowed.
     """
     def __init__(
         self,
@@ -170,19 +170,19 @@ class ExperimentalConfig(DeclaredConfig):
 class NPURunConfig(tf.estimator.RunConfig):
     """The configuration of a training, for `NPUEstimator` and for a plain `tf.estimator.Estimator`.
 
-    Adds the options below to `tf.estimator.RunConfig`. An illegal value or combination raises an error here, at
-    construction; an option that is kept but has no effect on stock TensorFlow is logged once at INFO.
+    Adds the options below to `tf.estimator.RunConfig`. The constructor raises an error for a value or combination
+    that is not allowed. An option without effect on stock TensorFlow is kept and logged once at INFO.
     `docs/options.md` lists what each option does. `npu-run --set NAME=VALUE` overrides the values in a script.
 
-    A plain Estimator gets the options through its session: `session_config` holds them as an `NpuOptimizer`
-    entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and
-    also builds its model function under the options, which `hcom_parallel=False` requires.
+    A plain Estimator gets the options through its session: `session_config` has them as an `NpuOptimizer` entry,
+    which sessions read if `npu_bridge.npu_init` has been imported. An `NPUEstimator` needs no such import, and also
+    applies the options while it builds the model function, which `hcom_parallel=False` requires.
 
-    Keywords of `tf.estimator.RunConfig` that are not below, such as `device_fn`, are accepted too.
+    All other keywords of `tf.estimator.RunConfig`, such as `device_fn`, are accepted, too.
 
     Raises:
-      TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
-    Ranks: only rank 0 writes checkpoints and summaries. The arguments read the same on every rank.
+      TypeError, ValueError: a value or combination is not allowed, or TF_CONFIG does not fit the options.
+    Ranks: only rank 0 writes checkpoints and summaries. The attributes have the same values on every rank.
     """
     def __init__(
         self,
@@ -369,9 +369,10 @@ class NPURunConfig(tf.estimator.RunConfig):
         """
     @classmethod
     def from_file(cls, path: str | os.PathLike, **overrides: Any) -> NPURunConfig:
-        """Builds the configuration that a TOML file describes.
+        """Makes a configuration from a TOML file.
 
-        Top-level keys are parameters; a table named like a helper parameter holds that helper's parameters:
+        Top-level keys are parameters. A table holds the parameters of the configuration object whose parameter it is
+        named after:
 
             save_checkpoints_steps = 500
             precision_mode_v2 = "mixed_bfloat16"
@@ -380,34 +381,34 @@ class NPURunConfig(tf.estimator.RunConfig):
             dump_path = "dump"
             enable_dump = true
 
-        A table `[[stages]]` for each of `npu_bridge.stages` holds its class as `stage`, and its arguments; the
-        configuration's `stages` returns them.
+        Each table `[[stages]]` describes a stage of `npu_bridge.stages`: the key `stage` is its class, the other keys
+        are its arguments. The property `stages` returns the stages.
 
         Args:
           path: the file.
           **overrides: parameters that override the file, or that a file cannot hold (`session_config`,
             strategies).
         Raises:
-          TypeError, ValueError: as from the constructor; the message starts with file, line and key.
+          TypeError, ValueError: as for the constructor; the message starts with file, line and key.
           OSError: the file cannot be read.
         """
         ...
     @property
     def stages(self) -> tuple:
-        """The stages of a file's `[[stages]]`, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
+        """The stages from `[[stages]]` in a file, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
         ...
     @property
     def session_config(self) -> Any:
-        """A copy of the session settings given, with an `NpuOptimizer` entry; None when none were given.
+        """A copy of the given ConfigProto with an `NpuOptimizer` entry; None if no ConfigProto was given.
 
-        An Estimator then uses its own default settings and asks again.
+        For None, an Estimator sets its default ConfigProto and reads this property again.
         """
         ...
     @property
     def tf_random_seed(self) -> int | None:
-        """Seed of every graph; a fixed number when `deterministic=1` needs one and none was given."""
+        """The seed of every graph; a fixed number if `deterministic=1` needs a seed and none was given."""
         ...
     @property
     def device_fn(self):
-        """The device function of an Estimator: puts variables on the CPU with `variable_placement="Host"`."""
+        """The device function of an Estimator; with `variable_placement="Host"`, it puts variables on the CPU."""
         ...

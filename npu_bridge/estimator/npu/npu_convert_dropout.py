@@ -1,4 +1,4 @@
-"""Makes Keras `Dropout` use the dropout of the device on the NPU stack; here it is TensorFlow's already.
+"""Accepted for compatibility; importing this module changes nothing.
 
-Importing it changes nothing.
+On the NPU stack it makes Keras `Dropout` use the device's dropout; here Keras keeps TensorFlow's dropout.
 """

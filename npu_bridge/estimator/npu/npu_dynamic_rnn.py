@@ -1,6 +1,6 @@
-"""Defines recurrent layers that return every quantity of every time step.
+"""Defines recurrent layers that return all states and gates of every time step.
 
-They are Keras layers, built at the first call, for TF 1 graphs as for `tf.function` and eager execution. Inputs and
+The layers are Keras layers, built at the first call. They work in TF 1 graphs, in `tf.function` and eagerly. Inputs and
 outputs are time-major.
 """
 
@@ -19,31 +19,31 @@ from npu_bridge.operators.unavailable import not_available_error
 __all__ = ["DynamicAUGRU", "DynamicGRUV2", "DynamicRNN"]
 
 _UNIDIRECTIONAL, _BIDIRECTIONAL = "UNIDIRECTIONAL", "BIDIRECTIONAL"
-# The batch size for `seq_length` when the batch is unknown.
+# The batch size of the variable `seq_length` if the batch size of the input is unknown.
 _USUAL_BATCH = 16
 
 
-def _kept(name: str) -> property:
-    """Makes a read-only property for an argument of the constructor."""
+def _argument(name: str) -> property:
+    """Returns a read-only property for an argument of the constructor."""
     return property(lambda layer: getattr(layer._arguments, name), doc=f"The argument `{name}` of the constructor.")
 
 
 class _DynamicLayer(tf.keras.layers.Layer):
-    """Base of the layers: keeps and checks the arguments, and makes the variable that all layers have.
+    """The base class of the layers, which keeps and checks arguments and makes the variable common to all layers.
 
     Args:
-      given: the local variables of the layer's constructor: its arguments.
+      given: `locals()` of the layer's constructor, for its arguments.
     """
 
-    hidden_size, direction, cell_depth = _kept("hidden_size"), _kept("direction"), _kept("cell_depth")
-    keep_prob, cell_clip, num_proj = _kept("keep_prob"), _kept("cell_clip"), _kept("num_proj")
-    time_major, activation, is_training = _kept("time_major"), _kept("activation"), _kept("is_training")
-    # Arguments that no kernel of the NPU stack supports: other values are rejected instead of ignored.
+    hidden_size, direction, cell_depth = _argument("hidden_size"), _argument("direction"), _argument("cell_depth")
+    keep_prob, cell_clip, num_proj = _argument("keep_prob"), _argument("cell_clip"), _argument("num_proj")
+    time_major, activation, is_training = _argument("time_major"), _argument("activation"), _argument("is_training")
+    # The only allowed values of arguments that no kernel of the NPU stack supports.
     _fixed = {"cell_depth": 1, "keep_prob": 1, "cell_clip": -1, "num_proj": 0, "time_major": True, "activation": "tanh"}
 
     def __init__(self, given: dict[str, Any]):
         arguments = {name: value for name, value in given.items() if name not in ("self", "__class__")}
-        # Keras casts inputs to the dtype of a layer by itself, but not if a script has switched off version 2.
+        # Without autocast, Keras would not cast inputs in scripts that have switched off TensorFlow 2 behaviour.
         super().__init__(name=type(self).__name__.lower(), dtype=arguments["dtype"], autocast=True)
         self._arguments = types.SimpleNamespace(**arguments)  # Keras would wrap a dictionary
         self._check()
@@ -53,12 +53,12 @@ class _DynamicLayer(tf.keras.layers.Layer):
         return {**vars(self._arguments), "dtype": self.dtype}
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables for inputs [T, B, D]; raises ValueError when D is unknown."""
+        """Makes the variables for inputs [T, B, D]; raises ValueError if D is unknown."""
         steps, batch, depth = tf.TensorShape(input_shape).as_list()
         if depth is None:
-            raise self._error("the depth of x is unknown", "[T, B, D] with known D", f"shape {input_shape}", "Set it.")
+            raise self._error("the depth of x is unknown", "[T, B, D] with known D", f"shape {input_shape}", "Set D.")
         self._make_weights(depth)
-        # Unused here; checkpoints of the NPU stack hold it, under a name that belongs to no layer.
+        # Unused here. Checkpoints of the NPU stack have this variable, under a name outside of any layer.
         with tf.name_scope("dynamicbase/"):
             self._seq_length = tf.Variable(
                 tf.fill([_USUAL_BATCH if batch is None else batch], 1 if steps is None else steps),
@@ -88,8 +88,8 @@ class _DynamicLayer(tf.keras.layers.Layer):
     def _error(self, problem: str, expected: str, got: str, fix: str) -> ValueError:
         return ValueError(message(type(self).__name__, problem, expected, got, fix))
 
-    def _state(self, given: Any, x: tf.Tensor, directions: int = 1) -> list[tf.Tensor]:
-        """Returns the state before the first step of each direction, [B, H]; zeros unless given."""
+    def _initial_states(self, given: Any, x: tf.Tensor, directions: int = 1) -> list[tf.Tensor]:
+        """Returns a list of the initial states [B, H], one for each direction; zeros if `given` is None."""
         shape = [directions, tf.shape(x)[1], self.hidden_size]
         state = tf.zeros(shape, x.dtype) if given is None else tf.reshape(tf.cast(given, x.dtype), shape)
         return tf.unstack(tf.ensure_shape(state, [directions, x.shape.as_list()[1], self.hidden_size]))
@@ -99,7 +99,7 @@ class DynamicRNN(_DynamicLayer):
     """An LSTM: c ← σ(f + forget_bias)·c + σ(i)·tanh(j), h ← σ(o)·tanh(c), where [x, h]·w + b holds i, j, f and o.
 
     Variables: `dynamicrnn/w` [D + H, 4H], glorot-uniform, and `dynamicrnn/b` [4H], zeros; with a leading axis of 2
-    for both directions. `dynamicbase/seq_length` is not trained and has no effect.
+    if the layer is bidirectional. `dynamicbase/seq_length` is not trained and has no effect.
 
     Args:
       hidden_size: H.
@@ -107,13 +107,13 @@ class DynamicRNN(_DynamicLayer):
       cell_type: "LSTM".
       direction: "UNIDIRECTIONAL" or "BIDIRECTIONAL".
       forget_bias: added to f.
-      is_training: kept; has no effect.
+      is_training: has no effect.
       cell_depth, use_peephole, keep_prob, cell_clip, num_proj, time_major, activation: only the defaults are allowed.
     Raises:
-      ValueError: an argument has another value.
+      ValueError: an argument has a value that is not allowed.
     """
 
-    cell_type, use_peephole, forget_bias = _kept("cell_type"), _kept("use_peephole"), _kept("forget_bias")
+    cell_type, use_peephole, forget_bias = _argument("cell_type"), _argument("use_peephole"), _argument("forget_bias")
     _fixed = {**_DynamicLayer._fixed, "cell_type": "LSTM", "use_peephole": False}
 
     def __init__(
@@ -147,17 +147,18 @@ class DynamicRNN(_DynamicLayer):
 
         Args:
           x: [T, B, D].
-          seq_length: int [B]; past it y and the gates are 0 and the state stays. None for all steps.
-          init_h, init_c: [1, B, H], or [2, B, H] for both directions; None for zeros.
-          weight, bias: used instead of the variables.
+          seq_length: int [B]; in later steps, y and the gates are 0 and the state stays unchanged. None for all steps.
+          init_h, init_c: initial states, [1, B, H], or [2, B, H] if bidirectional; None for zeros.
+          weight, bias: tensors to use in place of the variables `w` and `b`.
         Returns:
-          y, h, c, i, j, f, o and tanh(c), each [T, B, H]; for both directions each [2, T, B, H], all in order of time.
+          y, h, c, i, j, f, o and tanh(c), each [T, B, H]. If bidirectional, each [2, T, B, H], with
+          ascending time in both directions.
         """
         weight, bias = (self._w if weight is None else weight), (self._b if bias is None else bias)
         if self.direction == _BIDIRECTIONAL:
-            h, c = self._state(init_h, x, 2), self._state(init_c, x, 2)
+            h, c = self._initial_states(init_h, x, 2), self._initial_states(init_c, x, 2)
             return recurrent.bidirectional_lstm(x, weight, bias, h, c, self.forget_bias, seq_length)
-        (h,), (c,) = self._state(init_h, x), self._state(init_c, x)
+        (h,), (c,) = self._initial_states(init_h, x), self._initial_states(init_c, x)
         return recurrent.lstm(x, weight, bias, h, c, self.forget_bias, seq_length)
 
     def _make_weights(self, depth: int) -> None:
@@ -170,7 +171,7 @@ class DynamicRNN(_DynamicLayer):
 class DynamicGRUV2(_DynamicLayer):
     """A gated recurrent unit: h ← (1 - update)·new + update·h.
 
-    In it update = σ(W_z·x + b_z + U_z·h + c_z), reset likewise, and
+    Here update = σ(W_z·x + b_z + U_z·h + c_z), reset is computed likewise, and
     new = tanh(W_n·x + b_n + reset·(U_n·h + c_n)), or tanh(W_n·x + b_n + U_n·(reset·h) + c_n) without `reset_after`.
 
     Variables, uniform within ±1/√H: `dynamicgruv2/weight_input` [D, 3H], `weight_hidden` [H, 3H], `bias_input` and
@@ -180,16 +181,17 @@ class DynamicGRUV2(_DynamicLayer):
       hidden_size: H.
       dtype: float16 or float32.
       direction: "UNIDIRECTIONAL".
-      gate_order: order of the columns: "zrh" for update, reset, new, or "rzh".
-      reset_after: whether the reset gate acts on the product with the hidden weights, or on the state before it.
-      is_training: kept; has no effect.
+      gate_order: order of the gates in the columns of weights: "zrh" for update, reset, new; or "rzh".
+      reset_after: whether the reset gate multiplies the product of state and hidden weights; otherwise it multiplies
+        the state.
+      is_training: has no effect.
       cell_depth, keep_prob, cell_clip, num_proj, time_major, activation: only the defaults are allowed.
     Raises:
-      ValueError: an argument has another value.
-      NotImplementedError: both directions, which no kernel of the NPU stack has either.
+      ValueError: an argument has a value that is not allowed.
+      NotImplementedError: `direction` is "BIDIRECTIONAL", for which the NPU stack has no kernel either.
     """
 
-    gate_order, reset_after = _kept("gate_order"), _kept("reset_after")
+    gate_order, reset_after = _argument("gate_order"), _argument("reset_after")
 
     def __init__(
         self,
@@ -213,12 +215,12 @@ class DynamicGRUV2(_DynamicLayer):
 
         Args:
           x: [T, B, D].
-          seq_length: int [B]; past it y and the gates are 0 and the state stays. None for all steps.
-          init_h: [B, H]; None for zeros.
+          seq_length: int [B]; in later steps, y and the gates are 0 and the state stays unchanged. None for all steps.
+          init_h: initial state, [B, H]; None for zeros.
         Returns:
           y, h, update, reset, new and the hidden part of new, each [T, B, H].
         """
-        (h,) = self._state(init_h, x)
+        (h,) = self._initial_states(init_h, x)
         return recurrent.gru(x, self._of_gates, h, self._rule, seq_length)
 
     @property
@@ -251,9 +253,9 @@ class DynamicGRUV2(_DynamicLayer):
 
 
 class DynamicAUGRU(DynamicGRUV2):
-    """A `DynamicGRUV2` whose update gate is weakened by attention: (1 - attention)·update takes its place.
+    """A `DynamicGRUV2` with the update gate (1 - attention)·update in place of update.
 
-    Variables are called `dynamicaugru/...`. Arguments and errors are those of `DynamicGRUV2`.
+    Variables are named `dynamicaugru/...`. Arguments and errors are those of `DynamicGRUV2`.
     """
 
     def call(  # type: ignore[override]  # the documented order of arguments
@@ -265,8 +267,8 @@ class DynamicAUGRU(DynamicGRUV2):
           x, seq_length, init_h: as in `DynamicGRUV2`.
           weight_att: attention, [T, B].
         Returns:
-          As `DynamicGRUV2`, with the weakened update gate after the update gate.
+          The results of `DynamicGRUV2`, with (1 - attention)·update inserted after update.
         """
-        (h,) = self._state(init_h, x)
+        (h,) = self._initial_states(init_h, x)
         attention = tf.cast(weight_att, x.dtype)
         return recurrent.attentional_gru(x, attention, self._of_gates, h, self._rule, seq_length)

@@ -1,4 +1,4 @@
-"""Defines `NPUEstimator`, and `NPUEstimatorSpec` for import from here."""
+"""Defines `NPUEstimator`; scripts can also import `NPUEstimatorSpec` from here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from npu_bridge.base.files import temporary_folder
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire_names
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.estimator.npu.checks import accept_tpu_keywords, as_npu_config, check_model_dir, resolve_model_dir
-from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
+from npu_bridge.estimator.npu.checks import accept_tpu_keywords, check_model_dir, npu_config_fix, resolve_model_dir
+from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, wrap_model_fn
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
     NPUBroadcastGlobalVariablesHook,
@@ -55,50 +55,59 @@ _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRI
 
 
 class NPUEstimator(tf.estimator.Estimator):
-    """An `Estimator` that takes an `NPURunConfig` and gives every rank the same start.
+    """An `Estimator` that takes an `NPURunConfig` and starts all ranks with the same variables.
 
-    With several ranks each training begins with a broadcast of rank 0's variables (unless
-    `NPURunConfig(horovod_mode=True)` leaves that to the script), and rank 0's checkpoint defines the step reached, so
-    that all ranks stop together. Where `log_step_count_steps` of the `NPURunConfig` is set, every rank logs its loss
-    at that interval. Rank 0 then shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (at
-    least each `save_summary_steps`, if set), makes the page `report.html` and a summary with a `ReportHook`, unless the
-    hooks contain such, and reports each evaluation in a line; a `StragglerHook` of all ranks names slow ones. A
-    `LossScaleCollapseHook` ends a training that only skips steps, unless the hooks contain one with another limit.
+    With several ranks, each training begins with a broadcast of rank 0's variables, unless
+    `NPURunConfig(horovod_mode=True)` leaves the broadcast to the script. Rank 0's checkpoint defines the reached step,
+    so that all ranks stop together.
+
+    If `log_step_count_steps` of the `NPURunConfig` is set, every rank logs its loss at this interval, and a
+    `StragglerHook` on all ranks names slow ranks. Rank 0 shows progress on standard error (`ProgressHook`), writes
+    curves (`TensorBoardHook`, at least every `save_summary_steps`, if set), writes the page `report.html` and a summary
+    (`ReportHook`), and reports each evaluation in a line. Also without this option, a `LossScaleCollapseHook` ends a
+    training that only skips steps. Hooks of these classes that you pass replace the default ones.
+
     Rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on all ranks, unless the hooks contain
-    a saver.
-    If checkpoints are saved, a training ends after a whole step when the job is asked to stop (`StopHook`), and the
-    process exits with code 75.
-    With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`, ranks with unequal numbers of batches
-    end together.
+    a saver. If checkpoints are saved and the job is asked to stop, the training ends after a whole step (`StopHook`),
+    and the process exits with code 75. With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`,
+    ranks with unequal numbers of batches end together.
+
     Session options (dumps, a profile, determinism, the GPU to use) apply to training, evaluation and prediction. Only
-    rank 0 exports to the given folder: on other ranks the methods return a temporary folder, which is deleted when the
-    process ends.
+    rank 0 exports to the given folder. On other ranks the export methods return a temporary folder, which is deleted
+    when the process ends.
 
     Args:
       model_fn: function of `features` and, optionally, `labels`, `mode`, `params`, `config`.
-      model_dir: folder of checkpoints and summaries. By default that of `config`; if that has none either, a new
-        folder `model_dir_` and ten random characters in the working directory.
+      model_dir: folder of checkpoints and summaries; by default `config.model_dir`. Without both, a new folder in the
+        working directory, named `model_dir_` and ten random characters.
       config: an `NPURunConfig`.
       params: dict passed to `model_fn`.
-      job_start_file: JSON file of the job, of which only `local_checkpoint_dir` is read; ranks come from the launcher.
-      warm_start_from: as in `tf.estimator.Estimator`. By default the checkpoint that `job_start_file` names, or without
-        such a file the environment variable `LOCAL_CHECKPOINT_DIR`, else `RESTORE_FROM`.
-      **of_tpu: arguments of a `TPUEstimator`, such as `use_tpu` and `train_batch_size`, left over in scripts;
-        accepted with a warning, without effect.
+      job_start_file: JSON file of the job. Only its `local_checkpoint_dir` is read; the launcher defines the ranks.
+      warm_start_from: as in `tf.estimator.Estimator`. By default the checkpoint that `job_start_file` names; without
+        such a file, the checkpoint in the environment variable `LOCAL_CHECKPOINT_DIR`, else in `RESTORE_FROM`.
+      **tpu_arguments: arguments of a `TPUEstimator`, such as `use_tpu` and `train_batch_size`; they have no effect and
+        cause a warning.
     Raises:
       ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, the two model
-        folders differ, `job_start_file` is malformed, or the checkpoint that it or a variable names does not exist.
+        folders differ, `job_start_file` is malformed, or the checkpoint for the warm start does not exist.
       TypeError: a number in `job_start_file` is not an int.
       RuntimeError: `job_start_file` is for another number of ranks.
     """
 
     def __init__(
-        self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None, **of_tpu
+        self,
+        model_fn=None,
+        model_dir=None,
+        config=None,
+        params=None,
+        job_start_file="",
+        warm_start_from=None,
+        **tpu_arguments,
     ):
-        accept_tpu_keywords(of_tpu)
+        accept_tpu_keywords(tpu_arguments)
         if not isinstance(config, NPURunConfig):
             problem, got = "config is not an NPURunConfig", shown(config)
-            raise ValueError(message("NPUEstimator", problem, "an NPURunConfig", got, as_npu_config(config)))
+            raise ValueError(message("NPUEstimator", problem, "an NPURunConfig", got, npu_config_fix(config)))
         if model_fn is None:
             expected = "a function that returns an EstimatorSpec"
             raise ValueError(message("NPUEstimator", "model_fn is missing", expected, "None", "Pass model_fn."))
@@ -106,7 +115,7 @@ class NPUEstimator(tf.estimator.Estimator):
         precision = Precision(options)
         warm_start_from = session.choose_start(warm_start_from, read_job_start(job_start_file))
         super().__init__(
-            model_fn=model_fn_under_options(model_fn, options, has_params=params is not None),
+            model_fn=wrap_model_fn(model_fn, options, has_params=params is not None),
             model_dir=resolve_model_dir(model_dir, config),
             config=config,
             params=params or {},
@@ -128,13 +137,13 @@ class NPUEstimator(tf.estimator.Estimator):
         precision.prepare(self._session_config)
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):
-        """Trains as `tf.estimator.Estimator.train`; with several ranks, rank 0's checkpoint defines the step reached.
+        """Trains like `tf.estimator.Estimator.train`; with several ranks, rank 0's checkpoint defines the reached step.
 
         Raises:
           DamagedCheckpointError: (a RuntimeError) the checkpoint to resume from is damaged; under `npu-run --restarts`,
-            only if no other one is intact.
+            only if no other checkpoint is intact.
           ModelDirInUseError: (a RuntimeError) another job trains in `model_dir`.
-          OSError: checkpoints are to be saved, and `model_dir` is not a writable folder.
+          OSError: checkpoints are saved, but `model_dir` is not a writable folder.
         Ranks: collective.
         """
         saves = collective.current().rank == 0 and self.config.is_chief
@@ -144,7 +153,7 @@ class NPUEstimator(tf.estimator.Estimator):
         with session.hold_model_dir(self.model_dir if saves else None), wire_names.labelled(self._transfers.label):
             trained = self._train_alone(input_fn, hooks, steps, max_steps, saving_listeners)
         if self._stop_hook.was_stopped:
-            if self._is_talkative:
+            if self._logs_progress:
                 text = f"saved step {self._stop_hook.step} in {self.model_dir}, as the job was asked to end"
                 choose_output(sys.stderr).note(f"NPUEstimator: {text}")
             self._stop_hook.leave()
@@ -156,7 +165,7 @@ class NPUEstimator(tf.estimator.Estimator):
             self._check_start()
         reached = self._reached_step_of_rank_0()
         if ranks.rank == 0:
-            self._tell_start(reached, max_steps)
+            self._log_start(reached, max_steps)
         if ranks.rank > 0:
             self._check_start()  # after rank 0, which may have repaired the folder
         if max_steps is not None and ranks.size > 1:
@@ -165,7 +174,7 @@ class NPUEstimator(tf.estimator.Estimator):
             # Counted from rank 0's step on every rank, even if a rank finds another checkpoint in its own folder.
             steps, max_steps = max_steps - reached, None
         self._places = places_of_ranks()
-        self._end_together = self._checked_end(hooks)
+        self._end_together = self._find_end_together(hooks)
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
         if self._options.iterations_per_loop > 1:
             _warn_about_steps(steps or max_steps, self._options.iterations_per_loop)
@@ -174,28 +183,28 @@ class NPUEstimator(tf.estimator.Estimator):
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
             first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
         if ranks.size > 1 and not self.config.horovod_mode:
-            # Before the hooks that ask for the global step.
+            # Before the hooks that read the global step.
             first_hooks.insert(0, NPUBroadcastGlobalVariablesHook(root_rank=0, index=ranks.rank))
-        with self._watched(hooks, "train", first_hooks) as all_hooks:
+        with self._hooks_with_options(hooks, "train", first_hooks) as all_hooks:
             return super().train(input_fn, all_hooks, steps, max_steps, saving_listeners)
 
     def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None):
-        """Evaluates as `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary, and logs it."""
+        """Evaluates like `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary, and logs it."""
         session.check_checkpoint(checkpoint_path or self.model_dir)
         counted, began = BatchesHook(), time.monotonic()
         hooks = [*(hooks or ()), counted]
-        with wire_names.labelled(wire_names.UNTRAINED), self._watched(hooks, "eval") as all_hooks:
+        with wire_names.labelled(wire_names.UNTRAINED), self._hooks_with_options(hooks, "eval") as all_hooks:
             metrics = super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
-        if self._is_talkative:
+        if self._logs_progress:
             report_evaluation(self.model_dir, metrics, self._history, name, counted, sys.stderr, not self._timed)
         for hook in self._timed:  # hooks of a training that continues
             hook.leave_out(time.monotonic() - began)
         return metrics
 
     def predict(self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True):
-        """Predicts as `tf.estimator.Estimator.predict`."""
+        """Predicts like `tf.estimator.Estimator.predict`."""
         session.check_checkpoint(checkpoint_path or self.model_dir)
-        with self._watched(hooks, "infer") as all_hooks:
+        with self._hooks_with_options(hooks, "infer") as all_hooks:
             yield from super().predict(input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples)
 
     def export_savedmodel(
@@ -207,7 +216,7 @@ class NPUEstimator(tf.estimator.Estimator):
         checkpoint_path=None,
         strip_default_attrs=False,
     ):
-        """Exports for serving as TensorFlow 1.15's Estimator; `tf.estimator.Estimator` has removed the method."""
+        """Exports for serving like TensorFlow 1.15's Estimator; `tf.estimator.Estimator` lacks this method now."""
         given = (serving_input_receiver_fn, assets_extra, as_text, checkpoint_path, strip_default_attrs)
         return tf.compat.v1.estimator.Estimator.export_savedmodel(self, export_dir_base, *given)
 
@@ -219,12 +228,12 @@ class NPUEstimator(tf.estimator.Estimator):
         return super()._export_all_saved_models(export_dir_base, *args, **kwargs)
 
     @property
-    def _is_talkative(self):
+    def _logs_progress(self):
         return self.config.log_step_count_steps is not None and collective.current().rank == 0
 
     @contextlib.contextmanager
-    def _watched(self, hooks, graph_name, first_hooks=None):
-        """Yields the caller's hooks and those of the options, and always closes the latter."""
+    def _hooks_with_options(self, hooks, graph_name, first_hooks=None):
+        """Yields the given hooks with the hooks that the options need; closes the hooks of the options afterwards."""
         tell_effects(self._options)
         own_hooks = session.hooks_for(self._options, graph_name, self.model_dir)
         try:
@@ -235,24 +244,24 @@ class NPUEstimator(tf.estimator.Estimator):
 
     def _convert_train_steps_to_hooks(self, steps, max_steps):
         hooks = super()._convert_train_steps_to_hooks(steps, max_steps)
-        if self._is_talkative:
+        if self._logs_progress:
             total, more = (None if count is None else math.ceil(count) for count in (max_steps, steps))
-            hooks.append(_OwnProgress(total_steps=total, more_steps=more, stream=sys.stderr))
-        hooks.append(_OwnAlarm())
+            hooks.append(_DefaultProgressHook(total_steps=total, more_steps=more, stream=sys.stderr))
+        hooks.append(_DefaultCollapseHook())
         return hooks
 
     def _train_with_estimator_spec(self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
         of_spec = [*estimator_spec.training_hooks, *estimator_spec.training_chief_hooks]
         given = [*worker_hooks, *hooks, *of_spec]
-        for kind, own in ((ProgressHook, _OwnProgress), (LossScaleCollapseHook, _OwnAlarm)):
+        for kind, own in ((ProgressHook, _DefaultProgressHook), (LossScaleCollapseHook, _DefaultCollapseHook)):
             if sum(isinstance(hook, kind) for hook in given) > 1:
                 hooks = [hook for hook in hooks if not isinstance(hook, own)]
         recorder = next((hook for hook in given if isinstance(hook, HistoryHook)), None)
         self._history = recorder and recorder.history
         curve_steps = self.config.save_summary_steps or self.config.log_step_count_steps
-        if collective.current().rank == 0 and curve_steps and not _has(given, TensorBoardHook):
+        if collective.current().rank == 0 and curve_steps and not _has_hook(given, TensorBoardHook):
             hooks = [*hooks, TensorBoardHook(self.model_dir, loss=estimator_spec.loss, most_steps=curve_steps)]
-        if self._is_talkative and not _has(given, ReportHook):
+        if self._logs_progress and not _has_hook(given, ReportHook):
             # In later rounds the summary is one line.
             settings = {"curves": False, "is_brief": self._has_ended, "config": self._as_given}
             report = ReportHook(self.model_dir, self._history, self._places, sys.stderr, **settings)
@@ -261,29 +270,29 @@ class NPUEstimator(tf.estimator.Estimator):
         self._timed = [hook for hook in dict.fromkeys((*given, *hooks)) if hasattr(hook, "leave_out")]
         every_n_steps = self.config.log_step_count_steps
         if collective.current().rank > 0 and every_n_steps:
-            # The place where the base class, which logs only on rank 0, would have put it.
+            # The base class, which logs only on rank 0, adds its hook at this place.
             tensors = {"loss": estimator_spec.loss, "step": global_step_tensor}
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
             worker_hooks.append(FailureHook(self.model_dir))  # rank 0 has a ReportHook
         secs, save_steps = self.config.save_checkpoints_secs, self.config.save_checkpoints_steps
-        has_saver = _has(given, tf.estimator.CheckpointSaverHook)
+        has_saver = _has_hook(given, tf.estimator.CheckpointSaverHook)
         worker_hooks = _WithNanLossHook(worker_hooks)
         if not self.config.cluster_spec:
-            # The place where the base class would put its own saver. Every rank is the chief of its own session.
+            # The base class adds its saver at this place. Every rank is the chief of its own session.
             is_saving = bool(secs or save_steps) and not has_saver
             sync = SyncBeforeSavingHook(save_steps or None, is_saving)
             scaffold, chief_hooks = estimator_spec.scaffold, [sync]
-            if collective.current().size > 1 and every_n_steps and not _has(given, StragglerHook):
+            if collective.current().size > 1 and every_n_steps and not _has_hook(given, StragglerHook):
                 chief_hooks.insert(0, self._stragglers)
             if is_saving and collective.current().rank == 0:
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
             chief_hooks += [session.MemoryCheckpointHook(self.model_dir, sync, scaffold)] if is_saving else []
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
-        if _has((*given, *hooks), TensorBoardHook):
+        if _has_hook((*given, *hooks), TensorBoardHook):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
-        hooks, estimator_spec, stop = self._stopping_together(hooks, estimator_spec)
+        hooks, estimator_spec, stop = self._stop_ranks_together(hooks, estimator_spec)
         if secs or save_steps or has_saver:  # otherwise stopping would lose all training
             hooks = [*hooks, self._stop_hook]
         given_start = self._warm_start_settings
@@ -296,7 +305,7 @@ class NPUEstimator(tf.estimator.Estimator):
             self._warm_start_settings = given_start
             self._stop_hook.close()
             self._timed, self._has_ended = [], True
-            if stop.was_asked and self._is_talkative:
+            if stop.was_asked and self._logs_progress:
                 text = f"stopped early, at step {stop.step}: a hook asked for it"
                 choose_output(sys.stderr).note(f"NPUEstimator: {text}")
             for hook in (*given, *hooks, *estimator_spec.training_chief_hooks):
@@ -305,23 +314,23 @@ class NPUEstimator(tf.estimator.Estimator):
                 if isinstance(hook, MetricsHook):
                     hook.close()  # after an error no other code does
 
-    def _stopping_together(self, hooks, spec):
-        """Replaces hooks that can stop a single rank by one hook that stops all ranks together."""
+    def _stop_ranks_together(self, hooks, spec):
+        """Replaces all hooks that can stop a single rank by one hook that stops all ranks together."""
         of_spec = list(spec.training_hooks)
         stop = StopTogether([hook for hook in [*hooks, *of_spec] if may_stop(hook)])
         spec = spec._replace(training_hooks=[hook for hook in of_spec if not may_stop(hook)])
         hooks = [hook for hook in hooks if not may_stop(hook)]
-        # Possibly only one rank has such hooks.
+        # Perhaps only one rank has hooks that can stop it.
         is_needed = any(gather_values(stop.has_hooks, "npu_estimator_may_stop"))
         return [*hooks, *([stop] if is_needed else [])], spec, stop
 
-    def _checked_end(self, hooks):
-        """Returns the hook that ends all ranks together, if it was passed, after checking that it can work."""
+    def _find_end_together(self, hooks):
+        """Returns the `EndTogether` among the hooks, or None; raises ValueError if the options exclude it."""
         found = next((hook for hook in hooks or () if isinstance(hook, session.EndTogether)), None)
         loop, strategy = self._options.iterations_per_loop, self.config.train_distribute
         for is_set, got in ((loop > 1, f"iterations_per_loop={loop}"), (strategy, "train_distribute")):
             if found is not None and is_set:
-                problem = "EndTogether must see every batch of a rank by itself"
+                problem = "EndTogether must see each single batch of a rank"
                 expected = "iterations_per_loop=1 and no train_distribute"
                 raise ValueError(message("NPUEstimator", problem, expected, got, "Leave it out of the NPURunConfig."))
         return found
@@ -338,9 +347,9 @@ class NPUEstimator(tf.estimator.Estimator):
         if self._warm_start_settings and self.latest_checkpoint() is None:
             session.check_checkpoint(self._warm_start_settings.ckpt_to_initialize_from)
 
-    def _tell_start(self, reached, max_steps):
+    def _log_start(self, reached, max_steps):
         is_over = max_steps is not None and reached >= max_steps
-        if reached and self._is_talkative and (is_over or not self._has_trained):
+        if reached and self._logs_progress and (is_over or not self._has_trained):
             choose_output(sys.stderr).note(f"NPUEstimator: {format_start(reached, max_steps, self.model_dir)}")
         self._has_trained = True
 
@@ -359,27 +368,27 @@ class NPUEstimator(tf.estimator.Estimator):
             return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir)
 
     def _assert_members_are_not_overridden(self):
-        """Allows this class's overrides, which the base class forbids; they add hooks and the work of ranks."""
+        """Allows the methods that this class overrides, which the base class would refuse."""
 
 
 class _WithNanLossHook(list):
-    """A list of hooks that replaces the `NanTensorHook` of the base class by one that ignores skipped steps."""
+    """A list of hooks that replaces a `NanTensorHook` of the base class by a hook that ignores skipped steps."""
 
     def append(self, hook):
         is_of_base = type(hook) is tf.estimator.NanTensorHook
         super().append(NanLossHook(hook) if is_of_base else hook)
 
 
-def _has(hooks, kind):
+def _has_hook(hooks, kind):
     return any(isinstance(hook, kind) for hook in hooks)
 
 
-class _OwnProgress(ProgressHook):
-    """The progress hook that an estimator adds itself."""
+class _DefaultProgressHook(ProgressHook):
+    """The progress hook that an `NPUEstimator` adds by default."""
 
 
-class _OwnAlarm(LossScaleCollapseHook):
-    """The collapse hook that an estimator adds itself."""
+class _DefaultCollapseHook(LossScaleCollapseHook):
+    """The collapse hook that an `NPUEstimator` adds by default."""
 
 
 def _warn_about_steps(steps, loop):

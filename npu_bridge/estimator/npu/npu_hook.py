@@ -14,7 +14,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.held_folders import FolderHeldError
 from npu_bridge.base.session_wrapper import add_engine
 from npu_bridge.base.terminal import logger
-from npu_bridge.base.tf_internals.savers import expect_steps_per_run, has_listeners
+from npu_bridge.base.tf_internals.savers import has_listeners, set_steps_per_run
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.rank_values import without_rows
@@ -240,7 +240,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
             self._widest = max(self._widest, int(step) - self._last_seen)
         self._last_seen = int(step)
         if self._runs > _RUNS_TO_WATCH:
-            expect_steps_per_run(self, 2 * max(self._widest, steps_per_run(session)))
+            set_steps_per_run(self, 2 * max(self._widest, steps_per_run(session)))
 
     def end(self, session):
         self._background.waits = True

@@ -21,7 +21,7 @@ import tensorflow as tf
 from npu_bridge import session as effects
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.session_wrapper import change_constructors
-from npu_bridge.base.tf_internals.sessions import mark_as_not_begun
+from npu_bridge.base.tf_internals.sessions import prepare_finalizer
 from npu_bridge.estimator.npu.checks import check_steps_are_counted
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.training_apart import watch_sessions
@@ -60,7 +60,7 @@ def decorator_tf_session(func: Callable) -> Callable:
         # An Estimator that has read them for its graph applies them to its sessions itself.
         is_imposed = bool(imposed_options()) and isinstance(graph, tf.Graph) and of_graph.options_of(graph) is None
         if has_entry or is_imposed:
-            mark_as_not_begun(self)  # in case the constructor fails
+            prepare_finalizer(self)  # in case the constructor fails
             options = read_session_config(config)
             precision = Precision(options)
             config = effects.prepare_session_config(options, config)

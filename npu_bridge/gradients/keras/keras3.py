@@ -9,7 +9,7 @@ import numpy as np
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain
+from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tf_internals import keras3
 from npu_bridge.base.tf_internals.keras3 import variables_built_with
 from npu_bridge.collective import wire_names
@@ -160,7 +160,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
     def get_config(self):
         """Returns the inner optimizer and the settings in JSON's types."""
         inner = keras.optimizers.serialize(self._optimizer)
-        return plain({"optimizer": inner, **self._settings.to_config(), "generation": "keras3"})
+        return plain_value({"optimizer": inner, **self._settings.to_config(), "generation": "keras3"})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -168,7 +168,7 @@ class Keras3PipelineOptimizer(PipelineMixin, keras.optimizers.Optimizer):
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
         # Not `keras.optimizers.deserialize`, whose list lacks Lamb (Keras 3.15).
         optimizer = keras.saving.deserialize_keras_object(inner, custom_objects)
-        with wire_names.restoring():
+        with wire_names.restoring_optimizers():
             return cls(optimizer, KerasSettings.from_config(config))
 
     add_optimizer_variables = delegated("add_optimizer_variables")

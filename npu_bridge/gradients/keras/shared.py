@@ -11,7 +11,7 @@ import numpy as np
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.plain_config import plain
+from npu_bridge.base.plain_config import plain_value
 from npu_bridge.base.tf_internals import training
 from npu_bridge.base.tf_internals.savers import delegating_trackable, track
 from npu_bridge.collective import wire_names
@@ -125,7 +125,7 @@ class PipelineMixin(delegating_trackable()):
 
     def get_config(self) -> dict:
         """Returns the inner optimizer and the settings in JSON's types."""
-        return plain({"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
+        return plain_value({"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -142,7 +142,7 @@ class PipelineMixin(delegating_trackable()):
             if made_by is None
             else made_by.from_config(inner["config"])
         )
-        with wire_names.restoring():
+        with wire_names.restoring_optimizers():
             return cls(optimizer, KerasSettings.from_config(config))
 
     def set_weights(self, weights):
@@ -178,7 +178,7 @@ class PipelineMixin(delegating_trackable()):
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name, value):
-        if training.marks_loss_scaling(name):
+        if training.is_loss_scaling_mark(name):
             self._refuse_foreign_scaling()
         # Hyper-parameters are the inner optimizer's; a method replaced on this object stays here.
         is_own = name in _OWN_ATTRIBUTES

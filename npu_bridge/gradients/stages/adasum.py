@@ -82,7 +82,7 @@ class Adasum(AllReduce):
         tree = AdasumTree(ranks, _averaged(self._averaged_ranks, ranks))
         if self._is_of_weights and tree.averaged_ranks == 1:
             return
-        combined, of_sparse = (tree.mean, _sparse_mean) if self._is_of_weights else (tree.combined, _sparse)
+        combined, of_sparse = (tree.mean, _sparse_mean) if self._is_of_weights else (tree.combine, _sparse)
         with tf.name_scope(f"{self.transfer_name}_Adasum"):
             sent = [None if grad is None else _wide(grad, step.divisor) for grad in when_ready(step.on_wire)]
             results = _dense(sent, self.fragments(step.grads_and_vars), combined, f"{self.transfer_name}_adasum")
@@ -107,7 +107,7 @@ class Adasum(AllReduce):
         with tf.control_dependencies(old_values):
             updated = update()
         is_op = not (updated is None or tf.executing_eagerly())
-        with tf.name_scope(f"{self.transfer_name}_Adasum"), wire_names.noted() as transfers:
+        with tf.name_scope(f"{self.transfer_name}_Adasum"), wire_names.recorded_names() as transfers:
             with tf.control_dependencies([updated] if is_op else []):
                 assigned = self._combine_updates(variables, old_values, tree)
         if building_graph():
@@ -124,7 +124,7 @@ class Adasum(AllReduce):
             for variable, delta in zip(variables, deltas)
         ]
         cut = [range(len(finite))] if finite else []
-        combined = _dense(finite, cut, tree.combined_of_groups, f"{self.transfer_name}_adasum_weights")
+        combined = _dense(finite, cut, tree.combine_groups, f"{self.transfer_name}_adasum_weights")
         return [
             variable.assign(
                 tf.ensure_shape(tf.cast(old - combined[position], variable.dtype.base_dtype), variable.shape)
@@ -169,7 +169,7 @@ def _dense(grads, cut, combined, name):
     """Applies `combined` to dense tensors and returns results by position; computes with some while others are sent."""
     sizes_bytes = [0 if grad is None else static_bytes(values_of(grad)) for grad in grads]
     results = {}
-    for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, collective.current().size)):
+    for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, collective.current().size)):
         together = _together([grads[position] for position in positions], combined, f"{name}_{number}")
         results.update(zip(positions, together))
     return results
@@ -196,11 +196,11 @@ def _sparse(grad, tree, name):
     """Combines a sparse gradient over the rows that any rank has, each once and in ascending order."""
     rows = tf.sort(tf.unique(tree.ranks.all_gather(grad.indices, f"{name}_indices"))[0])
     own = tf.math.unsorted_segment_sum(grad.values, tf.searchsorted(rows, grad.indices), tf.size(rows))
-    combined = tree.combined(tf.reshape(own, [-1]), None, name)
+    combined = tree.combine(tf.reshape(own, [-1]), None, name)
     values = tf.ensure_shape(tf.reshape(combined, tf.shape(own)), [None, *grad.values.shape.as_list()[1:]])
     return tf.IndexedSlices(values, rows, grad.dense_shape)
 
 
 def _sparse_mean(grad, tree, name):
     """Averages a sparse gradient over the group, each row once."""
-    return mean_of_rows(grad, tree.gathered, tree.averaged_ranks, name)
+    return mean_of_rows(grad, tree.gather_in_group, tree.averaged_ranks, name)

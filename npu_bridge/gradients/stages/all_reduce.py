@@ -70,8 +70,8 @@ class AllReduce(Stage):
         return {
             "wire": "none" if self._wire_dtype is None else self._wire_dtype.name,
             "hcom_parallel": _overlaps_backward_pass(),
-            "FUSION_TENSOR_SIZE": fragments.flight_bytes(collective.current().size, _may_overlap()),
-            "NPU_TRANSFERS_IN_FLIGHT": fragments.most_in_flight(),
+            "FUSION_TENSOR_SIZE": fragments.all_reduce_bytes(collective.current().size, _may_overlap()),
+            "NPU_TRANSFERS_IN_FLIGHT": fragments.max_concurrent_all_reduces(),
         }
 
     def before_reduce(self, step):
@@ -112,14 +112,14 @@ class AllReduce(Stage):
 
     def _reduce_dense(self, gradients, cut, method, decision):
         """Returns reduced gradients by position; the last fragment waits for the decision about the step, if any."""
-        results, sent, most = {}, [], fragments.most_in_flight()
+        results, sent, most = {}, [], fragments.max_concurrent_all_reduces()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
         # A large one would leave the link idle, because updates that the decision permits occupy the processor.
         overlaps = _may_overlap()
-        is_small = last_bytes <= fragments.flight_bytes(method.size, overlaps)
+        is_small = last_bytes <= fragments.all_reduce_bytes(method.size, overlaps)
         waits_for_decision = set(cut[-1]) if cut and is_small else set()
-        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, method.size, overlaps)):
+        for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, method.size, overlaps)):
             waits_for = [] if len(sent) < most else [sent[-most]]
             if decision is not None and positions[0] in waits_for_decision:
                 waits_for.append(decision)
@@ -198,7 +198,7 @@ class OwnSplit:
     def strategy(self) -> fragments.SplitStrategy:
         """Returns the strategy, the same at every call."""
         if self._strategy is None:
-            self._strategy = groups.of_this_process().strategies.of(groups.WORLD)
+            self._strategy = groups.process_groups().strategies.strategy_of(groups.WORLD)
         return self._strategy
 
 
@@ -224,7 +224,7 @@ def cut_fragments(
             "Gradients in the order of set_split_strategy_by_idx: %s",
             ", ".join(f"{index} {names[position]}" for index, position in enumerate(ready)),
         )
-    cut = strategy.cut([static_bytes(gradients[position]) for position in ready])
+    cut = strategy.split([static_bytes(gradients[position]) for position in ready])
     return [[ready[index] for index in fragment] for fragment in cut]
 
 

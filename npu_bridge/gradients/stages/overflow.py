@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.flat_tensors import with_flats
+from npu_bridge.base.flat_tensors import pieces_to_flats
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.collective.this_process import place_in_job
@@ -115,7 +115,7 @@ class OverflowCheck(Stage):
             return step.should_apply
         if step.is_usable_here is not None and not changed:
             # The inputs of an early decision, once all gradients are reduced.
-            with tf.control_dependencies([values_of(grad) for grad in with_flats(step.gradients)]):
+            with tf.control_dependencies([values_of(grad) for grad in pieces_to_flats(step.gradients)]):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = _are_usable(step.gradients + sources, step)
         # Gradients that were added up in variables can be applied when there is no batch left to judge.
@@ -131,7 +131,7 @@ class OverflowCheck(Stage):
 
 def _are_usable(gradients, step):
     """Returns whether these gradients, and those of the losses they sum, are usable."""
-    return functools.reduce(tf.logical_and, step.losses.usable.values(), has_finite_norm(with_flats(gradients)))
+    return functools.reduce(tf.logical_and, step.losses.usable.values(), has_finite_norm(pieces_to_flats(gradients)))
 
 
 def _may_spoil(stage):

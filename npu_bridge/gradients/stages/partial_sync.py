@@ -69,7 +69,7 @@ class PartialSync(Stage):
             return updated
         self._variables = update.variables
         parts = partitions(self._variables, self._threshold)
-        with tf.name_scope(f"{self.transfer_name}_PartialSync"), wire_names.noted() as transfers:
+        with tf.name_scope(f"{self.transfer_name}_PartialSync"), wire_names.recorded_names() as transfers:
             with tf.control_dependencies([] if updated is None or tf.executing_eagerly() else [updated]):
                 counter = self.state()["partial_sync_updates"]
                 turn = counter.read_value() % max(1, len(parts))

@@ -76,7 +76,7 @@ class _Sparsified(AllReduce, abc.ABC):
             cut = self.fragments(step.grads_and_vars)
             # Rows are averaged above; what is frozen has no gradient.
             sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in wide]
-            for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, ranks.size)):
+            for number, positions in enumerate(fragments.split_large_fragments(cut, sizes_bytes, ranks.size)):
                 pairs = [(wide[position], variables[position]) for position in positions]
                 means.update(zip(positions, self._means(pairs, step, ranks, f"{self.transfer_name}_values_{number}")))
             replace_gradients(step, means)

@@ -20,7 +20,7 @@ import json
 import os
 
 from npu_bridge.base.own_tensorflow import tf
-from npu_bridge.base.tf_internals.graphs import brought_into, control_flow_context, control_outputs, update_input
+from npu_bridge.base.tf_internals.graphs import bring_into_context, control_flow_context, control_outputs, update_input
 from npu_bridge.collective import Communicator, fragments, groups
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.tailing import branches
@@ -155,7 +155,7 @@ def _decide_early(decision, name, index, bounds, communicator, report):
     _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
     if context is not None:
         # A decision inside a condition is computed only when the condition holds; so must be the early decision.
-        at_once = brought_into(context, at_once)
+        at_once = bring_into_context(context, at_once)
     early = tf.raw_ops.Merge(inputs=[decision, at_once]).output
     for op, position in readers:
         update_input(op, position, early)
@@ -191,10 +191,10 @@ def _order_all_reduces(transfers, index, world_size):
     made = {op.name: number for number, op in enumerate(index.ops)}
     ready = sorted(transfers, key=lambda transfer: made[transfer.sent[0].op.name])
     sizes = [transfer.size_bytes for transfer in ready]
-    strategy = groups.of_this_process().strategies.of(groups.WORLD)
-    cut = strategy.cut(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
-    flights = fragments.cut_for_flight(cut, sizes, world_size)
-    for earlier, later in zip(flights, flights[fragments.most_in_flight() :]):
+    strategy = groups.process_groups().strategies.strategy_of(groups.WORLD)
+    cut = strategy.split(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
+    flights = fragments.split_large_fragments(cut, sizes, world_size)
+    for earlier, later in zip(flights, flights[fragments.max_concurrent_all_reduces() :]):
         with tf.control_dependencies([ready[position].op for position in earlier]):
             for transfer in (ready[position] for position in later):
                 for _, place in transfer.routes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.tf_internals.graphs import control_flow_context
-from npu_bridge.collective.transfer_tensors import sender_of
+from npu_bridge.collective.transfer_tensors import start_of_exchange
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.branches import CHANGES_OF_DTYPE, JOINS, SUMS
 
@@ -70,7 +70,7 @@ def is_integer_all_reduce(op: tf.Operation) -> bool:
 
 
 def _make_transfer(op):
-    sender = sender_of(op)
+    sender = start_of_exchange(op)
     if sender is not None:
         return Transfer(op, sender, ((0, 0),), 1.0, op.outputs[0].dtype, adds_up=False)
     if op.type in (*SUMS, *JOINS) and op.outputs and op.outputs[0].dtype.is_floating:

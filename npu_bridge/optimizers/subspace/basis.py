@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from npu_bridge.base.arguments import check_count
-from npu_bridge.base.errors import did_you_mean, message, nearest, shown
+from npu_bridge.base.errors import did_you_mean, message, nearest_word, shown
 from npu_bridge.base.files import check_output, new_file, write_whole
 from npu_bridge.base.own_tensorflow import tf
 from npu_bridge.base.reading import open_file, read_json
@@ -102,7 +102,7 @@ class Basis:
             position += size
         for name, size in [*sizes.items(), *((name, size) for name, size in self.columns if name not in sizes)]:
             if name not in known or name not in sizes or known[name].stop - known[name].start != size:
-                near = nearest(name, set(known) - set(sizes) if name in sizes else set(sizes) - set(known))
+                near = nearest_word(name, set(known) - set(sizes) if name in sizes else set(sizes) - set(known))
                 problem = f"the basis and the trained variables differ in {name}"
                 expected = ", ".join(f"{name} of {size} values" for name, size in self.columns)
                 fix = f"It may be called {near!r} now." if near else "Compute the basis for these variables."

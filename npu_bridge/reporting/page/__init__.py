@@ -5,7 +5,7 @@ divides its history into buckets, and `chart.py` draws them. `failure.py` render
 `document.py` assembles the page.
 """
 
-from npu_bridge.base.lazy import attributes
+from npu_bridge.base.lazy import lazy_getattr
 
 _PLACES = {
     "PAGE_FILE": f"{__name__}.document:PAGE_FILE",
@@ -21,4 +21,4 @@ _PLACES = {
 }
 
 __all__ = list(_PLACES)
-__getattr__ = attributes(__name__, _PLACES)
+__getattr__ = lazy_getattr(__name__, _PLACES)

@@ -13,7 +13,7 @@ from typing import Any
 
 from npu_bridge import __version__
 from npu_bridge.base.files import write_whole
-from npu_bridge.base.terminal import visible
+from npu_bridge.base.terminal import escape_controls
 from npu_bridge.reporting.history import Evaluation, History, StepRow
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, draw_charts, tiles
 from npu_bridge.reporting.page.curves import Bucket, Curves, make_curves
@@ -107,7 +107,7 @@ def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
       body, scripts: HTML; scripts come after the body.
       command: the command that makes such pages, for the footer.
     """
-    return visible(
+    return escape_controls(
         f'{_BEGINNING}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n"
         f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'

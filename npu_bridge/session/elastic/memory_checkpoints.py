@@ -22,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.files import UNFINISHED, put_in_place, remove_own
+from npu_bridge.base.files import UNFINISHED, remove_own, rename_unfinished
 from npu_bridge.base.memory_folders import MemoryFolder, folder_of_job, free_bytes, make_memory_folder
 from npu_bridge.base.terminal import logger
-from npu_bridge.collective.apart import GraphApart
+from npu_bridge.collective.apart import SeparateGraph
 from npu_bridge.session.checkpoints import NO_SPACE, copy_checkpoint
 from npu_bridge.session.damaged_checkpoints import resume_from_copy
 
@@ -46,7 +46,7 @@ class CopyInterval:
 
     def __init__(self):
         ranks = collective.current()
-        self._agreed = GraphApart(lambda own: ranks.broadcast(own, 0, "memory_checkpoint_runs"), np.int64(0))
+        self._agreed = SeparateGraph(lambda own: ranks.broadcast(own, 0, "memory_checkpoint_runs"), np.int64(0))
         self._costs: collections.deque[float] = collections.deque(maxlen=3)  # the first copy builds an executor
         self.runs = _FIRST_AFTER_RUNS
         self.begin()
@@ -110,7 +110,7 @@ class MemoryCheckpoints:
             os.mkdir(unfinished)
             save(os.path.join(unfinished, _NAME))
             _remove_copy(place)
-            put_in_place(unfinished, place)
+            rename_unfinished(unfinished, place)
         except (OSError, *NO_SPACE):
             with contextlib.suppress(OSError):
                 _remove_copy(unfinished)

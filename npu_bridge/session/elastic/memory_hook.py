@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message
-from npu_bridge.base.memory_folders import is_kept_by_job
+from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.sync import SyncBeforeSavingHook, differ_between_ranks
@@ -56,7 +56,7 @@ class MemoryCheckpointHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         self._interval = self._copies = None
-        if not is_kept_by_job():
+        if not keeps_state_in_memory():
             return
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
         take_memory_checkpoint(self._checkpoint_dir)

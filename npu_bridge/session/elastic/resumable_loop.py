@@ -13,7 +13,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
-from npu_bridge.base.memory_folders import is_kept_by_job
+from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.gradients.adapted_layers import renew_adapted_layers
 from npu_bridge.gradients.start_values import variables_in_training
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
@@ -89,7 +89,7 @@ class ResumableLoop:
         Ranks: collective; every rank makes the same number of iterations.
         """
         copies = memory_checkpoints(self._folder, only_of_job=True) if self._is_first else None
-        interval = CopyInterval() if is_kept_by_job() else None
+        interval = CopyInterval() if keeps_state_in_memory() else None
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._request.handle_requests(collective.current().size))
             if interval is not None:

@@ -13,10 +13,10 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
-from npu_bridge.base.files import UNFINISHED, flush, put_in_place
-from npu_bridge.base.memory_folders import is_kept_by_job
+from npu_bridge.base.files import UNFINISHED, flush, rename_unfinished
+from npu_bridge.base.memory_folders import keeps_state_in_memory
 from npu_bridge.base.tf_internals.callers import callbacks_in_training
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.sync import batches_waiting, begin_anew, sync_if_needed
 from npu_bridge.session.elastic.background_saves import BackgroundWriter
@@ -127,7 +127,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         self._signal_handling.close()
         self._signal_handling.enter_context(self._request.handle_requests(collective.current().size))
         self._copies = memory_checkpoints(self._path) if collective.current().rank == 0 else None
-        self._interval = CopyInterval() if is_kept_by_job() else None
+        self._interval = CopyInterval() if keeps_state_in_memory() else None
         self._callbacks = callbacks_in_training()
         if self._last_callback in self._callbacks:  # a list of the caller that serves several fits
             self._callbacks.remove(self._last_callback)
@@ -219,7 +219,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         unfinished = os.path.join(folder, UNFINISHED + name)  # the same each time: a kill leaves one at most
         if path is None:
             self._write_model(unfinished.removesuffix(".keras"))
-            put_in_place(unfinished, self._path)
+            rename_unfinished(unfinished, self._path)
             return
         self._writer.start(self._copies, path, lambda: self._copy_to_disk(path, unfinished))
 
@@ -245,7 +245,7 @@ class ResumeCallback(tf.keras.callbacks.Callback):
         if not _is_intact(unfinished):
             problem, fix = "a saved model cannot be read back", "Check the disk; the previous file is still there."
             raise OSError(message("ResumeCallback", problem, f"{self._path} as it was", "other bytes", fix))
-        put_in_place(unfinished, self._path)
+        rename_unfinished(unfinished, self._path)
 
 
 def _read_batches_done(path):
@@ -281,7 +281,7 @@ def _read_best_weights(path, key, model):
     ranks = collective.current()
     if ranks.size == 1:
         return weights
-    return run_apart(lambda *given: [ranks.broadcast(each, 0, "best_weights") for each in given], *weights)
+    return run_in_separate_graph(lambda *given: [ranks.broadcast(each, 0, "best_weights") for each in given], *weights)
 
 
 def _batches_done(optimizer):

@@ -6,7 +6,7 @@ rewriter lowers the operators, controlled by `rewriter.py`. A dtype to which the
 is imitated (`imitation.py`).
 """
 
-from npu_bridge.base.lazy import attributes
+from npu_bridge.base.lazy import lazy_getattr
 
 _PLACES = {
     "exemptions": ("KEEP_DTYPE", "mark"),
@@ -30,6 +30,6 @@ _PLACES = {
 }
 
 __all__ = sorted(name for names in _PLACES.values() for name in names)
-__getattr__ = attributes(
+__getattr__ = lazy_getattr(
     __name__, {name: f"{__name__}.{module}:{name}" for module, names in _PLACES.items() for name in names}
 )

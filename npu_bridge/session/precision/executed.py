@@ -16,7 +16,7 @@ import tensorflow as tf
 from npu_bridge.base.tf_internals.sessions import (
     collected_function_graphs,
     empty_buffer,
-    is_traced,
+    is_graph_trace_on,
     read_content,
     run_options_buffer,
 )
@@ -83,7 +83,7 @@ def collecting_graphs() -> Iterator[ExecutedGraphs]:
     The object stays empty if the script collects graphs itself, because TensorFlow returns the graphs only once.
     """
     graphs = ExecutedGraphs()
-    if is_traced():
+    if is_graph_trace_on():
         yield graphs
         return
     with collected_function_graphs() as metadata:

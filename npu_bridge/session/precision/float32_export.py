@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.apart import run_in_separate_graph
 from npu_bridge.session.precision.keras_models import ModelDtypes, change_dtypes
 
 _OWNER = "amp.export_float32"
@@ -44,5 +44,5 @@ def export_float32(source: Any, path: str | None = None) -> Any:
             prefix=path, tensor_names=[*dtypes], shape_and_slices=[""] * len(dtypes), tensors=tensors
         )
 
-    run_apart(write, *values)
+    run_in_separate_graph(write, *values)
     return path

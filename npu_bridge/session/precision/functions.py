@@ -15,8 +15,8 @@ from typing import Any, Callable
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.tf_internals.functions import rename_calls, renamed_calls
-from npu_bridge.base.tf_internals.sessions import set_settings_of_functions, settings_of_functions, with_config
+from npu_bridge.base.tf_internals.functions import redirect_calls, redirected_calls
+from npu_bridge.base.tf_internals.sessions import set_settings_of_functions, settings_of_functions, with_changed_config
 from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.policy import Precision
@@ -28,13 +28,13 @@ _FOLLOWS = "_npu_bridge_precision"  # attribute of a function: the precision tha
 def policy_applied(precision: Precision, policy: Policy) -> Iterator[None]:
     """Applies a policy (`precision.configured` or `precision.low`) to functions that this thread calls in a block."""
     if precision.imitation is not None:
-        with renamed_calls(functools.partial(precision.imitation.rounded_function_name, policy)):
+        with redirected_calls(functools.partial(precision.imitation.rounded_function_name, policy)):
             yield
         return
     before = settings_of_functions()
     # An executor may be built in any step: the last batch of an epoch can have another shape.
-    with environment.temporarily(functools.partial(precision.rewriter_variables, policy, None)):
-        set_settings_of_functions(with_config(before, precision.prepare))
+    with environment.temporary_variables(functools.partial(precision.rewriter_variables, policy, None)):
+        set_settings_of_functions(with_changed_config(before, precision.prepare))
         try:
             yield
         finally:
@@ -98,8 +98,8 @@ def lower_functions(precision: Precision) -> None:
     if precision.low_dtype is None:
         return
     if precision.imitation is not None:
-        rename_calls(functools.partial(precision.imitation.rounded_function_name, precision.configured))
+        redirect_calls(functools.partial(precision.imitation.rounded_function_name, precision.configured))
         return
     for name, text in precision.rewriter_variables(precision.configured, None).items():
         environment.write_variable(name, text)
-    set_settings_of_functions(with_config(settings_of_functions(), precision.prepare))
+    set_settings_of_functions(with_changed_config(settings_of_functions(), precision.prepare))

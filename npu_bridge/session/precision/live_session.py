@@ -23,7 +23,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
-from npu_bridge.base.tf_internals.sessions import can_build_ahead, is_remote, read_content, run_options_buffer
+from npu_bridge.base.tf_internals.sessions import can_build_without_running, is_remote, read_content, run_options_buffer
 from npu_bridge.gradients.collections import LOSS_SCALE
 from npu_bridge.graph.run import Run, run_of, run_of_call
 from npu_bridge.session.precision import executed
@@ -155,7 +155,7 @@ class _Executors(SessionEngine):
 
     def _execute_or_build(self, session, request, policy):
         """Executes a run; if the executor cannot be built ahead, it is built in this run."""
-        if can_build_ahead(session):
+        if can_build_without_running(session):
             return self.inner.execute(session, request)
         options = b"" if request.options is None else read_content(request.options)
         key = (policy, options, *(element.name for element in request.asked))
@@ -237,7 +237,7 @@ class _Executors(SessionEngine):
 
         def build_with(more_targets):
             targets = [*request.targets, *more_targets]
-            if can_build_ahead(session):
+            if can_build_without_running(session):
                 self._build_ahead(session, request._replace(targets=targets), debug_options)
             return targets
 
@@ -304,7 +304,7 @@ class _Executors(SessionEngine):
     def _rewriter_lists(self, policy):
         if self.precision.imitation is not None:
             return contextlib.nullcontext()
-        return environment.temporarily(functools.partial(self.precision.rewriter_variables, policy, self.graph))
+        return environment.temporary_variables(functools.partial(self.precision.rewriter_variables, policy, self.graph))
 
 
 def _is_scaled(training: Run) -> bool:

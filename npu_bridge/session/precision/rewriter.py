@@ -126,7 +126,7 @@ def _lowers_bfloat16() -> bool:
         result = tf.identity(product)
     try:
         own_lists = {f"{PREFIX}{name}_{change}": "" for name in _LISTS for change in ("ADD", "REMOVE")}
-        with environment.temporarily(lambda: own_lists):
+        with environment.temporary_variables(lambda: own_lists):
             nodes = rewritten_graph(graph, [result.op.name], config).node
     except tf.errors.OpError:  # a build without oneDNN
         return False

@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
-from npu_bridge.collective.apart import GraphApart
+from npu_bridge.collective.apart import SeparateGraph
 from npu_bridge.options import AccelerateTrainMode
 from npu_bridge.session.precision.accelerate import (
     VARIABLES,
@@ -47,7 +47,7 @@ class Switch:
         self._started: set[frozenset[str]] = set()
         self._fallback: Callable[[], Progress] | None = None
         self._has_warned = False
-        self._maximum: GraphApart | None = None
+        self._maximum: SeparateGraph | None = None
         self._runs_to_skip = 0
 
     def set_step_fallback(self, fallback: Callable[[], Progress] | None) -> None:
@@ -133,7 +133,7 @@ class Switch:
             self._runs_to_skip -= 1
             return 1
         if self._maximum is None:
-            self._maximum = GraphApart(lambda own: communicator.reduce(own, "max", _BALLOT), np.int64(0))
+            self._maximum = SeparateGraph(lambda own: communicator.reduce(own, "max", _BALLOT), np.int64(0))
         most = int(self._maximum.run(runs_left))
         self._runs_to_skip = max(most - 1, 0)
         if most == 0:

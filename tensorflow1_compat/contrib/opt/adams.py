@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.base.tf_internals.training import adam_numbers
+from npu_bridge.base.tf_internals.training import adam_hyperparameters
 from tensorflow1_compat.contrib.opt.updating import UpdatingOptimizer
 
 
@@ -16,7 +16,7 @@ def _corrected_rate(optimizer, var):
 
 def _typed_arguments(optimizer, var):
     """Returns the scalar arguments of `tf.raw_ops.ApplyAdam` by name, in the dtype of the variable."""
-    return {name: tf.cast(number, var.dtype.base_dtype) for name, number in adam_numbers(optimizer).items()}
+    return {name: tf.cast(number, var.dtype.base_dtype) for name, number in adam_hyperparameters(optimizer).items()}
 
 
 class LazyAdamOptimizer(tf.train.AdamOptimizer):

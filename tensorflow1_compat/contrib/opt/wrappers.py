@@ -6,7 +6,7 @@ import types
 
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.base.tf_internals.contrib import updates_itself
+from npu_bridge.base.tf_internals.contrib import has_own_update
 
 
 class WrappingOptimizer(tf.train.Optimizer):
@@ -126,7 +126,7 @@ class MultitaskOptimizerWrapper(WrappingOptimizer):
     def __init__(self, opt):
         if not isinstance(opt, tf.train.Optimizer):
             raise TypeError(f"MultitaskOptimizerWrapper: expected a tf.train.Optimizer; got {type(opt).__name__}.")
-        if not updates_itself(opt):
+        if not has_own_update(opt):
             outer = type(opt).__name__
             raise TypeError(
                 f"MultitaskOptimizerWrapper: expected an optimizer that updates variables itself; got {outer}, which "

@@ -8,7 +8,7 @@ from tensorflow.compat.v1.nn import (
     static_state_saving_rnn,
 )
 
-from npu_bridge.base.tf_internals.contrib import layer_of_cells
+from npu_bridge.base.tf_internals.contrib import rnn_cell_base
 from tensorflow1_compat.contrib.rnn.blocks import (
     GRUBlockCell,
     GRUBlockCellV2,
@@ -56,4 +56,4 @@ LSTMStateTuple = _CELLS.LSTMStateTuple
 MultiRNNCell = _CELLS.MultiRNNCell
 ResidualWrapper = _CELLS.ResidualWrapper
 RNNCell = _CELLS.RNNCell
-LayerRNNCell = layer_of_cells()
+LayerRNNCell = rnn_cell_base()

@@ -8,7 +8,11 @@ import types
 
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.base.tf_internals.contrib import modules_of_layers, modules_with_fewer_names, variable_scope_module
+from npu_bridge.base.tf_internals.contrib import (
+    missing_names_by_module,
+    replacements_of_layer_modules,
+    variable_scope_module,
+)
 
 
 class _ModuleWithNames(types.ModuleType):
@@ -35,12 +39,12 @@ def apply() -> None:
     """Adds missing names to the modules of TF-Slim; the modules of TensorFlow do not change."""
     with contextlib.suppress(KeyError):  # registered by an earlier call
         tf.RegisterGradient("GDNLowerBound")(_gradient_of_a_lower_bound)  # TF-Slim's `gdn` looks it up by name
-    missing = {**modules_with_fewer_names(), variable_scope_module(): ()}
+    missing = {**missing_names_by_module(), variable_scope_module(): ()}
     completed = {
         module: _ModuleWithNames(module, {name: getattr(tf, name) for name in names})
         for module, names in missing.items()
     }
-    completed.update(modules_of_layers())
+    completed.update(replacements_of_layer_modules())
     completed[variable_scope_module()].__dict__["variable"] = tf.Variable
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "tf_slim":

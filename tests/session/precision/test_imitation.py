@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
-from npu_bridge.base.tf_internals.sessions import run_quietly
+from npu_bridge.base.tf_internals.sessions import run_without_engines
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import imitation, rewriter
 from npu_bridge.session.precision.functions import policy_applied
@@ -156,7 +156,7 @@ def test_runs_with_a_loop_that_go_past_the_precision(graph_with_a_loop):
         attach(session, precision)
         session.run(tf1.global_variables_initializer())
         session.run(train)
-        assert np.isfinite(run_quietly(session, [outputs])[0]).all()
+        assert np.isfinite(run_without_engines(session, [outputs])[0]).all()
 
 
 def perceptron(weights):
