@@ -54,7 +54,7 @@ class Task(NamedTuple):
 RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run restarts a failed job; unset if it does not
 MEMORY_FOLDER = "NPU_RUN_MEMORY_FOLDER"  # where a restartable job keeps state in memory; unset otherwise
 BEGAN = "NPU_RUN_BEGAN"  # when npu-run first started the job, in seconds since 1970; set from the first restart on
-START = "NPU_RUN_START"  # job:number:numbers; the numbers are of earlier starts whose ranks might still run
+START = "NPU_RUN_START"  # job:number:numbers of this start, and of earlier ones that might still run
 IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
 SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
 SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has read NPU_RUN_SET

@@ -148,7 +148,7 @@ def temporary_folder(prefix: str = "npu_bridge-") -> tempfile.TemporaryDirectory
             folder.cleanup()
             raise
     except OSError as error:
-        place = tempfile.tempdir or "no place"  # Python's choice: a place that took four bytes, if it found one
+        place = tempfile.tempdir or "no place"  # Python chose it by writing four bytes, or found none
         got = f"{place} ({error.strerror or error})"
         fix = "Make room there, or name a folder with room: TMPDIR=/path"
         raise OSError(message("temporary files", "they cannot be written", "a folder with room", got, fix)) from error

@@ -46,7 +46,7 @@ def numpy_problem(tensorflow: str, numpy: str) -> str:
 
 
 HOROVOD = "horovod==0.28.1"
-# TensorFlow over Gloo, and nothing else.
+# Builds Horovod for TensorFlow over Gloo, and for nothing else.
 HOROVOD_CHOICES = {
     "HOROVOD_WITH_TENSORFLOW": "1",
     "HOROVOD_WITH_GLOO": "1",

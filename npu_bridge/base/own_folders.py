@@ -47,7 +47,7 @@ class OwnFolder:
             self._facts = {"made_by": command, "files": self._facts.get("files", {}), "is_open": True}
             self._facts.update(inode=os.stat(path).st_ino, since_ns=_NEVER)
             self._write()
-            # By the file system's clock: files that change from now on are ours.
+            # By the file system's clock: files that change from now on are the command's.
             self._facts["since_ns"] = os.stat(self._marker).st_ctime_ns
             self._write()
 

@@ -34,7 +34,7 @@ _LAYER_ADVICE = r"`(tf\.layers|tf\.nn|layer)\.[\w.]+` (is deprecated|will be rem
 _CLOSING_NOTICE = r"\s*TensorFlow Addons \(TFA\) has ended"
 _STANDS_STILL = "It seems that global step"
 _SLOW_CALLBACK = re.compile(r"Callback method `(\w+)` is slow .* time: ([\d.]+)s\)")
-_SHORT_SECS = 0.01  # ours: compared with a shorter step, any callback is slow
+_SHORT_SECS = 0.01  # chosen here: compared with a shorter step, any callback is slow
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _GREETING = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} .* (port|cpu_feature_guard)\.cc:\d+\]"

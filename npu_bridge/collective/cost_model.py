@@ -33,7 +33,7 @@ LEAST_GAIN = 0.01
 # The first of these steps differ: no earlier gradients are arriving.
 _OVERLAPPED_STEPS = 6
 _MOST_OVERLAPPED_PIECES = 400
-# Number of equal pieces in the search for cuts; more would be finer than the model's accuracy.
+# Number of equal pieces in the search for the best split; more would be finer than the model's accuracy.
 _MOST_PIECES = 200
 
 

@@ -61,7 +61,7 @@ def watch_updates() -> bool:
     Returns:
       Whether this rank checks updates.
     """
-    # Contradicting variables raise where ranks are needed.
+    # Environment variables that contradict each other raise an error where ranks are needed.
     with contextlib.suppress(ValueError):
         if is_checking_rank():
             _watch_once()

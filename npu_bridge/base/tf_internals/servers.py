@@ -29,7 +29,7 @@ def serve_from_first_use(describe: Callable[[tf.compat.v1.ConfigProto], Any], wh
             context.enable_collective_ops(describe(context.config))
         stock(context)
         if is_first:
-            # A server cannot be ended, and TensorFlow prints a line where Python frees it at its own end.
+            # A server cannot be stopped, and TensorFlow prints a line if Python frees a server when it exits.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(context._context_handle))
             when_started()
 

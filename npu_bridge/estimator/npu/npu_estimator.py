@@ -50,7 +50,7 @@ from npu_bridge.session.stop_together import StopTogether, may_stop
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
 _LOG = logger(__name__)
-# Estimators made from a Keras model have object-based checkpoints, and the second name.
+# Estimators made from a Keras model have object-based checkpoints, with the step under the second name.
 _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
 
 
