@@ -82,7 +82,9 @@ def apply_settings(
     if words:
         environment.write_variable(environment.SETTINGS_READ, 1)
         if environment.probable_rank() == 0:
-            say_on_terminal(f"npu-run: the NPURunConfig of {escape_in_line(_script_line())} takes {_format_settings(words)}")
+            say_on_terminal(
+                f"npu-run: the NPURunConfig of {escape_in_line(_script_line())} takes {_format_settings(words)}"
+            )
 
 
 def report_unread() -> None:
