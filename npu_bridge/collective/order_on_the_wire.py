@@ -1,5 +1,4 @@
-"""Orders the all-reduces of gradients for overlapping steps: each begins before the previous step's gradients have
-arrived.
+"""Orders the all-reduces of gradients for steps that begin before the previous step's gradients have arrived.
 
 During the backward pass, fragments are sent as they become ready, those of the last layers first. After the backward
 pass, the first layers are sent first, because the next forward pass needs them first; the middle layers come last.
