@@ -113,7 +113,7 @@ def trained_in_graphs():
     return {
         (trainer, use_resource): trained_in_a_graph(trainer, use_resource)
         for trainer in TRAINERS
-        if trainer != "sharded" or collective.current().meets_in_any_run  # what its slots need
+        if trainer != "sharded" or collective.current().runs_can_differ  # what its slots need
         for use_resource in (True, False)
         if use_resource or trainer != "Keras inside"  # which takes no others
     }
